@@ -123,24 +123,36 @@ def overlap(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Itera
         losses.pop().backward()
 
     losses: list[Any] = []
-    alone = medians(clock, {"backward pass": (forward, backward)}, rounds)["backward pass"]
-    yield {"case": "backward pass", "ms": alone}
     for megabytes in MEGABYTES:
         buckets = cto.torch.GradientBuckets(parameters, group, megabytes=megabytes)
-        both = lambda buckets=buckets: (backward(), buckets.wait())  # noqa: E731
-        travel = lambda buckets=buckets: sent(buckets, parameters)  # noqa: E731
-        found = medians(clock, {"both": (forward, both), "alone": (lambda: None, travel)}, rounds)
-        hidden = 1 - (found["both"] - alone) / found["alone"]
-        yield {"case": f"buckets of {megabytes:g} MB alone", "ms": found["alone"]}
-        yield {"case": f"backward pass with buckets of {megabytes:g} MB", "ms": found["both"]}
-        yield {"case": f"hidden of buckets of {megabytes:g} MB", "ratio": hidden}
+        rows = _hidden(clock, buckets, parameters, forward, backward, rounds)
+        yield from ({"case": f"{case}, buckets of {megabytes:g} MB", **row} for case, row in rows)
         buckets.close()
 
 
+def _hidden(
+    clock: Clock, buckets: Any, parameters: list[Any], forward: Call, backward: Call, rounds: int
+) -> Iterator[tuple[str, Row]]:
+    """A backward pass without and with buckets, and these alone, in turns."""
+
+    def without() -> None:
+        with buckets.paused():
+            backward()
+
+    found = medians(clock, {
+        "backward pass": (forward, without),
+        "with communication": (forward, lambda: (backward(), buckets.wait())),
+        "communication alone": (lambda: None, lambda: sent(buckets, parameters)),
+    }, rounds)  # fmt: skip
+    yield from ((case, {"ms": ms}) for case, ms in found.items())
+    alone, both, travel = found.values()
+    yield "hidden", {"ratio": 1 - (both - alone) / travel}
+
+
 def sent(buckets: Any, parameters: list[Any]) -> None:
-    """All gradients at once, from the last on."""
-    for place, parameter in reversed(list(enumerate(parameters))):
-        buckets._came(place, parameter)
+    """All gradients at once, in the order of the buckets."""
+    for place in itertools.chain.from_iterable(buckets._buckets._buckets):
+        buckets._came(place, parameters[place])
     buckets.wait()
 
 
@@ -163,7 +175,7 @@ def main(out: Path | None, provider: str, quick: bool, rounds: int) -> None:
             rows.append(row)
             if group.rank == 0:
                 unit = f"{row['ms']:10.3f} ms" if "ms" in row else f"{row['ratio']:10.3f}"
-                print(f"{row['case']:40} {unit}", flush=True)
+                print(f"{row['case']:44} {unit}", flush=True)
     if group.rank == 0 and out is not None:
         out.write_text(json.dumps(rows, indent=1))
 
