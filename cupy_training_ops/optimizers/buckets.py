@@ -74,7 +74,7 @@ class GradientBuckets:
         self._room = megabytes * MEGABYTE
         self._device = info(arrays[0])[5]
         self._is_on_gpu = self._device >= 0 and not isinstance(arrays[0], np.ndarray)
-        self._streams = Cuda(self._device) if self._is_on_gpu else Streams()
+        self._streams = Cuda(self._device, first=True) if self._is_on_gpu else Streams()
         self._ops: dict[Places, Any] = {}
         self._sent: dict[object, _Sent] = {}
         self._is_ordered = group.size == 1

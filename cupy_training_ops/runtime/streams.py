@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+FIRST = -1000  # a stream's priority, which CUDA cuts to its highest
 Mark = object  # what was queued beside the caller's stream so far
 
 
@@ -51,13 +52,16 @@ class Streams:
 
 
 class Cuda(Streams):
-    """CuPy's current stream of one device, and one of our own."""
+    """CuPy's current stream of one device, and one of our own.
 
-    def __init__(self, device: int) -> None:
+    first: its blocks come before those of other streams that wait for room.
+    """
+
+    def __init__(self, device: int, first: bool = False) -> None:
         self._cuda = sys.modules["cupy"].cuda
         self._device = device
         with self._cuda.Device(device):
-            self._side = self._cuda.Stream(non_blocking=True)
+            self._side = self._cuda.Stream(non_blocking=True, priority=FIRST if first else None)
             self._event = self._cuda.Event(disable_timing=True)
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
