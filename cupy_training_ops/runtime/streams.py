@@ -62,7 +62,7 @@ class Cuda(Streams):
         self._device = device
         with self._cuda.Device(device):
             self._side = self._cuda.Stream(non_blocking=True, priority=FIRST if first else None)
-            self._event = self._cuda.Event(disable_timing=True)
+        self._event: Any = None
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
     def current(self) -> object:
@@ -75,10 +75,11 @@ class Cuda(Streams):
 
     def behind(self, stream: int) -> Any:
         """By an event that is always the same: who waited for it before waits for what it was."""
-        runtime, event = self._cuda.runtime, self._event.ptr
+        runtime = self._cuda.runtime
         with self._cuda.Device(self._device):  # whose default stream 0 is
-            runtime.eventRecord(event, stream)
-            runtime.streamWaitEvent(self._side.ptr, event)
+            self._event = self._event or self._cuda.Event(disable_timing=True)
+            runtime.eventRecord(self._event.ptr, stream)
+            runtime.streamWaitEvent(self._side.ptr, self._event.ptr)
         return self._side
 
     def beside(self, function: Callable[[], T]) -> T:

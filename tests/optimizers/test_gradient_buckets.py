@@ -161,7 +161,7 @@ def played(monkeypatch):
             return lambda *args: log.append((name, *args))
 
     log: list = []
-    monkeypatch.setattr(module, "Cuda", lambda _, first: Side(log))
+    monkeypatch.setattr(module, "Cuda", lambda *_, **__: Side(log))
     monkeypatch.setattr(cupy.cuda, "Event", lambda **_: None)
     made = nccl.Communicator(Binding(), Binding(), 0, 10.0)
     monkeypatch.setattr(nccl, "connect", lambda *_: made)
