@@ -137,7 +137,7 @@ class ProcessGroup:
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Members, str]] = set()
         self.instances: dict[object, object] = {}  # what operators keep with it
-        self._resources = Resources(engine, options.get("on_fault", "exit"))
+        self._engine, self._resources = engine, Resources(engine, options.get("on_fault", "exit"))
         self.busy = self._resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._mail = Mail(engine)
@@ -174,7 +174,7 @@ class ProcessGroup:
     @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
-        return not self._finalizer.alive
+        return self._resources.is_closed
 
     @property
     def engine(self) -> str:
@@ -214,10 +214,10 @@ class ProcessGroup:
 
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
-        fault = self._resources.engine.fault
+        fault = self._engine.fault
         if fault:
             raise GroupError(f"{op}: group: {fault}")
-        if not self._finalizer.alive:
+        if self._resources.is_closed:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
     def require_device(self, op: str, device: int) -> None:
@@ -289,10 +289,6 @@ class ProcessGroup:
         if isinstance(error, OpError | OSError | EOFError | MemoryError):
             return GroupError(f"{op}: group: {engine.fault}")
         return error
-
-    @property
-    def _engine(self) -> Engine:
-        return self._resources.engine
 
 
 class Call:
