@@ -70,22 +70,22 @@ class Torch(Engine):
         self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
     ) -> None:
         dist = self._dist = library()
-        ranks = self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         own = dist.get_rank(group)
         if own < 0:
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
         if local_size is not None and (local_size < 1 or len(ranks) % local_size):
             local_size = None
         super().__init__(own, len(ranks), timeout, local, local_size)
-        with _wrapped("gloo could not connect the ranks"):
-            self._gloo = dist.new_group(
-                ranks, _delta(timeout), "gloo", use_local_synchronization=True
-            )
         self._owns = owns
-        _made[self._gloo.group_name] += 1
-        prefix = f"cupy-training-ops/{self._gloo.group_name}/{_made[self._gloo.group_name]}"
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(prefix, store)
+        # By torch.distributed's own way ranks that are in more groups would not find the others.
+        same = "-".join(map(str, ranks))
+        _made[same] += 1
+        store, prefix = dist.distributed_c10d._get_default_store(), f"cupy-training-ops/{same}"
+        self._store = dist.PrefixStore(f"{prefix}/{_made[same]}", store)
+        with _wrapped("gloo could not connect the ranks"):
+            own_store = dist.PrefixStore("gloo", self._store)
+            self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
         self._counts: Counter[tuple[int, int, int]] = Counter()
 
     def put(self, peer: int, channel: int, data: bytes) -> None:
@@ -97,7 +97,7 @@ class Torch(Engine):
                 self._store.set(key, b"+" + data)
                 return
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            sent = self._dist.isend(tensor, self._ranks[peer], self._gloo, channel)
+            sent = self._gloo.send([tensor], peer, channel)
             self._store.set(key, str(len(data)))
             self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
             self._store.delete_key(f"{key}/taken")
@@ -115,7 +115,7 @@ class Torch(Engine):
             if found[:1] == b"+":
                 return wire.unpacked(found[1:])
             tensor = torch.empty(int(found), dtype=torch.uint8)
-            coming = self._dist.irecv(tensor, self._ranks[peer], self._gloo, channel)
+            coming = self._gloo.recv([tensor], peer, channel)
             coming.wait(_delta(self.timeout))
             self._store.set(f"{key}/taken", b"")
         return wire.unpacked(memoryview(tensor.numpy()))
@@ -137,7 +137,8 @@ class Torch(Engine):
     def close(self) -> None:
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
             self._store.set(f"left/{self.rank}", b"")
-            self._dist.destroy_process_group(None if self._owns else self._gloo)
+            if self._owns:
+                self._dist.destroy_process_group()
 
     def abandon(self) -> None:
         """Keep the groups beyond the end of a child, where they would wait for threads it lacks."""

@@ -47,6 +47,15 @@ def test_the_shortest_script_under_torchrun() -> None:
     assert said.replace("\n", "") == "[3. 3. 3.]" * 2  # print writes the ends of lines apart
 
 
+def test_ranks_may_be_in_different_numbers_of_torchs_groups() -> None:
+    """PyTorch counts a process' groups to name the next, and ranks would wait for each other."""
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    said = by_torchrun(3, FOLDER / "torch_groups.py")
+    named = [f"<ProcessGroup rank {r} of 3, torch>" for r in range(3)]
+    pair = [f"<ProcessGroup rank {r} of 2, torch>" for r in range(2)]
+    assert sorted(said.splitlines()) == sorted([*named * 2, *pair])
+
+
 FORKED = """
 import os, signal, sys
 import torch.distributed as dist
