@@ -11,12 +11,12 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-
-cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
-
 from cupy_training_ops.optimizers import buckets as module
 from cupy_training_ops.process_group import nccl
-from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
+hollows = pytest.importorskip("cupy_training_ops.testing.hollow")
+hollow = hollows.hollow
 
 
 class Side:
@@ -62,7 +62,7 @@ def played(monkeypatch):
     monkeypatch.setattr(nccl, "connect", lambda *_: made)
     monkeypatch.setattr(nccl.Communicator, "trouble", lambda _: "")
     group = two_ranks_of_which_one_is_here(monkeypatch)
-    with hollow_launches() as launches:
+    with hollows.hollow_launches() as launches:
         yield SimpleNamespace(group=group, log=log, launches=launches)
     group.close()
 
