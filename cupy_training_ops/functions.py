@@ -21,11 +21,12 @@ def function(name: str) -> Callable[..., Any]:
     declaration = cls.declaration
     others = declaration.other_attributes
     declared = frozenset((*(item.name for item in cls.attributes), *others))
+    is_plain = not others and not cls.takes_keywords
     of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *declaration.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
-        if not keywords:  # nor is there anything to take apart
-            return cls.shared()(*inputs)
+        if is_plain and declared.issuperset(keywords):  # there is nothing to take apart
+            return cls.shared(**keywords)(*inputs)
         attributes = {}
         given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
         for name in given:  # a comprehension would be a call

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""What AdamW over ranks and buckets of gradients save, in one run; for two GPUs or more.
+"""What AdamW over ranks saves, in one run; for two GPUs or more.
 
     cupy-training-ops launch --ranks 2 scripts/sharded_benchmark.py --out OUT.json
     cupy-training-ops launch --ranks 2 scripts/sharded_benchmark.py --quick --provider cpu
 
 Steps of 1.3 billion float32 parameters: a reduce-scatter, update and all-gather beside an
-all-reduce and a whole update, the updates alone, and bytes of moments. Then the backward pass of
-train_torch.py's transformer without and with buckets, and the buckets alone: what of their time is
-hidden. Cases take turns; medians count. --quick has small sizes; on the CPU it shows that it runs.
+all-reduce and a whole update, the updates alone, and bytes of moments. Cases take turns; medians
+count, of the slowest rank. --quick has small sizes; on the CPU it shows that it runs.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import sys
@@ -32,7 +30,6 @@ from train_data_parallel import library
 import cupy_training_ops as cto
 
 SMALL = ((300, 200), (513,), (7,))
-MEGABYTES = (10.0, 25.0, 100.0)
 
 Call = Callable[[], object]
 Row = dict[str, Any]
@@ -42,7 +39,7 @@ class Clock:
     """Milliseconds of calls, from when all ranks begin to when this one's device is done."""
 
     def __init__(self, xp: Any, group: cto.ProcessGroup) -> None:
-        self._xp, self._one = xp, [xp.ones(1, np.float32)]
+        self._group, self._xp, self._one = group, xp, [xp.ones(1, np.float32)]
         self._meet = cto.NcclAllReduce(group=group)
 
     def of(self, call: Call, before: Call = lambda: None) -> float:
@@ -55,6 +52,13 @@ class Clock:
         self._done()
         return (time.perf_counter() - began) * 1e3
 
+    def slowest(self, own: list[float]) -> list[float]:
+        """Of each time the longest that a rank took."""
+        every = np.zeros((self._group.size, len(own)))
+        every[self._group.rank] = own
+        (every,) = cto.nccl_all_reduce([every], group=self._group)
+        return [float(ms) for ms in every.max(axis=0)]
+
     def _done(self) -> None:
         if self._xp is not np:
             self._xp.cuda.Device().synchronize()
@@ -66,7 +70,8 @@ def medians(clock: Clock, calls: dict[str, tuple[Call, Call]], rounds: int) -> d
     for _ in range(rounds + 2):
         for name, (before, call) in calls.items():
             taken[name].append(clock.of(call, before))
-    return {name: statistics.median(found[2:]) for name, found in taken.items()}
+    own = [statistics.median(found[2:]) for found in taken.values()]
+    return dict(zip(calls, clock.slowest(own), strict=True))
 
 
 def steps(xp: Any, group: cto.ProcessGroup, shapes: Any, rounds: int) -> Iterator[Row]:
@@ -101,47 +106,16 @@ def nbytes(optimizer: Any) -> int:
     return sum(array.nbytes for found in optimizer._moments.values() for array in found)
 
 
-def overlap(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Iterator[Row]:
-    """The transformer's backward pass, with float32 gradients that become means."""
-    import torch
-    from torch_models import models, plainly
-
-    device = torch.device("cpu" if xp is np else f"cuda:{torch.cuda.current_device()}")
-    model, clock = models(quick)["transformer"], Clock(xp, group)
-    x, target = model.data(device)
-    with device:
-        network = model.make()
-    parameters = list(network.parameters())
-
-    def forward() -> None:
-        network.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16):
-            found = network(x, plainly)
-        losses[:] = [torch.nn.functional.cross_entropy(found.float(), target)]
-
-    def backward() -> None:
-        losses.pop().backward()
-
-    losses: list[Any] = []
-    alone = medians(clock, {"backward pass": (forward, backward)}, rounds)["backward pass"]
-    yield {"case": "backward pass", "ms": alone}
-    for megabytes in MEGABYTES:
-        buckets = cto.torch.GradientBuckets(parameters, group, megabytes=megabytes)
-        both = lambda buckets=buckets: (backward(), buckets.wait())  # noqa: E731
-        travel = lambda buckets=buckets: sent(buckets, parameters)  # noqa: E731
-        found = medians(clock, {"both": (forward, both), "alone": (lambda: None, travel)}, rounds)
-        hidden = 1 - (found["both"] - alone) / found["alone"]
-        yield {"case": f"buckets of {megabytes:g} MB alone", "ms": found["alone"]}
-        yield {"case": f"backward pass with buckets of {megabytes:g} MB", "ms": found["both"]}
-        yield {"case": f"hidden of buckets of {megabytes:g} MB", "ratio": hidden}
-        buckets.close()
-
-
-def sent(buckets: Any, parameters: list[Any]) -> None:
-    """All gradients at once, from the last on."""
-    for place, parameter in reversed(list(enumerate(parameters))):
-        buckets._came(place, parameter)
-    buckets.wait()
+def report(out: Path | None, group: cto.ProcessGroup, found: Iterator[Row]) -> None:
+    """Print a line for each figure as it comes, and write all to a file."""
+    rows = []
+    for row in found:
+        rows.append(row)
+        if group.rank == 0:
+            unit = f"{row['ms']:10.3f} ms" if "ms" in row else f"{row['ratio']:10.3f}"
+            print(f"{row['case']:44} {unit}", flush=True)
+    if group.rank == 0 and out is not None:
+        out.write_text(json.dumps(rows, indent=1))
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
@@ -153,19 +127,7 @@ def main(out: Path | None, provider: str, quick: bool, rounds: int) -> None:
     """Measure, and print a line for each figure."""
     with cto.ProcessGroup() as group:
         xp = library(provider, group)
-        if xp is not np:
-            import torch
-
-            torch.cuda.set_device(xp.cuda.runtime.getDevice())
-        rows = []
-        found = steps(xp, group, SMALL if quick else SHAPES, rounds)
-        for row in itertools.chain(found, overlap(xp, group, quick, rounds)):
-            rows.append(row)
-            if group.rank == 0:
-                unit = f"{row['ms']:10.3f} ms" if "ms" in row else f"{row['ratio']:10.3f}"
-                print(f"{row['case']:40} {unit}", flush=True)
-    if group.rank == 0 and out is not None:
-        out.write_text(json.dumps(rows, indent=1))
+        report(out, group, steps(xp, group, SMALL if quick else SHAPES, rounds))
 
 
 if __name__ == "__main__":

@@ -72,32 +72,33 @@ class BoundCall(AtAddresses):
         lent: Lent,
     ) -> None:
         self._op = op
-        self._call = call
+        self.call = call
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
         if call.records:
             call.refuse_gradients(self._arrays + self._out)
-        self._tables = call.checked_tables(self._arrays, self._out)
+        self.tables = call.checked_tables(self._arrays, self._out)
         self._unchanged = Unchanged(call, self._arrays + self._out, lent)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # where they are the same at each call
+        self.answer: Any = None  # what each call returns then
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
         if fixed and call.prepared.results:
             self._results = call.completed(self._arrays, self._out, NO_VALUES)
-            self._answer = self._results[0] if call.single_output else call.returned(self._results)
+            self.answer = self._results[0] if call.single_output else call.returned(self._results)
 
     def __call__(self, **values: object) -> Any:
         """Launch, with these values instead of those that were bound; returns what a call does."""
-        inputs, call = self._inputs, self._call
+        inputs, call = self._inputs, self.call
         self._unchanged.refuse_others()
         if values:
             inputs = with_values(self._op, inputs, self._places, values)
         if self._results is not None:
             own = call.values(inputs) if call.changing else NO_VALUES
-            arrays, workspace, tables = self._arrays, self._workspace, self._tables
+            arrays, workspace, tables = self._arrays, self._workspace, self.tables
             call.execute(inputs, arrays, self._results, workspace, own, tables)
-            return self._answer
-        return call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
+            return self.answer
+        return call.finish(inputs, self._arrays, self._out, self._workspace, self.tables)
 
 
 class LendingCall(BoundCall):

@@ -4,22 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import ArrayInfo, Info
 from ..errors import ArgumentError, GroupError, refuse, shown
+from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
 from ..frame.convert import is_number
 from ..frame.foreign import Lent
-from ..process_group import ProcessGroup
+from ..process_group import ProcessGroup, nccl
 from ..process_group.members import GLOBAL
 from ..process_group.wire import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .base import EVERY, Places
-from .memory import over
+from .memory import known, over
 from .parts import MeanOfAll
 from .sharded import AdamW as ShardedAdamW
 from .sharded import Means
@@ -28,6 +30,13 @@ NAME = "GradientBuckets"
 MEGABYTE = 1e6
 _GRADIENTS = EVERY[:1]
 _MAX_PATTERNS = 256  # buckets, and what of them has gradients
+
+
+class _Sent(NamedTuple):
+    """What sends a bucket again whose gradients are of the same parameters and types."""
+
+    calls: nccl.Calls | None  # of a rank alone
+    overlap: Overlap
 
 
 class GradientBuckets:
@@ -63,8 +72,11 @@ class GradientBuckets:
         self._shapes = [tuple(array.shape) for array in arrays]
         self._sizes = [array.nbytes for array in arrays]
         self._room = megabytes * MEGABYTE
-        self._streams = _streams(arrays[0])
+        self._device = info(arrays[0])[5]
+        self._is_on_gpu = self._device >= 0 and not isinstance(arrays[0], np.ndarray)
+        self._streams = Cuda(self._device, first=True) if self._is_on_gpu else Streams()
         self._ops: dict[Places, Any] = {}
+        self._sent: dict[object, _Sent] = {}
         self._is_ordered = group.size == 1
         self._arrange(range(len(parameters))[::-1])
 
@@ -73,8 +85,8 @@ class GradientBuckets:
 
         It becomes the mean in place, and is not to be read or written until `wait` has returned.
         """
-        array = self._checked(place, gradient)
-        self._given[place], self._arrays[place] = gradient, array
+        self._found[place] = self._checked(place, gradient)
+        self._given[place] = gradient
         self._order.append(place)
         self._missing[self._bucket_of[place]] -= 1
         while self._next < len(self._buckets) and not self._missing[self._next]:
@@ -115,7 +127,7 @@ class GradientBuckets:
     def _begin(self) -> None:
         """Of a step nothing is there."""
         self._given: list[Any] = [None] * len(self._sizes)
-        self._arrays: list[Any] = [None] * len(self._sizes)
+        self._found: list[tuple[Any, Info] | None] = [None] * len(self._sizes)
         self._order: list[int] = []
         self._missing = list(map(len, self._buckets))
         self._next = 0  # bucket to be sent
@@ -133,20 +145,51 @@ class GradientBuckets:
     # ---- what is sent ----------------------------------------------------------------------------
 
     def _send(self, *given: Any) -> None:
-        """The next bucket, as far as it has gradients."""
-        bucket = self._buckets[self._next]
-        self._next += 1
-        places = tuple(place for place in bucket if self._arrays[place] is not None)
-        if places:
-            operator, arrays = self._operator(places), [self._arrays[place] for place in places]
-            streams = self._streams
-            with Lent(_GRADIENTS, (list(given),), ()).stream():
-                streams.fork()
-                try:
-                    streams.beside(lambda: operator(arrays))
-                except ArgumentError:  # on all ranks: the step can be begun anew
-                    self._begin()
-                    raise
+        """The next bucket, as far as it has gradients: whole, or the end of the group."""
+        group, place = self.group, self._next
+        begun = group.begun
+        try:
+            pairs = [(p, self._found[p]) for p in self._buckets[place]]
+            found = {p: own for p, own in pairs if own is not None}
+            if found and not self._send_again(found):
+                self._send_anew(found, list(given))
+            self._next += 1
+        except BaseException as error:
+            is_heard = group.begun != begun
+            # Refused on all ranks, or of a step of which no other has heard: it can be begun anew.
+            if isinstance(error, ArgumentError) if is_heard else not place:
+                self._begin()
+                raise
+            raise group.broken(NAME, error) from error
+
+    def _send_again(self, found: dict[int, tuple[Any, Info]]) -> bool:
+        """Past all that was looked at when a bucket of the same parameters and types was sent."""
+        infos = [own for _, own in found.values()]
+        sent = self._sent.get((*found, *[own[1] for own in infos]))
+        if sent is None:
+            return False
+        addresses = [own[0].pointer(array) for array, own in found.values()]
+        sent.overlap.refuse(addresses)
+        if sent.calls is not None:
+            stream = infos[-1][0].stream_address(self._device)
+            sent.calls.at(addresses, self._streams.behind(stream))
+        return True
+
+    def _send_anew(self, found: dict[int, tuple[Any, Info]], given: list[Any]) -> None:
+        """As an operator's call, which is compared with the other ranks'."""
+        places, streams = tuple(found), self._streams
+        operator = self._operator(places)
+        arrays = [over(NAME, f"gradients[{place}]", found[place][0]) for place in places]
+        with Lent(_GRADIENTS, (given,), ()).stream():
+            streams.fork()
+            streams.beside(lambda: operator(arrays))
+        if self._is_on_gpu:
+            specs = [ArrayInfo.of(own).spec for _, own in found.values()]
+            names = [f"gradients[{place}]" for place in places]
+            every = [Written(i) for i in range(len(specs))]
+            calls = operator.calls(specs) if operator.reaches_others else None
+            overlap = Overlap(NAME, names, [spec.nbytes for spec in specs], every)
+            self._sent[(*places, *[spec.dtype for spec in specs])] = _Sent(calls, overlap)
 
     def _join(self, gradient: Any) -> None:
         with Lent(_GRADIENTS, ([gradient],), ()).stream():
@@ -157,6 +200,7 @@ class GradientBuckets:
         if found is None:
             if len(self._ops) >= _MAX_PATTERNS:
                 self._ops.clear()
+                self._sent.clear()
             optimizer = self._optimizer
             found = MeanOfAll(group=self.group, places=places) if optimizer is None else (
                 optimizer.means_of(places))  # fmt: skip
@@ -165,22 +209,24 @@ class GradientBuckets:
 
     # ---- checks ----------------------------------------------------------------------------------
 
-    def _checked(self, place: int, gradient: Any) -> Any:
-        """The gradient in a form that has a backend."""
+    def _checked(self, place: int, gradient: Any) -> tuple[Any, Info]:
+        """The gradient, or what stands for it, and what is known of it."""
         self.group.require_open(NAME)
         if type(place) is not int or not 0 <= place < len(self._sizes):
             refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))
-        if self._arrays[place] is not None:
+        if self._found[place] is not None:
             self._refuse_again(place)
-        array = over(NAME, f"gradients[{place}]", gradient)
-        if array is None:
+        if gradient is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
-        _, _, shape, _, strides, _ = info(array)
+        found = known(NAME, f"gradients[{place}]", gradient)
+        _, _, shape, _, strides, device = found[1]
         expected = self._shapes[place]
         if tuple(shape) != expected or strides is not None:
             words = f"C-contiguous, of shape {expected}"
             refuse(NAME, f"gradients[{place}]", words, f"shape {tuple(shape)}, strides {strides}")
-        return array
+        if device != self._device:
+            refuse(NAME, f"gradients[{place}]", _home(self._device), _home(device))
+        return found
 
     def _refuse_again(self, place: int) -> None:
         """Of a step that is begun anew, the others have a part already."""
@@ -208,10 +254,8 @@ def _check(
         refuse(NAME, "parameters", f"the optimizer's {n}", str(len(parameters)))
 
 
-def _streams(array: Any) -> Streams:
-    return (
-        Streams() if info(array)[5] < 0 or isinstance(array, np.ndarray) else Cuda(info(array)[5])
-    )
+def _home(device: int) -> str:
+    return f"an array on cuda device {device}" if device >= 0 else "one on the host"
 
 
 def _firsts(found: list[list[memoryview]]) -> list[Sequence[Part]]:

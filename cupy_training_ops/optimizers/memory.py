@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import Array, Info
 from ..declare.schema import Shape, Spec
 from ..dtypes import Dtype, HostArray
 from ..frame.arrays import adopt
@@ -33,20 +33,31 @@ def zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
     return array.view(dtype).reshape(shape)
 
 
+def known(op: str, argument: str, value: Any) -> tuple[Any, Info]:
+    """An array and what is known of it: PyTorch's on a GPU as it is, others as adopted."""
+    if is_tensor(value) and value.is_cuda:
+        with contextlib.suppress(KeyError):  # which has a form of its own, or is of a subclass
+            tensor_backend()
+            found = info(value)
+            if found[4] is None:  # strides
+                return value, found
+    array = adopt(op, argument, value)
+    return array, info(array)
+
+
 def over(op: str, argument: str, value: Any) -> Any:
     """An array over the memory of another library's, as adopted.
 
     Of PyTorch's tensors on a GPU by their addresses alone: no stream waits for another.
     """
-    if is_tensor(value) and value.is_cuda:
-        backend = tensor_backend()
-        from ..runtime.tensors import PLAIN, array_over
+    if value is None:
+        return None
+    array, found = known(op, argument, value)
+    if not found[0].has_tensors:
+        return array
+    from ..runtime.tensors import array_over
 
-        with contextlib.suppress(KeyError):  # which has a form of its own
-            found = backend.info(value)
-            if type(value) in PLAIN and found[4] is None:  # strides
-                return array_over(value, found)
-    return adopt(op, argument, value)
+    return array_over(array, found)
 
 
 def overwrite(array: Any, source: HostArray) -> None:

@@ -98,10 +98,13 @@ class _OfParts(Collective):
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
         if not self.reaches_others:
             return Plan(())
+        return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
+
+    def calls(self, xs: Specs) -> nccl.Calls:
+        """Those of NCCL for arrays in place."""
         found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
-        calls = nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
-        return Plan((Work("call", (calls, table(xs), table(ys))),))
+        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
     def _calls(self, i: int, x: Spec) -> Iterator[tuple[nccl.Row, int, int, int]]:
         """Calls for one array, with where they read and write, in bytes."""
@@ -178,7 +181,12 @@ class MeanOfAll(Collective):
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
         if not self.reaches_others:
             return Plan(())
-        return Plan((self.queued(xs, ys, [_mean_of_all(x) for x in xs]),))
+        return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
+
+    def calls(self, xs: Specs) -> nccl.Calls:
+        """Those of NCCL for arrays in place."""
+        rows = [nccl.all_reduce(x.size, x.dtype, nccl.MEAN) for x in xs]
+        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
 
     def call_name(self) -> str:
         return f"GradientBuckets with gradients of parameters {_listing(self.places)} on cuda"
@@ -186,10 +194,6 @@ class MeanOfAll(Collective):
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
         return mean_of_all
-
-
-def _mean_of_all(x: Spec) -> nccl.Row:
-    return nccl.all_reduce(x.size, x.dtype, nccl.MEAN)
 
 
 def _listing(places: Sequence[int]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ..errors import GroupError
@@ -14,6 +15,7 @@ from . import wire
 from .wire import Message, Part, packed
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
+SHORTEST = 1e-4  # seconds between looks at what is waited for
 STOPPED = "stopped in the middle of a call"
 
 
@@ -24,6 +26,7 @@ class Engine:
     """
 
     name: ClassVar[str] = "alone"
+    longest: ClassVar[float] = 2e-4  # seconds between looks at what is waited for
 
     def __init__(
         self,
@@ -59,6 +62,10 @@ class Engine:
     def news(self) -> str:
         """The words with which another rank ended the group, as far as is known without waiting."""
         return ""
+
+    def has_left(self, peer: int) -> bool:
+        """Whether a rank closed its group, as far as is known without waiting."""
+        return False
 
     def leave(self, words: str) -> None:
         """Say, as this rank closes after an error, what went wrong to those who wait for it."""
@@ -106,6 +113,26 @@ class Engine:
         if keep:
             self._kept[peer, channel] = found
         return found
+
+    def until(
+        self, is_done: Callable[[], object], seconds: float, peer: int | None = None, looks: int = 1
+    ) -> None:
+        """Look until it is done, so many times before the first pause.
+
+        Where it waits for a peer: GroupError where the group ended, EOFError where the peer left.
+        """
+        deadline, pause = time.monotonic() + seconds, SHORTEST
+        while not any(is_done() for _ in range(looks)):
+            looks = 1
+            words = "" if peer is None else self.fault or self.news()
+            if words:
+                raise GroupError(words)
+            if peer is not None and self.has_left(peer) and not is_done():
+                raise EOFError
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(pause)
+            pause = min(2 * pause, self.longest)
 
     def patience(self, peer: int) -> float:
         """Seconds that a peer may take to take a message; the first rank of a call waits less."""

@@ -42,14 +42,7 @@ def engine_of(variables: dict[str, str] | os._Environ[str], timeout: float) -> E
     if any(name in variables for name in MPI):
         from . import of_mpi
 
-        engine = of_mpi.engine(None, timeout)
-        said = variables.get("SLURM_NTASKS", "")
-        if engine.size == 1 and said not in ("", "1") and "SLURM_PROCID" in variables:
-            raise GroupError(
-                f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one: "
-                f"start them with srun --mpi=pmix, or as its documentation says"
-            )
-        return engine
+        return of_mpi.engine(None, timeout)
     raise GroupError(f"ProcessGroup: no launcher started this process. {INSTEAD}")
 
 

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from .nccl import Communicator
 
 T = TypeVar("T")
+SIZES = ("data_size", "horizontal_size", "local_size")
+
+
+class Options(TypedDict, total=False):
+    """What a group takes however its ranks were started; see ProcessGroup."""
+
+    local_size: int | None
+    data_size: int | None
+    horizontal_size: int | None
+    on_fault: OnFault
 
 
 class ProcessGroup:
@@ -51,10 +61,7 @@ class ProcessGroup:
         *,
         timeout: float | None = None,
         secret: object = None,
-        local_size: int | None = None,
-        data_size: int | None = None,
-        horizontal_size: int | None = None,
-        on_fault: OnFault = "exit",
+        **options: Unpack[Options],
     ) -> None:
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
@@ -63,29 +70,21 @@ class ProcessGroup:
         if not is_alone and (rank is not None or size is not None):
             got = f"{shown(rank)}, {shown(size)}"
             refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
-        sizes = (data_size, horizontal_size, local_size)
-        seconds = _checked(timeout, sizes, on_fault)
+        seconds = _checked(timeout, options)
         engine = engine_of(os.environ, seconds) if rank is None else None
-        self._start(engine or Engine(0, 1, seconds), sizes, on_fault)
+        self._start(engine or Engine(0, 1, seconds), options)
 
     @classmethod
-    def from_environment(cls, timeout: float | None = None, **sizes: Any) -> Self:
+    def from_environment(cls, timeout: float | None = None, **options: Unpack[Options]) -> Self:
         """`ProcessGroup(timeout=timeout, ...)`: of a job that launch, torchrun, MPI or Slurm began.
 
         timeout: seconds; CTO_TIMEOUT, else 300.
         """
-        return cls(timeout=timeout, **sizes)
+        return cls(timeout=timeout, **options)
 
     @classmethod
     def from_mpi(
-        cls,
-        comm: Any = None,
-        timeout: float | None = None,
-        *,
-        local_size: int | None = None,
-        data_size: int | None = None,
-        horizontal_size: int | None = None,
-        on_fault: OnFault = "exit",
+        cls, comm: Any = None, timeout: float | None = None, **options: Unpack[Options]
     ) -> Self:
         """The ranks of mpi4py's communicator (all of them), which make this call together.
 
@@ -94,20 +93,11 @@ class ProcessGroup:
         """
         from . import of_mpi
 
-        sizes = (data_size, horizontal_size, local_size)
-        seconds = _checked(timeout, sizes, on_fault)
-        return cls._over(of_mpi.engine(comm, seconds), sizes, on_fault)
+        return cls._over(of_mpi.engine(comm, _checked(timeout, options)), options)
 
     @classmethod
     def from_torch(
-        cls,
-        group: Any = None,
-        timeout: float | None = None,
-        *,
-        local_size: int | None = None,
-        data_size: int | None = None,
-        horizontal_size: int | None = None,
-        on_fault: OnFault = "exit",
+        cls, group: Any = None, timeout: float | None = None, **options: Unpack[Options]
     ) -> Self:
         """The ranks of torch.distributed's group (the default one), which make this call together.
 
@@ -116,56 +106,42 @@ class ProcessGroup:
         """
         from . import of_torch
 
-        sizes = (data_size, horizontal_size, local_size)
-        seconds = _checked(timeout, sizes, on_fault)
-        return cls._over(of_torch.engine(group, seconds), sizes, on_fault)
+        return cls._over(of_torch.engine(group, _checked(timeout, options)), options)
 
     @classmethod
     def in_threads(
-        cls,
-        n: int,
-        timeout: float | None = None,
-        *,
-        local_size: int | None = None,
-        data_size: int | None = None,
-        horizontal_size: int | None = None,
-        on_fault: OnFault = "exit",
+        cls, n: int, timeout: float | None = None, **options: Unpack[Options]
     ) -> list[Self]:
         """The groups of n ranks that are threads of this process, each for one of them."""
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        sizes = (data_size, horizontal_size, local_size)
-        seconds = _checked(timeout, sizes, on_fault)
-        check_sizes(n, *sizes)
-        engines = embedded.in_threads(n, seconds)
-        return [cls._over(engine, sizes, on_fault, compares=False) for engine in engines]
+        engines = embedded.in_threads(n, _checked(timeout, options, n))
+        return [cls._over(engine, options, compares=False) for engine in engines]
 
     # ---- the group's life ------------------------------------------------------------------------
 
     @classmethod
-    def _over(
-        cls, engine: Engine, sizes: Sizes, on_fault: OnFault, *, compares: bool = True
-    ) -> Self:
+    def _over(cls, engine: Engine, options: Options, compares: bool = True) -> Self:
         made = cls.__new__(cls)
-        made._start(engine, sizes, on_fault, compares=compares)
+        made._start(engine, options, compares)
         return made
 
-    def _start(
-        self, engine: Engine, sizes: Sizes, on_fault: OnFault, *, compares: bool = True
-    ) -> None:
+    def _start(self, engine: Engine, options: Options, compares: bool = True) -> None:
         """Compare the sizes with the other ranks'."""
+        given: Any = options
+        data, horizontal, local = map(given.get, SIZES)
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
         self.local_rank = engine.local_rank
-        self.local_size = engine.local_size if sizes[2] is None else sizes[2]
+        self.local_size = engine.local_size if local is None else local
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Members, str]] = set()
-        self._instances: dict[object, object] = {}
-        self._resources = Resources(engine, on_fault)
+        self.instances: dict[object, object] = {}  # what operators keep with it
+        self._engine, self._resources = engine, Resources(engine, options.get("on_fault", "exit"))
+        self.busy = self._resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._mail = Mail(engine)
         everyone = Members(tuple(range(engine.size)), GLOBAL)
-        data, horizontal, local = sizes
         try:
             if compares:
                 text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
@@ -178,7 +154,7 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the group; what was sent arrives all the same."""
-        self._instances.clear()
+        self.instances.clear()
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -198,7 +174,7 @@ class ProcessGroup:
     @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
-        return not self._finalizer.alive
+        return self._resources.is_closed
 
     @property
     def engine(self) -> str:
@@ -229,19 +205,19 @@ class ProcessGroup:
 
     def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""
-        found = self._instances.get(key)
+        found = self.instances.get(key)
         if found is None:
             found = make()
             if not self.is_closed:
-                self._instances[key] = found
+                self.instances[key] = found
         return found
 
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
-        fault = self._resources.engine.fault
+        fault = self._engine.fault
         if fault:
             raise GroupError(f"{op}: group: {fault}")
-        if not self._finalizer.alive:
+        if self._resources.is_closed:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
     def require_device(self, op: str, device: int) -> None:
@@ -314,15 +290,6 @@ class ProcessGroup:
             return GroupError(f"{op}: group: {engine.fault}")
         return error
 
-    @property
-    def busy(self) -> Any:
-        """The lock of the call that is under way."""
-        return self._resources.busy
-
-    @property
-    def _engine(self) -> Engine:
-        return self._resources.engine
-
 
 class Call:
     """The part of a call that other ranks see: one at a time, and whole or the end of the group."""
@@ -353,9 +320,6 @@ class Call:
             raise raised from None
 
 
-Sizes = tuple[int | None, int | None, int | None]  # data, horizontal, local
-
-
 def _unless(op: str, words: str, found: T) -> T:
     """What was found; ArgumentError with words that say in what the ranks differ."""
     if words:
@@ -363,11 +327,17 @@ def _unless(op: str, words: str, found: T) -> T:
     return found
 
 
-def _checked(timeout: object, sizes: Sizes, on_fault: object) -> float:
+def _checked(timeout: object, options: Any, n: int | None = None) -> float:
     """The seconds of a timeout; arguments are checked before anything is opened."""
-    for name, value in zip(("data_size", "horizontal_size", "local_size"), sizes, strict=True):
+    sizes = {name: options.get(name) for name in SIZES}
+    for name, value in sizes.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             refuse("ProcessGroup", name, "a number of ranks", shown(value))
+    on_fault = options.get("on_fault", "exit")
     if not isinstance(on_fault, str) or on_fault not in ("exit", "raise"):
         refuse("ProcessGroup", "on_fault", "'exit' or 'raise'", shown(on_fault))
+    if others := options.keys() - Options.__annotations__:
+        raise TypeError(f"ProcessGroup: {', '.join(sorted(others))}: unexpected keyword argument")
+    if n is not None:
+        check_sizes(n, *sizes.values())
     return timeout_of(os.environ, timeout)

@@ -114,10 +114,7 @@ class Group(Protocol):
     rank: int
     timeout: float
     begun: int
-
-    @property
-    def busy(self) -> Any:
-        """The lock of the call that is under way."""
+    busy: Any  # the lock of the call that is under way
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all; what is to be raised."""
@@ -200,9 +197,9 @@ class Communicator:
             for method, same in itertools.groupby(calls, key=operator.itemgetter(0))
         ]
 
-    def queue(self, prepared: Prepared) -> None:
-        """Queue calls on the current stream, as one."""
-        stream = self._current_stream()
+    def queue(self, prepared: Prepared, stream: Any = None) -> None:
+        """Queue calls on a stream of CuPy's, which is the current one if there is none, as one."""
+        stream = stream or self._current_stream()
         if prepared.stream != stream.ptr:
             prepared.stream = stream.ptr
             prepared.runs = self.runs(prepared.calls, prepared.stream)
@@ -293,6 +290,26 @@ class Calls:
 
     def __call__(self, sources: Any, targets: Any) -> None:
         """Queue the calls for arrays at these addresses."""
+        prepared = self.prepared(sources, targets)
+        if prepared is None or self.each_time:
+            communicator = self._begun()
+            n = 1 + max((i for i, _, _ in self._places()), default=-1)
+            read, written = addresses(sources, n), addresses(targets, n)
+            prepared = Prepared(list(self._bound(communicator, read, written)))
+            self._last = sources, targets, prepared
+        self.again(prepared)
+
+    def at(self, found: Sequence[int], stream: Any) -> None:
+        """Queue the calls for arrays that are read and written at these addresses, on a stream."""
+        self.again(Prepared(list(self._bound(self._begun(), found, found))), stream)
+
+    def prepared(self, sources: object, targets: object) -> Prepared | None:
+        """What was queued last, if it was for these tables."""
+        known, also, prepared = self._last  # once: another thread may put its own there
+        return prepared if known is sources and also is targets else None
+
+    def _begun(self) -> Communicator:
+        """What the calls are queued on, once they have been compared."""
         self.group.require_open(self.op)
         if self.agree is not None:
             self.agree()
@@ -300,44 +317,34 @@ class Calls:
                 self.agree = None
         if self._communicator is None:
             self._communicator = self.group.communicator(self.op, self.members)
-        prepared = self.prepared(sources, targets)
-        if prepared is None:
-            prepared = Prepared(list(self._bound(self._communicator, sources, targets)))
-            self._last = sources, targets, prepared
-        if prepared.calls:
-            self._queue(prepared)
+        return self._communicator
 
-    def prepared(self, sources: object, targets: object) -> Prepared | None:
-        """What was queued last, if it was for these tables."""
-        known, also, prepared = self._last  # once: another thread may put its own there
-        return prepared if known is sources and also is targets else None
-
-    def again(self, prepared: Prepared) -> None:
-        """Queue what was queued before."""
-        self.group.require_open(self.op)
-        self._queue(prepared)
-
-    def _queue(self, prepared: Prepared) -> None:
-        """All calls or the end of the group."""
+    def again(self, prepared: Prepared, stream: Any = None) -> None:
+        """Queue what was made ready, or the end of the group; on the current stream if on none."""
         group, communicator = self.group, self._communicator
+        group.require_open(self.op)
+        if not prepared.calls:
+            return
         assert communicator is not None
         group.begun += 1
         busy = group.busy
         if not busy.acquire(False):
             raise GroupError(f"{self.op}: group: a call of another thread is under way")
         try:
-            communicator.queue(prepared)
+            communicator.queue(prepared, stream)
         except BaseException as error:
             raise group.broken(self.op, error) from error
         finally:
             busy.release()
 
-    def _bound(self, communicator: Communicator, sources: Any, targets: Any) -> Iterator[Bound]:
+    def _places(self) -> Sequence[tuple[int, int, int]]:
+        return [(i, 0, 0) for i in range(len(self.rows))] if self.parts is None else self.parts
+
+    def _bound(
+        self, communicator: Communicator, read: Sequence[int], written: Sequence[int]
+    ) -> Iterator[Bound]:
         """Each call that moves something, with its addresses."""
-        parts = [(i, 0, 0) for i in range(len(self.rows))] if self.parts is None else self.parts
-        n = 1 + max((i for i, _, _ in parts), default=-1)
-        read, written = addresses(sources, n), addresses(targets, n)
-        for row, (i, source, target) in zip(self.rows, parts, strict=True):
+        for row, (i, source, target) in zip(self.rows, self._places(), strict=True):
             if row.rest[0]:
                 yield communicator.bound(row, read[i] + source, written[i] + target)
 

@@ -44,6 +44,12 @@ def engine(comm: Any, timeout: float) -> Engine:
     mpi = library()
     if comm is not None and (not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL):
         refuse("ProcessGroup.from_mpi", "comm", "an open intracommunicator of mpi4py", shown(comm))
+    said = os.environ.get("SLURM_NTASKS", "1")
+    if comm is None and said != "1" and "SLURM_PROCID" in os.environ and mpi.COMM_WORLD.size == 1:
+        raise GroupError(
+            f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one: start "
+            f"them with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or alone with -n 1"
+        )
     return Mpi(mpi, comm, timeout)
 
 
@@ -61,7 +67,7 @@ class Mpi(Engine):
         self._comm, made = given.Idup()
         late = f"not all ranks made the group within {timeout:g} seconds"
         try:
-            self._until(made.Test, timeout)
+            self.until(made.Test, timeout)
         except TimeoutError:
             self.fault = late
             raise GroupError(f"ProcessGroup.from_mpi: {late}") from None
@@ -79,7 +85,7 @@ class Mpi(Engine):
     def put(self, peer: int, channel: int, data: bytes) -> None:
         request = self._comm.Isend([data, self._mpi.BYTE], peer, FIRST + channel)
         self._under_way.append((request, data))
-        self._until(request.Test, self.patience(peer), peer)
+        self.until(request.Test, self.patience(peer), peer, SPINS)
         self._under_way.pop()
 
     def take(self, peer: int, channel: int, seconds: float) -> Message:
@@ -90,12 +96,12 @@ class Mpi(Engine):
             found = found or self._comm.Improbe(peer, FIRST + channel, status)
             return found is not None
 
-        self._until(comes, seconds, peer)
+        self.until(comes, seconds, peer, SPINS)
         assert found is not None
         data = bytearray(status.Get_count(self._mpi.BYTE))
         request = found.Irecv([data, self._mpi.BYTE])
         self._under_way.append((request, data))
-        self._until(request.Test, self.timeout, peer)
+        self.until(request.Test, self.timeout, peer, SPINS)
         self._under_way.pop()
         return wire.unpacked(data)
 
@@ -109,6 +115,9 @@ class Mpi(Engine):
 
     def tell(self, words: str) -> None:
         self._say(FAULT, words.encode())
+
+    def has_left(self, peer: int) -> bool:
+        return bool(self._comm.Iprobe(peer, LEFT))
 
     def close(self) -> None:
         if not self.fault:
@@ -138,22 +147,6 @@ class Mpi(Engine):
         until = time.monotonic() + TELLING
         while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
             time.sleep(PAUSE)
-
-    def _until(self, is_done: Any, seconds: float, peer: int | None = None) -> None:
-        """Look until it is done; GroupError where another rank ended the group."""
-        deadline, spins = time.monotonic() + seconds, 0
-        while not is_done():
-            spins += 1
-            if spins < SPINS:
-                continue
-            time.sleep(PAUSE)
-            words = "" if peer is None else self.fault or self.news()
-            if words:
-                raise GroupError(words)
-            if peer is not None and self._comm.Iprobe(peer, LEFT) and not is_done():
-                raise EOFError
-            if time.monotonic() > deadline:
-                raise TimeoutError
 
     def _abort(self) -> None:
         """At the end of the process: MPI would wait for ranks that do not come."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,6 @@ from . import wire
 from .engine import Engine
 from .wire import Message
 
-SHORTEST, LONGEST = 1e-4, 0.02  # seconds between looks at the store
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 FAULT = "fault"
 
@@ -66,27 +64,28 @@ class Torch(Engine):
     """A rank of a gloo group of its own, over the ranks of another group."""
 
     name = "torch"
+    longest = 0.02
 
     def __init__(
         self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
     ) -> None:
         dist = self._dist = library()
-        ranks = self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         own = dist.get_rank(group)
         if own < 0:
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
         if local_size is not None and (local_size < 1 or len(ranks) % local_size):
             local_size = None
         super().__init__(own, len(ranks), timeout, local, local_size)
-        with _wrapped("gloo could not connect the ranks"):
-            self._gloo = dist.new_group(
-                ranks, _delta(timeout), "gloo", use_local_synchronization=True
-            )
         self._owns = owns
-        _made[self._gloo.group_name] += 1
-        prefix = f"cupy-training-ops/{self._gloo.group_name}/{_made[self._gloo.group_name]}"
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(prefix, store)
+        # By torch.distributed's own way ranks that are in more groups would not find the others.
+        same = "-".join(map(str, ranks))
+        _made[same] += 1
+        store, prefix = dist.distributed_c10d._get_default_store(), f"cupy-training-ops/{same}"
+        self._store = dist.PrefixStore(f"{prefix}/{_made[same]}", store)
+        with _wrapped("gloo could not connect the ranks"):
+            own_store = dist.PrefixStore("gloo", self._store)
+            self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
         self._counts: Counter[tuple[int, int, int]] = Counter()
 
     def put(self, peer: int, channel: int, data: bytes) -> None:
@@ -98,9 +97,9 @@ class Torch(Engine):
                 self._store.set(key, b"+" + data)
                 return
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            sent = self._dist.isend(tensor, self._ranks[peer], self._gloo, channel)
+            sent = self._gloo.send([tensor], peer, channel)
             self._store.set(key, str(len(data)))
-            self._await(f"{key}/taken", peer, self.patience(peer))
+            self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
             self._store.delete_key(f"{key}/taken")
             sent.wait(_delta(self.timeout))
 
@@ -109,13 +108,14 @@ class Torch(Engine):
 
         key = self._key(peer, self.rank, channel)
         with _wrapped(f"rank {peer} cannot be reached"):
-            self._await(key, peer, seconds)
+            # The store's own wait warns each time that a key is not there.
+            self.until(lambda: self._store.check([key]), seconds, peer)
             found: bytes = self._store.get(key)
             self._store.delete_key(key)
             if found[:1] == b"+":
                 return wire.unpacked(found[1:])
             tensor = torch.empty(int(found), dtype=torch.uint8)
-            coming = self._dist.irecv(tensor, self._ranks[peer], self._gloo, channel)
+            coming = self._gloo.recv([tensor], peer, channel)
             coming.wait(_delta(self.timeout))
             self._store.set(f"{key}/taken", b"")
         return wire.unpacked(memoryview(tensor.numpy()))
@@ -131,10 +131,14 @@ class Torch(Engine):
     def tell(self, words: str) -> None:
         self._store.set(FAULT, words)
 
+    def has_left(self, peer: int) -> bool:
+        return bool(self._store.check([f"left/{peer}"]))
+
     def close(self) -> None:
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
             self._store.set(f"left/{self.rank}", b"")
-            self._dist.destroy_process_group(None if self._owns else self._gloo)
+            if self._owns:
+                self._dist.destroy_process_group()
 
     def abandon(self) -> None:
         """Keep the groups beyond the end of a child, where they would wait for threads it lacks."""
@@ -145,20 +149,6 @@ class Torch(Engine):
         place = source, target, channel
         self._counts[place] += 1
         return "/".join(map(str, (*place, self._counts[place])))
-
-    def _await(self, key: str, peer: int, seconds: float) -> None:
-        """Return when the key is there; the store's own wait warns each time that it is not."""
-        deadline, pause = time.monotonic() + seconds, SHORTEST
-        while not self._store.check([key]):
-            words = self.fault or self.news()
-            if words:
-                raise GroupError(words)
-            if self._store.check([f"left/{peer}"]) and not self._store.check([key]):
-                raise EOFError
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST)
 
 
 def _delta(seconds: float) -> timedelta:

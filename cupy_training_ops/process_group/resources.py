@@ -39,6 +39,7 @@ class Resources(InChild):
         self.engine = engine
         self.communicators: dict[Members, Communicator] = {}
         self.busy = threading.Lock()  # while a call is under way
+        self.is_closed = False
         self._on_fault = on_fault
         self._is_initialising = False
         self._stop = threading.Event()
@@ -60,6 +61,7 @@ class Resources(InChild):
         What another thread is at ends first: a farewell in the middle of its message would be taken
         for a part of an array.
         """
+        self.is_closed = True
         if not self.busy.acquire(blocking=False):
             self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
             self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own

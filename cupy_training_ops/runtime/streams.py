@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+FIRST = -1000  # a stream's priority, which CUDA cuts to its highest
 Mark = object  # what was queued beside the caller's stream so far
 
 
@@ -31,6 +32,9 @@ class Streams:
 
     def fork(self) -> None:
         """What is queued beside waits for all that is queued on the caller's stream so far."""
+
+    def behind(self, stream: int) -> Any:
+        """The stream beside, which waits for what is queued at this address of one so far."""
 
     def beside(self, function: Callable[[], T]) -> T:
         """The result of a function that queues its work beside."""
@@ -48,13 +52,17 @@ class Streams:
 
 
 class Cuda(Streams):
-    """CuPy's current stream of one device, and one of our own."""
+    """CuPy's current stream of one device, and one of our own.
 
-    def __init__(self, device: int) -> None:
+    first: its blocks come before those of other streams that wait for room.
+    """
+
+    def __init__(self, device: int, first: bool = False) -> None:
         self._cuda = sys.modules["cupy"].cuda
         self._device = device
         with self._cuda.Device(device):
-            self._side = self._cuda.Stream(non_blocking=True)
+            self._side = self._cuda.Stream(non_blocking=True, priority=FIRST if first else None)
+        self._event: Any = None
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
     def current(self) -> object:
@@ -64,6 +72,15 @@ class Cuda(Streams):
     def fork(self) -> None:
         """By an event."""
         self._side.wait_event(self._recorded(self.current()))
+
+    def behind(self, stream: int) -> Any:
+        """By an event that is always the same: who waited for it before waits for what it was."""
+        runtime = self._cuda.runtime
+        with self._cuda.Device(self._device):  # whose default stream 0 is
+            self._event = self._event or self._cuda.Event(disable_timing=True)
+            runtime.eventRecord(self._event.ptr, stream)
+            runtime.streamWaitEvent(self._side.ptr, self._event.ptr)
+        return self._side
 
     def beside(self, function: Callable[[], T]) -> T:
         """What the function allocates belongs to the stream beside, too."""

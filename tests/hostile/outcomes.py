@@ -135,7 +135,7 @@ def by_class(call: Call) -> Any:
 
 def by_function(call: Call) -> Any:
     call.op._shared.clear()  # a case does not depend on those before
-    ALONE._instances.clear()
+    ALONE.instances.clear()
     function = getattr(cto, call.op.function_name)
     return function(*call.inputs, **call.attributes, **keywords(call))
 

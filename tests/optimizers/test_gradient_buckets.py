@@ -118,56 +118,6 @@ def test_a_bucket_is_sent_once_it_and_those_before_it_are_whole(seed) -> None:
     assert results(in_threads(2, given)) == [[0, 0, 0, 1, 1]] * 2
 
 
-def test_on_a_gpu_they_travel_beside_the_callers_stream(monkeypatch) -> None:
-    """With CuPy's own arrays, whose memory is not there, and CUDA played by a list."""
-    pytest.importorskip("cupy", reason="CuPy is in the extras")
-    from cupy_training_ops.optimizers import buckets as module
-    from cupy_training_ops.testing.hollow import hollow, hollow_launches
-
-    log = []
-
-    class Side:
-        def current(self):
-            return "current"
-
-        def fork(self):
-            log.append("fork")
-
-        def beside(self, function):
-            log.append("beside")
-            function()
-            log.append("end")
-
-        def mark(self):
-            return "mark"
-
-        def join(self, *arguments):
-            log.append(arguments)
-
-    monkeypatch.setattr(module, "Cuda", lambda _: Side())
-    with hollow_launches() as launches:
-        arrays = [hollow((1000,), np.float32) for _ in range(3)]
-        group = two_ranks_of_which_one_is_here(monkeypatch)
-        buckets = cto.GradientBuckets(arrays, group, megabytes=0.004)
-        for place in (2, 1):
-            buckets.ready(place, arrays[place])
-            assert log == ["fork", "beside", "end"]
-            assert [name for name, _ in launches] == ["call"]
-            log.clear()
-            launches.clear()
-        buckets.ready(0, arrays[0])
-        log.clear()
-        buckets.wait()
-        assert log == [("current", "mark")]
-
-
-def two_ranks_of_which_one_is_here(monkeypatch) -> cto.ProcessGroup:
-    """Nothing is compared, and an order is the own one."""
-    group, _ = cto.ProcessGroup.in_threads(2)
-    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
-    return group
-
-
 # ---- PyTorch -------------------------------------------------------------------------------------
 
 

@@ -68,7 +68,7 @@ class Noted:
     def bound(self, row, source, target):
         return row.method, source, target, row.rest
 
-    def queue(self, prepared) -> None:
+    def queue(self, prepared, stream=None) -> None:
         self.log.append(list(prepared.calls))
 
     def abort(self) -> None:

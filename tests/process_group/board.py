@@ -82,7 +82,7 @@ class Communicator:
     def bound(self, row: Row, source: int, target: int) -> tuple[Row, int, int]:
         return row, source, target
 
-    def queue(self, prepared: Any) -> None:
+    def queue(self, prepared: Any, stream: object = None) -> None:
         """All ranks' calls at once: what each has to give, then what each takes."""
         calls = prepared.calls
         shared = self.board.calls[self.members]

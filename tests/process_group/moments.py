@@ -90,7 +90,7 @@ def of_embedded(rank: int, _: int, place: Any, timeout: float) -> cto.ProcessGro
             if other != rank:
                 sock.close()
     engine = Embedded(rank, place[rank], timeout)
-    return cto.ProcessGroup._over(engine, (None, None, None), "exit")
+    return cto.ProcessGroup._over(engine, {})
 
 
 def of_torch(rank: int, n: int, place: Any, timeout: float) -> cto.ProcessGroup:

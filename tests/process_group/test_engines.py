@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +45,15 @@ def test_the_shortest_script_under_torchrun() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
     said = by_torchrun(2, ROOT / "examples" / "two_ranks.py")
     assert said.replace("\n", "") == "[3. 3. 3.]" * 2  # print writes the ends of lines apart
+
+
+def test_ranks_may_be_in_different_numbers_of_torchs_groups() -> None:
+    """PyTorch counts a process' groups to name the next, and ranks would wait for each other."""
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    said = by_torchrun(3, FOLDER / "torch_groups.py")
+    named = [f"<ProcessGroup rank {r} of 3, torch>" for r in range(3)]
+    pair = [f"<ProcessGroup rank {r} of 2, torch>" for r in range(2)]
+    assert sorted(said.splitlines()) == sorted([*named * 2, *pair])
 
 
 FORKED = """
@@ -133,12 +144,64 @@ def test_without_mpi4py_a_group_says_which_extra(monkeypatch) -> None:
         cto.ProcessGroup.from_mpi()
 
 
-def test_slurm_that_starts_no_mpi_is_said(monkeypatch) -> None:
-    from cupy_training_ops.process_group import environment as chosen
-    from cupy_training_ops.process_group import of_mpi
-    from cupy_training_ops.process_group.engine import Engine
+# ---- Slurm ---------------------------------------------------------------------------------------
 
-    monkeypatch.setattr(of_mpi, "engine", lambda _, timeout: Engine(0, 1, timeout))
-    with pytest.raises(GroupError, match=r"Slurm started '4' processes, of which MPI sees one"):
-        chosen.engine_of({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 1.0)
-    assert chosen.engine_of({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, 1.0).size == 1
+
+def by_srun(kind: str, n: int, *command: str) -> tuple[int, str]:
+    """What a job under the srun of tests says."""
+    own = [sys.executable, str(FOLDER / "srun.py"), kind, str(n), sys.executable, *command]
+    path = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        own,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    return ran.returncode, ran.stdout
+
+
+@needs_mpi
+def test_every_operator_under_srun() -> None:
+    status, said = by_srun("mpiexec", 3, str(FOLDER / "all_operators.py"))
+    assert status == 0, said
+    assert sorted(said.splitlines()) == [f"rank {r}: {CHECKS} checks, MPI" for r in range(3)]
+
+
+@needs_mpi
+@pytest.mark.parametrize("kind", ["none", "pmi2"])
+@pytest.mark.parametrize("call", ["ProcessGroup()", "ProcessGroup.from_mpi()"])
+def test_slurm_that_starts_no_mpi_is_said(kind, call) -> None:
+    """Else each of its tasks would train alone."""
+    if "Open MPI" in library():
+        pytest.skip("it says so itself")
+    status, said = by_srun(kind, 2, "-c", f"import cupy_training_ops as cto\ncto.{call}")
+    assert status == 1
+    words = "GroupError: ProcessGroup: Slurm started '2' processes, of which MPI sees one: start"
+    assert said.count(words) == 2
+
+
+@needs_mpi
+def test_a_task_alone_and_a_communicator_are_taken_under_srun() -> None:
+    if "Open MPI" in library():
+        pytest.skip("it takes no task of Slurm's without PMIx")
+    alone = "import cupy_training_ops as cto\nprint(cto.ProcessGroup())"
+    assert by_srun("none", 1, "-c", alone) == (0, "<ProcessGroup rank 0 of 1, MPI>\n")
+    given = "import mpi4py.MPI as m, cupy_training_ops as cto\n"
+    given += "print(cto.ProcessGroup.from_mpi(m.COMM_SELF))"
+    assert by_srun("none", 2, "-c", given) == (0, "<ProcessGroup rank 0 of 1, MPI>\n" * 2)
+
+
+@pytest.mark.thorough
+def test_every_operator_under_a_torchrun_on_each_node_of_slurm() -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    run = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    run += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+    status, said = by_srun("none", 2, *run, str(FOLDER / "all_operators.py"))
+    assert status == 0, said
+    for rank in range(4):
+        assert f"rank {rank}: {CHECKS} checks, torch" in said

@@ -9,7 +9,8 @@ from ranks import in_threads, results
 
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from sharded_benchmark import SMALL, overlap, steps
+from buckets_benchmark import rows
+from sharded_benchmark import SMALL, steps
 
 
 def test_steps_are_measured() -> None:
@@ -25,8 +26,8 @@ def test_steps_are_measured() -> None:
 @pytest.mark.thorough
 def test_the_overlap_is_measured() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    alone, *rows = results(in_threads(1, lambda group: [*overlap(np, group, True, 1)]))[0]
-    assert alone["case"] == "backward pass"
-    for travel, both, hidden in zip(*[iter(rows)] * 3, strict=True):
-        expected = 1 - (both["ms"] - alone["ms"]) / travel["ms"]
+    found = results(in_threads(1, lambda group: [*rows(np, group, True, 1)]))[0]
+    assert found[0]["case"] == "buckets of 10 MB: backward pass"
+    for plain, both, alone, hidden in zip(*[iter(found)] * 4, strict=True):
+        expected = 1 - (both["ms"] - plain["ms"]) / alone["ms"]
         assert hidden["ratio"] == expected

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self, cast
+from functools import partial
+from typing import Any, NamedTuple, Self
 
+from ...backend import Backend
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
 from ...errors import ArgumentError, OpError, refuse, shown
+from ...frame.bound import BoundCall, OpenCall
 from ...frame.call import Call
 from ...frame.keys import attribute_key
 from ...frame.op import Op
@@ -38,42 +41,94 @@ GROUP_TYPE = attribute(
 )
 
 
+class Queued(NamedTuple):
+    """All that a call did: what it queued on NCCL, on a device that has to be current."""
+
+    backend: Backend
+    device: int
+    calls: nccl.Calls
+    prepared: nccl.Prepared
+
+    @classmethod
+    def of(cls, call: Call, tables: Sequence[object] | None) -> Queued | None:
+        """What was queued for these tables; None where there was more to it."""
+        if not isinstance(call, KernelCall) or not tables:
+            return None
+        step = call.ready.only_step
+        calls = step.args[0] if isinstance(step, Work) else None
+        if not isinstance(calls, nccl.Calls) or calls.each_time:
+            return None
+        prepared = calls.prepared(*tables)
+        if prepared is None or not prepared.calls:
+            return None
+        return cls(call.backend, call.device, calls, prepared)
+
+    def is_here(self) -> bool:
+        """Whether its device is the current one."""
+        return self.backend.is_current(self.device)
+
+    def again(self) -> None:
+        """The same once more, on the stream that is current now."""
+        self.calls.again(self.prepared)
+
+
 class Again(NamedTuple):
     """The call before, of one list in place, which only queues what it queued.
 
     Arrays have their memory as long as they live, whatever shapes they are given.
     """
 
-    call: KernelCall
+    queued: Queued
     identities: tuple[int, ...]
     gone: Sequence[object]  # arrays that are no more: another may have the identity of one
-    calls: nccl.Calls
-    prepared: nccl.Prepared
 
     @classmethod
     def of(cls, last: Repeated) -> Again | None:
         """The same as the frame remembers it; None where there is more to it than NCCL's calls."""
-        call, tables = last.call, last.tables
-        is_list = len(last.known.declared) == 1 and last.known.declared[0].variadic
-        if not isinstance(call, KernelCall) or not is_list or call.has_out or not call.returns_all:
-            return None
-        step = call.ready.only_step
-        calls = step.args[0] if isinstance(step, Work) else None
-        if not isinstance(calls, nccl.Calls) or calls.each_time or not tables:
-            return None
-        prepared, known = calls.prepared(*tables), last.known
-        if prepared is None or not prepared.calls:
+        call, known = last.call, last.known
+        is_list = len(known.declared) == 1 and known.declared[0].variadic
+        queued = Queued.of(call, last.tables)
+        if queued is None or not is_list or call.has_out or not call.returns_all:
             return None
         identities = known.identities[: len(known.held)]  # those behind are of no arrays
-        return cls(call, identities, known.gone, calls, prepared)
+        return cls(queued, identities, known.gone)
 
     def has(self, inputs: tuple[Any, ...]) -> bool:
         """Whether a call with these arrays, and nothing else, is the same on this device."""
         if len(inputs) != 1 or self.gone or type(inputs[0]) not in (list, tuple):
             return False
-        if tuple(map(id, inputs[0])) != self.identities:
-            return False
-        return self.call.backend.is_current(self.call.device)
+        return tuple(map(id, inputs[0])) == self.identities and self.queued.is_here()
+
+
+class Bound:
+    """A bound call of a collective: whole, or the end of the group."""
+
+    def __init__(self, op: Collective, bound: BoundCall | OpenCall) -> None:
+        self._op, self._bound = op, bound
+        self._queued: Queued | None = None
+        self._answer: Any = None
+
+    def __call__(self, **values: Any) -> Any:
+        """As a bound call; over the same arrays once more what it queued is queued again."""
+        bound, queued, begun = self._bound, self._queued, self._op.group.begun
+        try:
+            if queued is not None and not values and queued.is_here():
+                queued.again()
+                return self._answer
+            found = bound(**values)
+            if type(bound) is BoundCall and bound.answer is not None:  # not over tensors
+                self._queued = Queued.of(bound.call, bound.tables)
+                self._answer = bound.answer
+            return found
+        except BaseException as error:
+            self._op.stopped(begun, error)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bound, name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self._bound.__reduce__()
 
 
 class Collective(Op):
@@ -92,24 +147,30 @@ class Collective(Op):
         super().__init__(**attributes)
         vars(self).update(ranks=self.group.members(self.name, self.group_type), _again=[])
 
-    def __call__(self, /, *inputs: object, **keywords: Any) -> Any:
+    def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
         group = self.group
         begun = group.begun
         try:
             for again in self._again:  # one at most: another thread may take it away
                 if not keywords and again.has(inputs):
-                    again.calls.again(again.prepared)
-                    return tuple(cast(Sequence[Any], inputs[0]))
+                    again.queued.again()
+                    return tuple(inputs[0])
             found = super().__call__(*inputs, **keywords)
             if self._last:
                 self._again[:] = filter(None, map(Again.of, self._last))
             return found
-        except OpError:
-            raise
         except BaseException as error:
-            if group.begun == begun:  # no other rank has heard of this call
-                raise
-            raise group.broken(self.name, error) from error
+            self.stopped(begun, error)
+            raise
+
+    def bound(self, /, *inputs: object, **keywords: Any) -> Any:
+        """As every operator's; a stop in the middle of a call ends the group, too."""
+        return Bound(self, super().bound(*inputs, **keywords))
+
+    def stopped(self, begun: int, error: BaseException) -> None:
+        """End the group where another rank has heard of a call that was stopped; raise that."""
+        if not isinstance(error, OpError) and self.group.begun != begun:
+            raise self.group.broken(self.name, error) from error
 
     def _forgetful(self) -> Self:
         twin = super()._forgetful()
@@ -123,13 +184,14 @@ class Collective(Op):
         if not isinstance(group, ProcessGroup):
             return cls(**attributes)
         key: object = cls
-        try:
-            if len(attributes) > 1:
-                pairs = [(n, attribute_key(v)) for n, v in attributes.items() if n != "group"]
-                hash(key := (cls, *pairs))
-        except (KeyError, TypeError):  # what cannot be part of a key
-            return cls(**attributes)
-        return cast(Self, group.instance(key, lambda: cls(**attributes)))
+        if len(attributes) > 1:
+            pairs = [(name, value) for name, value in attributes.items() if name != "group"]
+            try:
+                hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))
+            except (KeyError, TypeError):  # what cannot be part of a key
+                return cls(**attributes)
+        found: Any = group.instances.get(key) or group.instance(key, partial(cls, **attributes))
+        return found  # type: ignore[no-any-return]
 
     def checks(self) -> tuple[Callable[..., None], ...]:
         """That the group is open, which calls that reach other ranks look at themselves."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 from types import SimpleNamespace
 
@@ -142,18 +143,69 @@ def test_a_call_of_another_thread_is_refused_here_too(played) -> None:
     assert played.log == [reduced(x)] * 3
 
 
-def test_an_interrupt_behind_what_was_queued_ends_the_group(played, monkeypatch) -> None:
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_an_interrupt_behind_what_was_queued_ends_the_group(is_bound, played, monkeypatch) -> None:
     """Who catches it and calls again would be a call ahead of the others."""
     op, x = cto.NcclAllReduce(group=played.group), hollow((5,), np.float32)
-    op([x])
-    queue = nccl.Calls._queue
+    call = op.bound([x]) if is_bound else lambda: op([x])
+    call()
+    again = nccl.Calls.again
 
     def interrupted(*arguments) -> None:
-        queue(*arguments)
+        again(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nccl.Calls, "_queue", interrupted)
+    monkeypatch.setattr(nccl.Calls, "again", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        op([x])
+        call()
     with pytest.raises(GroupError, match="stopped in the middle of NcclAllReduce"):
         played.group.check()
+
+
+# ---- bound calls ---------------------------------------------------------------------------------
+
+
+def test_a_bound_call_queues_what_it_queued(played, monkeypatch) -> None:
+    """On the stream that is current, and on the device of its arrays."""
+    x, y = hollow((5,), np.float32), hollow((3,), np.float32)
+    for op, arrays, out, expected in (
+        (cto.NcclAllReduce, [x], None, [reduced(x)]),
+        (cto.NcclAllReduce, [x, y], None,
+         [("groupStart",), reduced(x), reduced(y), ("groupEnd",)]),
+        (cto.NcclAllReduce, [x], (y,), None),
+        (cto.MegatronG, x, None, [reduced(x)]),
+    ):  # fmt: skip
+        played.log.clear()
+        if expected is None:
+            with pytest.raises(cto.ArgumentError):
+                op(group=played.group).bound(arrays, out=out)
+            continue
+        bound = op(group=played.group).bound(arrays)
+        answers = [bound() for _ in range(3)]
+        assert played.log == expected * 3
+        assert all(a is answers[0] for a in answers)
+        assert (answers[0] if op is cto.MegatronG else answers[0][0]) is x
+    played.stream.ptr = 9
+    bound()
+    assert played.log[-1] == reduced(x, 9)
+    left: list = []
+    monkeypatch.setattr(hollows.HOLLOW, "is_current", lambda _: False)
+    monkeypatch.setattr(hollows.HOLLOW, "on", lambda d: left.append(d) or contextlib.nullcontext())
+    bound()
+    assert left == [0]
+    assert played.log[-1] == reduced(x, 9)
+    played.group._engine.end("rank 1 is tired")
+    with pytest.raises(GroupError, match="MegatronG: group: rank 1 is tired"):
+        bound()
+    with pytest.raises(TypeError, match="MegatronG: a bound call holds its arrays"):
+        copy.copy(bound)
+
+
+def test_an_open_call_is_as_before(played) -> None:
+    x, y = hollow((5,), np.float32), hollow((5,), np.float32)
+    opened = cto.MegatronG(group=played.group).bound(...)
+    for array in (x, y, x):
+        assert opened(input=array) is array
+        assert played.log[-1] == reduced(array)
+    with pytest.raises(cto.ArgumentError):
+        opened(input=3)
