@@ -127,7 +127,6 @@ struct InColumns {
         return {x, y, width, height, width, 1, shared};
     }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
-        using State = typename Op::template State<1>;
         const Place<COLUMNS> at(columns, tile, part);
         A references[COLUMNS];
 #pragma unroll
@@ -149,7 +148,7 @@ struct InColumns {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (at.leads(columns, i))
-                sums.of(i).store(partials + at.channel(columns, i) * State::FIELDS);
+                sums.of(i).store(partials + at.channel(columns, i), at.n_channels);
     }
     __device__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
         if (i >= static_cast<int>(at.own_columns())) return 0;

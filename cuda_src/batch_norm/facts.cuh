@@ -77,11 +77,12 @@ struct Schedule {
     unsigned int first_tile;
     unsigned int n_items;
     unsigned int n_parts;
+    unsigned int of_group;
     unsigned int lag;
     bool sums;
     bool applies;
 };
-static_assert(sizeof(Schedule) == 20);
+static_assert(sizeof(Schedule) == 24);
 
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Halves, scale) == 0);
@@ -121,9 +122,10 @@ static_assert(offsetof(Held, step) == 48);
 static_assert(offsetof(Schedule, first_tile) == 0);
 static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);
-static_assert(offsetof(Schedule, lag) == 12);
-static_assert(offsetof(Schedule, sums) == 16);
-static_assert(offsetof(Schedule, applies) == 17);
+static_assert(offsetof(Schedule, of_group) == 12);
+static_assert(offsetof(Schedule, lag) == 16);
+static_assert(offsetof(Schedule, sums) == 20);
+static_assert(offsetof(Schedule, applies) == 21);
 #endif
 
 }  // namespace cto::facts::batch_norm

@@ -44,7 +44,7 @@ __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     return {item / schedule.n_parts, item % schedule.n_parts, sums};
 }
 
-// Counters in global memory: of tickets, then two for each tile.
+// Counters in global memory: of tickets, then two for each tile, then those of groups of parts.
 struct Counters {
     Zeroed<u32>* counters;
 
@@ -52,6 +52,12 @@ struct Counters {
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
     // Of parts that are applied, and one more from when the tile's sums are finished.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
+
+    __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
+                                    const Schedule& schedule) const {
+        const u32 n_tiles = schedule.n_items / schedule.n_parts;
+        return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
+    }
 
     __device__ void finished(u32 tile) const {
         __threadfence();
@@ -92,36 +98,79 @@ __device__ void each_item(const Schedule& schedule, const Counters& counters, u3
 
 // ---- blocks that share channels -----------------------------------------------------------------
 
-// Scratch memory: FIELDS sums for each part and channel, four coefficients for each channel.
+// Scratch memory: for each part and tile FIELDS sums of the tile's channels side by side, four coefficients for each channel.
 template <class A>
 struct Scratch {
     A *partials, *coefficients;
     Counters counters;
 };
 
-// The sums of a tile's channels from those of its parts; `height` threads for each.
+// A tile's channels from the sums of its parts: some threads for each channel. Where a tile has many
+// parts they are put together in groups first, each by the block that comes last.
 template <class Op, class Walk>
-__device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule& schedule,
-                       const Scratch<typename Op::A>& scratch, typename Op::A* shared) {
+struct Finish {
+    using A = typename Op::A;
     using State = typename Op::template State<1>;
-    const u32 width = walk.channels(tile), height = THREADS / width;
-    const u32 x = threadIdx.x % width, y = threadIdx.x / width;
-    const i64 channel = walk.first_channel(tile) + x;
-    const auto each = [&](const auto& see) {
+
+    const Op& op;
+    const Walk& walk;
+    const Schedule& schedule;
+    const Scratch<A>& scratch;
+    A* shared;
+    u32 tile, width, height, x, y;
+    A* partials;  // of the tile's first part
+
+    __device__ Finish(const Op& op, const Walk& walk, const Schedule& schedule,
+                      const Scratch<A>& scratch, A* shared, u32 tile)
+        : op(op), walk(walk), schedule(schedule), scratch(scratch), shared(shared), tile(tile) {
+        width = walk.channels(tile), height = THREADS / width;
+        x = threadIdx.x % width, y = threadIdx.x / width;
+        partials = scratch.partials + walk.first_channel(tile) * State::FIELDS;
+    }
+    __device__ A* of_part(u32 part) const {
+        return partials + part * walk.n_channels() * State::FIELDS;
+    }
+    // Of every `step`-th part from `first` on.
+    __device__ State sums(u32 first, u32 end, u32 step) const {
+        const auto each = [&](const auto& see) {
 #pragma unroll 8
-        for (u32 part = y; y < height && part < schedule.n_parts; part += height)
-            see(State::load(scratch.partials +
-                            (part * walk.n_channels() + channel) * State::FIELDS));
-    };
-    State sums;
-    sums.join_all(each, walk.over(x, y, width, height, shared));
-    if (y == 0) {
-        const auto reference = op.reference(channel, walk.length(), 1);
-        op.write(channel, sums, reference);
-        op.coefficients(op.given(channel), sums, reference)
+            for (u32 part = first + y * step; y < height && part < end; part += height * step)
+                see(State::load(of_part(part) + x, width));
+        };
+        State sums;
+        sums.join_all(each, walk.over(x, y, width, height, shared));
+        return sums;
+    }
+    // The sums of a group take the place of its first part's.
+    __device__ void group(u32 first, u32 n) const {
+        const State all = sums(first, first + n, 1);
+        if (y == 0) all.store(of_part(first) + x, width);
+    }
+    __device__ void tile_of_groups() const {
+        const State all = sums(0, schedule.n_parts, schedule.of_group);
+        if (y > 0) return;
+        const i64 channel = walk.first_channel(tile) + x;
+        const A reference = op.reference(channel, walk.length(), 1);
+        op.write(channel, all, reference);
+        op.coefficients(op.given(channel), all, reference)
             .store(scratch.coefficients + COEFFICIENTS * channel);
     }
-}
+    // When a part has been summed; whether this block has finished the tile.
+    __device__ bool operator()(const Item& item, bool& last) const {
+        const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
+        const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
+        const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
+        const Counters& counters = scratch.counters;
+        if (of_group > 1) {
+            auto* const ticket = counters.grouped(item, n_groups, first / of_group, schedule);
+            if (!reduce::arrives_last(ticket, n, last)) return false;
+            group(first, n);
+        }
+        if (!reduce::arrives_last(counters.summed(item.tile), n_groups, last)) return false;
+        tile_of_groups();
+        return true;
+    }
+};
 
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
@@ -137,9 +186,8 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
         if (item.sums) {
             const i64 row = item.part * walk.n_channels() + walk.first_channel(tile);
             walk.sum(tile, item.part, scratch.partials + row * FIELDS, shared);
-            if (!reduce::arrives_last(counters.summed(item.tile), schedule.n_parts, last)) return;
-            finish(op, walk, tile, schedule, scratch, shared);
-            if (schedule.applies) counters.finished(item.tile);
+            const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
+            if (finish(item, last) && schedule.applies) counters.finished(item.tile);
         } else {
             walk.apply(
                 tile, item.part, shared,

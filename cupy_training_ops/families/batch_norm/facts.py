@@ -75,8 +75,15 @@ Held = Struct(
     step=i32,
 )
 
-# Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile; `lag` is from
-# n_parts - 1 to n_items; which passes there are.
+# Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile, whose sums are put
+# together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are.
 Schedule = Struct(
-    "Schedule", first_tile=u32, n_items=u32, n_parts=u32, lag=u32, sums=flag, applies=flag
+    "Schedule",
+    first_tile=u32,
+    n_items=u32,
+    n_parts=u32,
+    of_group=u32,
+    lag=u32,
+    sums=flag,
+    applies=flag,
 )
