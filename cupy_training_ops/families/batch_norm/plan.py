@@ -57,7 +57,7 @@ ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on 
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
-MERGED_SUMS = 16_384  # of all parts and channels of a tile
+MERGED_SUMS = 2**17  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
 
