@@ -50,9 +50,9 @@ struct StagedBatches {
     using Count = typename Slots<W>::Count;
     static_assert(sizeof(Slot) == W * sizeof(T));
 
-    u8* own;       // this thread's first slot
-    u32 apart;     // bytes from one of its slots to the next
-    Count n = 0;   // of its slots
+    u8* own;      // this thread's first slot
+    u32 apart;    // bytes from one of its slots to the next
+    Count n = 0;  // of its slots
 
     __device__ __forceinline__ StagedBatches(const Line<W, DEPTH>& line, u8* memory)
         : own(memory + line.thread * sizeof(Slot)), apart(line.threads * sizeof(Slot)) {}
@@ -71,7 +71,8 @@ struct StagedBatches {
     }
     // What each batch is included with, as `read` includes it.
     template <class Op>
-    __device__ __forceinline__ void read(const Line<W, DEPTH>& line, Op& op, const Reader& in) const {
+    __device__ __forceinline__ void read(const Line<W, DEPTH>& line, Op& op,
+                                         const Reader& in) const {
 #pragma unroll 1
         for (Count first = 0; first < n; first += DEPTH) {
             const auto each = [&](auto see) {

@@ -44,16 +44,6 @@ struct Largest {
     }
 };
 
-// The elements of a window that count, at least 1: where there are none the sum is 0.
-__device__ __forceinline__ ACC count_of(const Geometry& geometry, const i32 (&o)[AXES],
-                                        bool include_pad) {
-    ACC count = 1;
-#pragma unroll
-    for (int axis = 0; axis < AXES; ++axis)
-        count *= static_cast<ACC>(count_of(geometry, axis, o[axis], include_pad));
-    return max(count, ACC(1));
-}
-
 // Whether element i is in window o, within whose reach it is.
 __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[AXES],
                                       const i32 (&o)[AXES]) {
@@ -88,6 +78,20 @@ struct Gathered {
         for (int k = 0; k < RUN; ++k)
             if (reaches(geometry, first, o, k)) sums[k] += value;
     }
+    // Of n neighbouring windows, of which the first is o.
+    __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
+                                              const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
+                                              bool include_pad) {
+        const i32 outer = count_of(geometry, 0, o[0], include_pad);
+        const ACC of_plane = static_cast<ACC>(outer) * count_of(geometry, 1, o[1], include_pad);
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            if (k >= n) continue;
+            const i32 window[] = {o[0], o[1], o[LAST] + k};
+            const ACC count = of_plane * count_of(geometry, LAST, window[LAST], include_pad);
+            add(geometry, first, window, to_acc(slopes[k]) / max(count, ACC(1)));
+        }
+    }
     // `number`: of the chosen element, counted from the first of the neighbours.
     __device__ __forceinline__ void add_chosen(const Geometry& geometry, i64 number,
                                                const i32 (&first)[AXES], const i32 (&o)[AXES],
@@ -113,8 +117,8 @@ struct Gathered {
 
   private:
     static __device__ __forceinline__ bool reaches(const Geometry& geometry,
-                                                   const i32 (&first)[AXES],
-                                                   const i32 (&o)[AXES], int k) {
+                                                   const i32 (&first)[AXES], const i32 (&o)[AXES],
+                                                   int k) {
         const u32 reach = (geometry.kernel[LAST] - 1) * geometry.dilation[LAST];
         const i32 past_start = first[LAST] - start_of(geometry, LAST, o[LAST]);
         const i32 i[] = {first[0], first[1], first[2] + k};
@@ -204,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 }
 
 // A thread for RUN neighbours along the last axis, which many windows have in common.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
                   const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -216,10 +220,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
     for (int axis = 0; axis < AXES; ++axis) own += place.at[axis] * geometry.number[axis];
     Gathered gathered{};
-    visit_windows(geometry, place.at, neighbours.length, [&](i64 window, const i32(&o)[AXES]) {
-        const i64 index = indices[plane + window];
-        gathered.add_chosen(geometry, index - own, place.at, o, to_acc(dy[plane + window]));
-    });
+    visit_windows(
+        geometry, place.at, neighbours.length, [&](i64 window, const i32(&first)[AXES], i32 n) {
+            i64 chosen[RUN];
+            T slopes[RUN];
+#pragma unroll
+            for (int k = 0; k < RUN; ++k) {
+                if (k >= n) continue;
+                chosen[k] = indices[plane + window + k];
+                slopes[k] = dy[plane + window + k];
+            }
+#pragma unroll
+            for (int k = 0; k < RUN; ++k) {
+                const i32 o[] = {first[0], first[1], first[LAST] + k};
+                if (k < n)
+                    gathered.add_chosen(geometry, chosen[k] - own, place.at, o, to_acc(slopes[k]));
+            }
+        });
     gathered.store(dx + offset_of(geometry, place), neighbours.length, by_vectors);
 }
 
@@ -253,10 +270,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     const T* const plane = dy + neighbours.place.plane * product(geometry.output);
     Gathered gathered{};
     visit_windows(geometry, neighbours.place.at, neighbours.length,
-                  [&](i64 window, const i32(&o)[AXES]) {
-                      const ACC share =
-                          to_acc(plane[window]) / pooling::count_of(geometry, o, include_pad);
-                      gathered.add(geometry, neighbours.place.at, o, share);
+                  [&](i64 window, const i32(&first)[AXES], i32 n) {
+                      T slopes[RUN];
+#pragma unroll
+                      for (int k = 0; k < RUN; ++k)
+                          if (k < n) slopes[k] = plane[window + k];
+                      gathered.add_means(geometry, neighbours.place.at, first, n, slopes,
+                                         include_pad);
                   });
     gathered.store(dx + offset_of(geometry, neighbours.place), neighbours.length, by_vectors);
 }

@@ -103,7 +103,8 @@ __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
 }
 
 // Shows `visit` the windows around any of `length` neighbours along the last axis, of which the
-// first is i, with their number in the plane.
+// first is i, at most RUN that are neighbours at a time: the first one, its number in the plane, and
+// how many they are.
 template <class Visit>
 __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i32 (&i)[AXES],
                                               i32 length, Visit&& visit) {
@@ -115,9 +116,11 @@ __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i3
     for (i32 a = windows[0].begin; a < windows[0].end; ++a)
 #pragma unroll 1
         for (i32 b = windows[1].begin; b < windows[1].end; ++b)
-            for (i32 c = windows[2].begin; c < windows[2].end; ++c) {
+#pragma unroll 1
+            for (i32 c = windows[2].begin; c < windows[2].end; c += RUN) {
                 const i32 o[] = {a, b, c};
-                visit((static_cast<i64>(a) * geometry.output[1] + b) * geometry.output[2] + c, o);
+                visit((static_cast<i64>(a) * geometry.output[1] + b) * geometry.output[2] + c, o,
+                      min(RUN, windows[2].end - c));
             }
 }
 
