@@ -155,7 +155,7 @@ class Rows:
         return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
 
     def _staged(self, divided: Division, held: Held) -> Division:
-        """The same with the batches before the last in shared memory, if there are some that fit."""
+        """The same with batches before the last in shared memory, if there are some that fit."""
         *_, threads = divided.args
         n_slots, depth = self.lines.length // held.width, held.depth(held.nbytes)
         span = threads * (depth // STAGED_SHARE)
