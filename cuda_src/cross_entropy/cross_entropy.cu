@@ -44,8 +44,6 @@ constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESI
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 
-constexpr int STAGED_DEPTH = NBYTES / 16 / STAGED_SHARE;
-
 // Slots of each of N arrays, in so many bytes of all.
 template <int TOTAL_NBYTES, int N>
 constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
@@ -305,24 +303,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
                                {divisor, n}};
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp});
-}
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    cross_entropy__loss_and_gradient_staged_rows(
-        const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
-        T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
-        const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
-    extern __shared__ __align__(16) u8 shared[];
-    __shared__ A of_warp[WARP];
-    const LossAndGradient call{scores,
-                               labels,
-                               weights,
-                               rule,
-                               gradient,
-                               {output, losses},
-                               static_cast<A>(as_double(scale)),
-                               {divisor, n}};
-    call.staged_line(seated_row_of<vec::WIDTH<T>, STAGED_DEPTH>(n_rows, length, threads),
-                     RowThreads<A>{threads, of_warp}, shared);
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)

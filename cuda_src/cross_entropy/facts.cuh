@@ -12,7 +12,6 @@ namespace cto::facts::cross_entropy {
 
 constexpr int NBYTES = CTO_NBYTES;
 constexpr int NBYTES_BESIDE_WIDER = 64;
-constexpr int STAGED_SHARE = 2;
 constexpr int SUM_THREADS = 256;
 constexpr int N_SUMS = 2;
 

@@ -4,7 +4,6 @@
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
-#include "cross_entropy/staged_batches.cuh"
 
 namespace cto::cross_entropy::loss_and_gradient {
 
@@ -101,29 +100,6 @@ struct LossAndGradient {
         if (!gradient) return;
         const LineWriter<T, W, DEPTH> to(line, gradient);
         store_gradient(line, own, of, [&](auto map) { write(line, batch, map, to, in); });
-    }
-    // The same of a line whose batches before the last are in shared memory.
-    template <int W, int DEPTH, class Threads>
-    __device__ __forceinline__ void staged_line(const Line<W, DEPTH>& line, const Threads& threads,
-                                                u8* memory) const {
-        const auto last = line.last_batch();
-        LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-        staged_batches::StagedBatches<T, W, DEPTH> before(line, memory);
-        before.begin(line, in, last);
-        in.load(line, last);
-        async_copy::wait<0>();
-        OnlineSum<A> of;
-        before.read(line, of, in);
-        staged_batches::read_last(line, of, in);
-        const OfLine<A> own = of_line(line);
-        of.join(threads);
-        store_loss(line, own, of);
-        if (!gradient) return;
-        const LineWriter<T, W, DEPTH> to(line, gradient);
-        store_gradient(line, own, of, [&](auto map) {
-            staged_batches::write_last(line, last, map, to, in);
-            before.write(line, map, to);
-        });
     }
 };
 

@@ -24,11 +24,6 @@ constexpr int DEEP_COLUMNS = 0;
 template <>
 constexpr int DEEP_COLUMNS<8> = 32;
 template <int NBYTES>
-constexpr int PIPED_COLUMNS = 0;
-template <>
-constexpr int PIPED_COLUMNS<8> = 16;
-constexpr int PIPED_BLOCKS = 2;
-template <int NBYTES>
 constexpr int WIDE_COLUMNS = 0;
 template <>
 constexpr int WIDE_COLUMNS<4> = 32;

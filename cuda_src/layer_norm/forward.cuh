@@ -4,13 +4,10 @@
 // A row's mean is that of its differences to its first element: rows far from zero lose no digits.
 #pragma once
 #include "algorithm/lines.cuh"
-#include "core/async_copy.cuh"
-#include "core/zeroed.cuh"
 
 namespace cto::layer_norm_forward {
 
 using namespace lines;
-using zeroed::Zeroed;
 
 template <class T>
 constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);  // that a thread holds of a short row
@@ -126,18 +123,6 @@ struct HeldRow {
         const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
         mean = origin = has_origin ? arrays.origin(line.number, length) : A(0);
     }
-    // Of slots that are here, and where the origin is known.
-    __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
-                                       const typename Reader<T, W, DEPTH>::Slot (&slots)[DEPTH],
-                                       A origin)
-        : arrays(arrays),
-          line(line),
-          x(line, arrays.x, from_acc<T>(A(0))),
-          origin(origin),
-          mean(origin) {
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) x.held[u] = slots[u];
-    }
     // From now on distances are to the mean.
     __device__ __forceinline__ void center_at(A distance) {
         center = distance;
@@ -186,14 +171,14 @@ struct HeldRow {
     }
 };
 
-// `of_warp` and `moments_of_warp` are in shared memory.
 template <int W, int DEPTH, class T, class V>
-__device__ __forceinline__ void normalize_held(HeldRow<W, DEPTH, T, V>& row, i64 length,
-                                               Acc<T>* of_warp, Moments<Acc<T>>* moments_of_warp) {
+__device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
+                                          i64 length) {
     using A = Acc<T>;
-    const auto& arrays = row.arrays;
-    const auto& line = row.line;
+    __shared__ A of_warp[WARP];
+    __shared__ Moments<A> moments_of_warp[WARP];
     const RowThreads<A> threads{line.threads, of_warp};
+    HeldRow row(arrays, line, length);
     const A n = static_cast<A>(length > 0 ? length : 1);
     const A own = line.full ? static_cast<A>(W * DEPTH) : n;  // elements that the mean is of
     A sum = 0, squares = 0;
@@ -217,76 +202,10 @@ __device__ __forceinline__ void normalize_held(HeldRow<W, DEPTH, T, V>& row, i64
     row.write(inv_std);
 }
 
-template <int W, int DEPTH, class T, class V>
-__device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
-                                          i64 length) {
-    using A = Acc<T>;
-    __shared__ A of_warp[WARP];
-    __shared__ Moments<A> moments_of_warp[WARP];
-    HeldRow row(arrays, line, length);
-    normalize_held(row, length, of_warp, moments_of_warp);
-}
-
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                              u32 threads) {
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
-}
-
-// Rows by tickets: while a row is normalised the next one is on its way to shared memory, where a
-// thread uses what it has copied. `tickets` are of rows beside each block's first one.
-template <int W, int COLUMNS, class T, class V>
-__device__ __forceinline__ void pipe_rows(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
-                                          Zeroed<u32>* tickets, u8* memory) {
-    using A = Acc<T>;
-    constexpr int DEPTH = COLUMNS / W;
-    using Slot = typename Reader<T, W, DEPTH>::Slot;
-    __shared__ Moments<A> of_warp[2][WARP];
-    __shared__ u32 next[2];
-    Slot* const own = reinterpret_cast<Slot*>(memory) + threadIdx.x;
-    const u32 n = static_cast<u32>(n_rows), first = gridDim.x;
-    const auto copy = [&](u32 row) {
-        const Slot* from = reinterpret_cast<const Slot*>(arrays.x + row * length) + threadIdx.x;
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u)
-            async_copy::copy<sizeof(Slot)>(own + u * blockDim.x, from + u * blockDim.x);
-        return sizeof(T) == 2 ? A(0) : arrays.origin(row, length);
-    };
-    // Each block takes two tickets of no row.
-    const auto take = [&] { return first + atomicInc(&tickets->value, n + first - 1); };
-    u32 row = blockIdx.x, ahead = 0;
-    if (threadIdx.x == 0) next[0] = take(), ahead = take();
-    A origin = copy(row);
-    async_copy::commit();
-    __syncthreads();
-#pragma unroll 1
-    for (u32 turn = 0; row < n; turn ^= 1) {
-        const u32 later = next[turn];
-        async_copy::wait<0>();
-        Slot slots[DEPTH];
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) slots[u] = own[u * blockDim.x];
-        const A of_row = origin;
-        if (later < n) origin = copy(later);
-        async_copy::commit();
-        if (threadIdx.x == 0) {
-            next[turn ^ 1] = ahead;
-            if (later < n) ahead = take();
-        }
-        const Line<W, DEPTH> line{row,
-                                  static_cast<i64>(row) * length,
-                                  1,
-                                  W,
-                                  -1,
-                                  static_cast<i32>(blockDim.x * DEPTH),
-                                  threadIdx.x,
-                                  blockDim.x,
-                                  0,
-                                  true};
-        HeldRow<W, DEPTH, T, V> held(arrays, line, slots, of_row);
-        normalize_held(held, length, nullptr, of_warp[turn]);
-        row = later;
-    }
 }
 
 // Nothing where a type has no such rows.

@@ -24,7 +24,6 @@ namespace gradient = layer_norm_gradient;
 using namespace facts::layer_norm;
 
 using slots::T;
-using zeroed::Zeroed;
 using V = CTO_V;
 using U = CTO_U;
 static_assert(ARE_SAME<U, Acc<T>>);
@@ -64,17 +63,6 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     forward::hold_row<WIDTH, DEEP_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
-}
-// Nothing where a type has no such rows.
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, PIPED_BLOCKS)
-    layer_norm__piped_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
-                           bool is_centred, double epsilon, i64 n_rows, i64 length,
-                           Zeroed<u32>* tickets) {
-    extern __shared__ __align__(16) u8 shared[];
-    if constexpr (PIPED_COLUMNS<sizeof(T) + sizeof(V)> > 0)
-        forward::pipe_rows<WIDTH, PIPED_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
-            {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
-            tickets, shared);
 }
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,

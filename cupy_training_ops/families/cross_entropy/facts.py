@@ -8,7 +8,6 @@ from ...facts import HELD_NBYTES
 
 NBYTES = Slot(HELD_NBYTES)
 NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
-STAGED_SHARE = 2  # of NBYTES a thread holds one over this where other batches are in shared memory
 SUM_THREADS = 256
 N_SUMS = 2  # over rows, at most: of losses and of weights
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,17 +12,15 @@ from ...declare.schema import Changing, Spec
 from ...dtypes import FLOAT64, INT64, Dtype, element_type
 from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
-from ...planning.lines import MANY_ROWS, Division, Held, Lines, division, held_nbytes
+from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
 from ...rules.widening import computed_in
-from .facts import N_SUMS, NBYTES_BESIDE_WIDER, STAGED_SHARE, SUM_THREADS, Rule
+from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
 
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
 ROWS_A_BLOCK = 2048  # that are worth another block
-STAGED_CAPABILITY = (8, 0)  # the first with copies to shared memory that go on meanwhile
-OTHER_SHARED_NBYTES = 1024  # at most, of a block beside a row's
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,6 @@ class Rows:
         written: Spec | None,
         has_short: bool = False,
         has_bundles: bool = False,
-        has_staged: bool = False,
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
@@ -150,21 +147,7 @@ class Rows:
         held = Held(nbytes, len(read), self.t.itemsize, width, n_given, max_threads=most_threads)
         aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
         divided = division(self.lines, held, aligned, has_short, has_bundles)
-        if has_staged and divided.suffix == "rows":
-            divided = self._staged(divided, held)
         return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
-
-    def _staged(self, divided: Division, held: Held) -> Division:
-        """The same with batches before the last in shared memory, if there are some that fit."""
-        *_, threads = divided.args
-        n_slots, depth = self.lines.length // held.width, held.depth(held.nbytes)
-        span = threads * (depth // STAGED_SHARE)
-        before = (n_slots - 1) // span * span * plans.VEC_NBYTES
-        fits = before <= self.device.max_shared_nbytes - OTHER_SHARED_NBYTES
-        if not fits or n_slots <= threads * depth or self.device.capability < STAGED_CAPABILITY:
-            return divided
-        config = replace(divided.config, shared_nbytes=before)
-        return replace(divided, suffix="staged_rows", config=config)
 
     def _over_rows(self, symbol: str, args: tuple[object, ...]) -> plans.Launch:
         blocks = max(1, min(SUM_BLOCKS, plans.ceil_div(self.lines.count, ROWS_A_BLOCK)))
@@ -224,9 +207,7 @@ def both(
     losses = rows.losses(output)
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
     stem = "cross_entropy__loss_and_gradient_"
-    launch = rows.lines_launch(
-        stem, args, (scores,), gradient, has_staged=gradient is not None, t_written=scores.dtype
-    )
+    launch = rows.lines_launch(stem, args, (scores,), gradient, t_written=scores.dtype)
     return rows.plan(divides, launch, rows.total(output, losses[1], targets))
 
 

@@ -195,9 +195,6 @@ def _samples(form: Form, number: int) -> Iterator[Sample]:
         yield from _special_samples(form)
     if "Internal" in form.name or form.name == "CrossEntropyLossAndGrad":
         yield from _typed_samples(form)
-    if form.name == "CrossEntropyLossAndGrad":
-        for label, n_classes in (("staged", 65_544), ("staged-odd", 67_001)):
-            yield _sample(label, Call(form, (3, n_classes), FLOAT16, weighted=True, ignore=2))
 
 
 def _special_samples(form: Form) -> Iterator[Sample]:

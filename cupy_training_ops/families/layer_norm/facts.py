@@ -14,10 +14,6 @@ COLUMN_THREADS = 256  # of a block that walks down columns
 COLUMNS = {4: 32, 6: 16, 8: 16, 16: 8}
 DEEP_LENGTH = 4096
 DEEP_COLUMNS = {8: 32}
-# Of rows that blocks take by tickets, in blocks of HELD_THREADS at most, of which so many share a
-# multiprocessor.
-PIPED_COLUMNS = {8: 16}
-PIPED_BLOCKS = 2
 WIDE_COLUMNS = {4: 32, 6: 16, 8: 24, 16: 8}
 # In shared memory, by slots; of single elements in both; by the bytes of an accumulator.
 HELD_COLUMNS = {4: 32, 8: 8}

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import Dtype
@@ -20,8 +18,6 @@ from .facts import (
     DEEP_COLUMNS,
     DEEP_LENGTH,
     HELD_THREADS,
-    PIPED_BLOCKS,
-    PIPED_COLUMNS,
     SINGLE_COLUMNS,
     WIDE_COLUMNS,
 )
@@ -31,9 +27,6 @@ GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of co
 
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
-PIPED_CAPABILITY = (8, 0)  # the first with copies to shared memory that go on meanwhile
-PIPED_THREADS = 256  # of a row at least: there are enough blocks of shorter ones
-PIPED_ROWS = 4  # of each block at least
 TOTAL_THREADS = 256  # of a block in the second stage of sums
 
 Sums = tuple[plans.Scratch | None, plans.Scratch | None]
@@ -100,29 +93,11 @@ def forward(
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
-    if (piped := _piped(matrix, aligned)) is not None:
-        scratch = plans.ScratchMemory()
-        counts = matrix.count, matrix.length, scratch.zeros(1, np.uint32)
-        return scratch.plan(matrix.launch("piped_rows", piped, *args, *counts))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
     config = plans.Config((matrix.count,), (HELD_THREADS,))
     return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
-
-
-def _piped(matrix: Matrix, aligned: bool) -> plans.Config | None:
-    """Blocks for many long rows that all threads have as much of; None where there are none."""
-    columns = PIPED_COLUMNS.get(matrix.both_nbytes, 0)
-    if not columns or not aligned or matrix.device.capability < PIPED_CAPABILITY:
-        return None
-    threads, rest = divmod(matrix.length, columns)
-    if rest or threads % WARP or not PIPED_THREADS <= threads <= HELD_THREADS:
-        return None
-    blocks = PIPED_BLOCKS * HELD_THREADS // threads * matrix.device.multiprocessors
-    if not PIPED_ROWS * blocks <= matrix.count < 2**31:
-        return None
-    return plans.Config((blocks,), (threads,), matrix.length * matrix.t.itemsize)
 
 
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:

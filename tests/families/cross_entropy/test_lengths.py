@@ -54,29 +54,6 @@ def test_every_place_of_a_label(run, rng, n_classes, dtype) -> None:
         assert_matches(actual, wanted)
 
 
-@pytest.mark.parametrize(
-    ("n_classes", "dtype"),
-    [(65_544, FLOAT16), (98_303, BFLOAT16), (65_001, FLOAT32), (24_577, FLOAT64)],
-    ids=str,
-)
-def test_rows_that_are_in_shared_memory_but_for_their_last_batch(
-    run, rng, n_classes, dtype
-) -> None:
-    """Over their scores; labels in the first batch and the last, and in what is beside vectors."""
-    x = logits(rng, (5, n_classes), dtype)
-    x[:, ::7] *= 3
-    labels = np.array([0, n_classes - 1, n_classes // 3, n_classes - 60, 3])
-    expected = computed(get_op(BOTH)(reduction="none"), x, labels)
-    scores = run.place(x)
-    with launch_log() as log:
-        loss, d_scores = get_op(BOTH)(reduction="none")(
-            scores, run.place(labels), out=(None, scores)
-        )
-    assert any(step.symbol.endswith("gradient_staged_rows") for step in log)
-    assert_matches(run.host(loss), expected[0])
-    assert_matches(run.host(d_scores), expected[1])
-
-
 @pytest.mark.parametrize("shape", [(2, 5, 3), (2, 5, 3, 4), (2, 70, 129)])
 def test_the_bias_has_the_layout_of_the_scores(run, rng, shape) -> None:
     """Upstream adds it in the layout of its transposed copy."""

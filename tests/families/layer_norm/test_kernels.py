@@ -303,23 +303,3 @@ def test_bad_input_writes_nothing(anywhere) -> None:
     with pytest.raises(ValueError, match="mean: expected shape"):
         get_op("LayerNormalizationGrad")()(*arrays, out=(out, None, None))
     assert (anywhere.host(out) == 7).all()
-
-
-@pytest.mark.parametrize("name", ["LayerNormalization", "SimplifiedLayerNormalization"])
-@pytest.mark.parametrize(("count", "length"), [(67, 4096), (45, 8192)])
-def test_rows_that_blocks_take_by_tickets(run, rng, name, count, length) -> None:
-    """Counters are zero again after each call, and rows far from zero lose no digits."""
-    op = get_op(name)()
-    x = rng.standard_normal((count, length)).astype(np.float32)
-    x += 1000 * rng.standard_normal((count, 1)).astype(np.float32)
-    row = [rng.standard_normal(length).astype(np.float32) for _ in op.inputs[1:]]
-    expected = computed(op, x, *row)
-    arrays = [run.place(a) for a in (x, *row)]
-    workspace = run.place(np.zeros(op.workspace_nbytes(*arrays), np.uint8))
-    for _ in range(2):
-        with launch_log() as log:
-            results = op(*arrays, workspace=workspace)
-        assert log[0].symbol == "layer_norm__piped_rows"
-        assert not run.host(workspace).any()
-        for result, wanted in zip(results, expected, strict=True):
-            assert_matches(run.host(result), wanted)
