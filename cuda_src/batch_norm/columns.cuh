@@ -78,12 +78,14 @@ constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 :
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
 
-template <class Op>
+// RINGS: rows go by way of shared memory; then they are aligned.
+template <class Op, bool RINGS>
 struct InColumns {
     using T = typename Op::T;
     using A = typename Op::A;
     static constexpr int COLUMNS = WIDTH<Op>;
     static constexpr int SHARED = 2 * COLUMNS * THREADS;  // entries that sums take
+    static constexpr u32 MERGED_AT_ONCE = 8;              // parts by a thread
 
     const Op& op;
     const Columns& columns;
@@ -138,7 +140,7 @@ struct InColumns {
             sums.add(rows);
             first = false;
         };
-        if (columns.rings)
+        if constexpr (RINGS)
             ring_of<false>(at).each(add);
         else
             visit<false>(at, add);
@@ -158,8 +160,8 @@ struct InColumns {
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        auto rows = ring_of<true>(at);
-        if (columns.rings) rows.begin();
+        [[maybe_unused]] auto rows = ring_of<true>(at);
+        if constexpr (RINGS) rows.begin();
         wait();
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
@@ -172,7 +174,7 @@ struct InColumns {
             if (i < static_cast<int>(at.own_columns()))
                 of[i] = Op::folded(Of::template load<Memory::shared>(
                     shared + COEFFICIENTS * at.channel(columns, i)));
-        if (columns.rings)
+        if constexpr (RINGS)
             rows.go_on([&](const auto& some, i64 element, i64 pitch) {
                 write_rows(of, some, element, pitch, true);
             });

@@ -11,6 +11,7 @@ constexpr int CHANNEL_NBYTES = 128;
 constexpr int SINGLE_SLOTS = 16;
 constexpr int MAX_COLUMNS = 8;
 constexpr int RING_GROUPS = 4;
+constexpr int RING_BLOCKS = 2;
 constexpr int RING_ROWS = 4;
 constexpr int HELD_THREADS = 512;
 constexpr int HELD_ROWS = 4;
@@ -53,7 +54,6 @@ struct Columns {
     unsigned int channels;
     unsigned int width;
     bool aligned;
-    bool rings;
 };
 static_assert(sizeof(Columns) == 40);
 
@@ -106,7 +106,6 @@ static_assert(offsetof(Columns, length) == 24);
 static_assert(offsetof(Columns, channels) == 28);
 static_assert(offsetof(Columns, width) == 32);
 static_assert(offsetof(Columns, aligned) == 36);
-static_assert(offsetof(Columns, rings) == 37);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
 static_assert(offsetof(Held, n_tiles) == 12);

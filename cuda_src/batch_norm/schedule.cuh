@@ -106,11 +106,13 @@ struct Scratch {
 };
 
 // A tile's channels from the sums of its parts: some threads for each channel. Where a tile has many
-// parts they are put together in groups first, each by the block that comes last.
+// parts they are put together in groups first, each by the block that comes last; the sums of a
+// group take the place of its first part's.
 template <class Op, class Walk>
 struct Finish {
     using A = typename Op::A;
     using State = typename Op::template State<1>;
+    static constexpr u32 AT_ONCE = Walk::MERGED_AT_ONCE;
 
     const Op& op;
     const Walk& walk;
@@ -130,45 +132,69 @@ struct Finish {
     __device__ A* of_part(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
-    // Of every `step`-th part from `first` on.
+    // Of every `step`-th part from `first` on: AT_ONCE of a thread are on their way together, the
+    // first ones are kept.
     __device__ State sums(u32 first, u32 end, u32 step) const {
+        const u32 begin = y < height ? first + y * step : end, on = height * step;
+        State kept[AT_ONCE];
+        load(kept, begin, end, on);
         const auto each = [&](const auto& see) {
-#pragma unroll 8
-            for (u32 part = first + y * step; y < height && part < end; part += height * step)
-                see(State::load(of_part(part) + x, width));
+            show(kept, begin, end, on, see);
+#pragma unroll 1
+            for (u32 part = begin + AT_ONCE * on; part < end; part += AT_ONCE * on) {
+                State some[AT_ONCE];
+                load(some, part, end, on);
+                show(some, part, end, on, see);
+            }
         };
         State sums;
         sums.join_all(each, walk.over(x, y, width, height, shared));
         return sums;
     }
-    // The sums of a group take the place of its first part's.
-    __device__ void group(u32 first, u32 n) const {
-        const State all = sums(first, first + n, 1);
-        if (y == 0) all.store(of_part(first) + x, width);
-    }
-    __device__ void tile_of_groups() const {
-        const State all = sums(0, schedule.n_parts, schedule.of_group);
-        if (y > 0) return;
-        const i64 channel = walk.first_channel(tile) + x;
-        const A reference = op.reference(channel, walk.length(), 1);
-        op.write(channel, all, reference);
-        op.coefficients(op.given(channel), all, reference)
-            .store(scratch.coefficients + COEFFICIENTS * channel);
-    }
-    // When a part has been summed; whether this block has finished the tile.
-    __device__ bool operator()(const Item& item, bool& last) const {
+    // When a part has been summed. Where it was the last one the tile is finished, for blocks that
+    // wait, and what is written of it follows.
+    __device__ void operator()(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
         const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
         const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
         const Counters& counters = scratch.counters;
-        if (of_group > 1) {
-            auto* const ticket = counters.grouped(item, n_groups, first / of_group, schedule);
-            if (!reduce::arrives_last(ticket, n, last)) return false;
-            group(first, n);
+        const i64 channel = walk.first_channel(tile) + x;
+        A reference = 0;
+        Given<A> given{};
+        State all;
+        // One code for groups and tile: it is run seldom, and is in no cache when it is.
+#pragma unroll 1
+        for (bool whole = of_group == 1; true; whole = true) {
+            auto* const ticket =
+                whole ? counters.summed(item.tile)
+                      : counters.grouped(item, n_groups, first / of_group, schedule);
+            if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
+            if (whole && y == 0)
+                reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
+            all = sums(whole ? 0 : first, whole ? schedule.n_parts : first + n,
+                       whole ? of_group : 1);
+            if (whole) break;
+            if (y == 0) all.store(of_part(first) + x, width);
         }
-        if (!reduce::arrives_last(counters.summed(item.tile), n_groups, last)) return false;
-        tile_of_groups();
-        return true;
+        if (y == 0)
+            op.coefficients(given, all, reference)
+                .store(scratch.coefficients + COEFFICIENTS * channel);
+        if (schedule.applies) counters.finished(item.tile);
+        if (y == 0) op.write(channel, all, reference);
+    }
+
+  private:
+    __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k)
+            if (part + k * on < end) some[k] = State::load(of_part(part + k * on) + x, width);
+    }
+    template <class See>
+    static __device__ void show(const State (&some)[AT_ONCE], u32 part, u32 end, u32 on,
+                                const See& see) {
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k)
+            if (part + k * on < end) see(some[k]);
     }
 };
 
@@ -187,7 +213,7 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
             const i64 row = item.part * walk.n_channels() + walk.first_channel(tile);
             walk.sum(tile, item.part, scratch.partials + row * FIELDS, shared);
             const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
-            if (finish(item, last) && schedule.applies) counters.finished(item.tile);
+            finish(item, last);
         } else {
             walk.apply(
                 tile, item.part, shared,

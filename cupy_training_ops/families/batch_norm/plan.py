@@ -36,6 +36,7 @@ from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
     MAX_COLUMNS,
+    RING_BLOCKS,
     RING_GROUPS,
     RING_ROWS,
     SINGLE_SLOTS,
@@ -174,13 +175,14 @@ class Call:
         n_tiles = ceil_div(channels.n, tile)
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
+        whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
+        ring = self._ring_nbytes() if aligned and whole else 0
+        blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
         rounds = _rounds(channels.outer * n_tiles * row_nbytes)
-        n_items = rounds * COLUMN_BLOCKS * self.device.multiprocessors
+        n_items = rounds * blocks * self.device.multiprocessors
         wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
         n_parts = min(most, max(1, wanted))
         span = max(1, ceil_div(channels.outer, n_parts))
-        whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
-        ring = self._ring_nbytes() if aligned and whole else 0
         layout = by_value(
             Columns,
             n_rows=channels.outer,
@@ -190,11 +192,10 @@ class Call:
             channels=tile,
             width=ceil_div(tile * channels.length, width),
             aligned=aligned and whole,
-            rings=ring > 0,
         )
         n_parts = ceil_div(channels.outer, span)
         work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
-        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work, ring)
+        return self._scheduled(kernel, blocks, channels.n, layout, work, ring)
 
     def _ring_nbytes(self) -> int:
         """Shared memory of a block's rows on their way; 0 where there is too little of it.
@@ -206,7 +207,7 @@ class Call:
         nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
         sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
         of_block = nbytes + sums + RESERVED_NBYTES
-        fits = COLUMN_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
+        fits = RING_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
         return nbytes if fits else 0
 
     @property
