@@ -225,12 +225,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
                 {partials, coefficients, {counters}});
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS) batch_norm_internal__column_rings(
-    const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
-    void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
-    const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
-    const __grid_constant__ Schedule schedule) {
+extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
+    batch_norm_internal__column_rings(const T* x, void* scale, void* bias, void* input_mean,
+                                      void* input_var, T* y, void* running_mean, void* running_var,
+                                      void* saved_mean, void* saved_inv_std,
+                                      const __grid_constant__ Halves half,
+                                      const __grid_constant__ Rule rule,
+                                      const __grid_constant__ Columns columns, A* partials,
+                                      A* coefficients, Zeroed<u32>* counters,
+                                      const __grid_constant__ Schedule schedule) {
     extern __shared__ __align__(16) u8 ring[];
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,

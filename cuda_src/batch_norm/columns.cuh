@@ -84,8 +84,8 @@ struct InColumns {
     using T = typename Op::T;
     using A = typename Op::A;
     static constexpr int COLUMNS = WIDTH<Op>;
-    static constexpr int SHARED = 2 * COLUMNS * THREADS;  // entries that sums take
-    static constexpr u32 MERGED_AT_ONCE = 8;              // parts by a thread
+    static constexpr int SHARED = 2 * COLUMNS * THREADS;           // entries that sums take
+    static constexpr u32 MERGED_AT_ONCE = sizeof(A) == 8 ? 2 : 8;  // parts by a thread
 
     const Op& op;
     const Columns& columns;

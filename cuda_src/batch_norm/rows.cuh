@@ -106,8 +106,7 @@ struct Ring {
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a, to += APART)
-                if (ALL || u < some)
-                    async_copy::copy<NBYTES>(to, op.arrays[a] + later + u * pitch);
+                if (ALL || u < some) async_copy::copy<NBYTES>(to, op.arrays[a] + later + u * pitch);
         async_copy::commit();
         if (!BACK) later += some * pitch;
         n_later -= some;

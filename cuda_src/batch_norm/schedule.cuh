@@ -165,14 +165,14 @@ struct Finish {
         // One code for groups and tile: it is run seldom, and is in no cache when it is.
 #pragma unroll 1
         for (bool whole = of_group == 1; true; whole = true) {
-            auto* const ticket =
-                whole ? counters.summed(item.tile)
-                      : counters.grouped(item, n_groups, first / of_group, schedule);
+            auto* const ticket = whole
+                                     ? counters.summed(item.tile)
+                                     : counters.grouped(item, n_groups, first / of_group, schedule);
             if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
             if (whole && y == 0)
                 reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
-            all = sums(whole ? 0 : first, whole ? schedule.n_parts : first + n,
-                       whole ? of_group : 1);
+            all =
+                sums(whole ? 0 : first, whole ? schedule.n_parts : first + n, whole ? of_group : 1);
             if (whole) break;
             if (y == 0) all.store(of_part(first) + x, width);
         }
