@@ -255,6 +255,33 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
         assert_matches(run.host(result), other)
 
 
+@names
+@pytest.mark.parametrize("of_group", [1, 3, 7, 40])
+@pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
+def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_group) -> None:
+    """The last group is smaller; counters are zero again."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning, "PART_NBYTES", 1024)
+    monkeypatch.setattr(planning, "_rounds", lambda nbytes: 3)
+    monkeypatch.setattr(planning, "_of_group", lambda n_parts, n_channels: of_group)
+    op = operator(name)
+    given_ = inputs(rng, name, (700, 136), next(row for row in ROWS if row[0] == t))
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    nbytes = op.workspace_nbytes(*map(run.place, given_))
+    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
+    for _ in range(2):
+        with launch_log() as log:
+            results = op(*map(run.place, given_), workspace=workspace)
+        (step,) = log
+        assert step.symbol.endswith("column_rings" if t == FLOAT16 else "column_parts")
+        n_items, n_parts = (int(step.args[-1][field]) for field in ("n_items", "n_parts"))
+        n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
+        assert n_parts > 7
+        assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES + n_groups)].any()
+        for result, other in zip(results, expected, strict=True):
+            assert matches(run.host(result), other, given_[1].size)
+
+
 # The ring of the last has room for the rows of more than one tile.
 IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128)]
 
