@@ -262,8 +262,8 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
     """The last group is smaller; counters are zero again."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
-    monkeypatch.setattr(planning, "_rounds", lambda nbytes: 3)
-    monkeypatch.setattr(planning, "_of_group", lambda n_parts, n_channels: of_group)
+    monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
+    monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
     op = operator(name)
     given_ = inputs(rng, name, (700, 136), next(row for row in ROWS if row[0] == t))
     expected = op.cpu_function()(*given_, **op.attribute_values)
