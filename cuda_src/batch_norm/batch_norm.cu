@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has six kernels. A channel that fits into a block is read once: into registers by
+// Each operator has seven kernels. A channel that fits into a block is read once: into registers by
 // __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
 // bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
 // batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
-// rows in __column_parts.
+// rows in __column_parts, and of 2-byte types in __column_rings.
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
 #include "batch_norm/pieces.cuh"
@@ -219,11 +219,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
     const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
     const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
     const __grid_constant__ Schedule schedule) {
-    extern __shared__ __align__(16) u8 ring[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    by_schedule(op, InColumns<Normalization>{op, columns, ring}, schedule,
+    by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr}, schedule,
                 {partials, coefficients, {counters}});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
+    batch_norm_internal__column_rings(const T* x, void* scale, void* bias, void* input_mean,
+                                      void* input_var, T* y, void* running_mean, void* running_var,
+                                      void* saved_mean, void* saved_inv_std,
+                                      const __grid_constant__ Halves half,
+                                      const __grid_constant__ Rule rule,
+                                      const __grid_constant__ Columns columns, A* partials,
+                                      A* coefficients, Zeroed<u32>* counters,
+                                      const __grid_constant__ Schedule schedule) {
+    extern __shared__ __align__(16) u8 ring[];
+    if constexpr (sizeof(T) == 2) {
+        const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
+                                      running_var, saved_mean, saved_inv_std, half, rule);
+        by_schedule(op, InColumns<Normalization, true>{op, columns, ring}, schedule,
+                    {partials, coefficients, {counters}});
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
@@ -295,11 +312,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                            i64 n, const __grid_constant__ Columns columns,
                                            A* partials, A* coefficients, Zeroed<u32>* counters,
                                            const __grid_constant__ Schedule schedule) {
-    extern __shared__ __align__(16) u8 ring[];
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    by_schedule(op, InColumns<Gradient>{op, columns, ring}, schedule,
+    by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr}, schedule,
                 {partials, coefficients, {counters}});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
+    batch_normalization_grad__column_rings(const T* dy, const T* x, void* scale, void* saved_mean,
+                                           void* saved_inv_std, T* dx, void* scale_grad,
+                                           void* bias_grad, const __grid_constant__ Halves half,
+                                           i64 n, const __grid_constant__ Columns columns,
+                                           A* partials, A* coefficients, Zeroed<u32>* counters,
+                                           const __grid_constant__ Schedule schedule) {
+    extern __shared__ __align__(16) u8 ring[];
+    if constexpr (sizeof(T) == 2) {
+        const auto op =
+            gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+        by_schedule(op, InColumns<Gradient, true>{op, columns, ring}, schedule,
+                    {partials, coefficients, {counters}});
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)

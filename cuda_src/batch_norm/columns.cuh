@@ -78,12 +78,14 @@ constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 :
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
 
-template <class Op>
+// RINGS: rows go by way of shared memory; then they are aligned.
+template <class Op, bool RINGS>
 struct InColumns {
     using T = typename Op::T;
     using A = typename Op::A;
     static constexpr int COLUMNS = WIDTH<Op>;
-    static constexpr int SHARED = 2 * COLUMNS * THREADS;  // entries that sums take
+    static constexpr int SHARED = 2 * COLUMNS * THREADS;           // entries that sums take
+    static constexpr u32 MERGED_AT_ONCE = sizeof(A) == 8 ? 2 : 8;  // parts by a thread
 
     const Op& op;
     const Columns& columns;
@@ -127,7 +129,6 @@ struct InColumns {
         return {x, y, width, height, width, 1, shared};
     }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
-        using State = typename Op::template State<1>;
         const Place<COLUMNS> at(columns, tile, part);
         A references[COLUMNS];
 #pragma unroll
@@ -139,7 +140,7 @@ struct InColumns {
             sums.add(rows);
             first = false;
         };
-        if (columns.rings)
+        if constexpr (RINGS)
             ring_of<false>(at).each(add);
         else
             visit<false>(at, add);
@@ -149,7 +150,7 @@ struct InColumns {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (at.leads(columns, i))
-                sums.of(i).store(partials + at.channel(columns, i) * State::FIELDS);
+                sums.of(i).store(partials + at.channel(columns, i), at.n_channels);
     }
     __device__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
         if (i >= static_cast<int>(at.own_columns())) return 0;
@@ -159,8 +160,8 @@ struct InColumns {
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        auto rows = ring_of<true>(at);
-        if (columns.rings) rows.begin();
+        [[maybe_unused]] auto rows = ring_of<true>(at);
+        if constexpr (RINGS) rows.begin();
         wait();
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
@@ -173,7 +174,7 @@ struct InColumns {
             if (i < static_cast<int>(at.own_columns()))
                 of[i] = Op::folded(Of::template load<Memory::shared>(
                     shared + COEFFICIENTS * at.channel(columns, i)));
-        if (columns.rings)
+        if constexpr (RINGS)
             rows.go_on([&](const auto& some, i64 element, i64 pitch) {
                 write_rows(of, some, element, pitch, true);
             });

@@ -11,6 +11,7 @@ constexpr int CHANNEL_NBYTES = 128;
 constexpr int SINGLE_SLOTS = 16;
 constexpr int MAX_COLUMNS = 8;
 constexpr int RING_GROUPS = 4;
+constexpr int RING_BLOCKS = 2;
 constexpr int RING_ROWS = 4;
 constexpr int HELD_THREADS = 512;
 constexpr int HELD_ROWS = 4;
@@ -53,7 +54,6 @@ struct Columns {
     unsigned int channels;
     unsigned int width;
     bool aligned;
-    bool rings;
 };
 static_assert(sizeof(Columns) == 40);
 
@@ -77,11 +77,12 @@ struct Schedule {
     unsigned int first_tile;
     unsigned int n_items;
     unsigned int n_parts;
+    unsigned int of_group;
     unsigned int lag;
     bool sums;
     bool applies;
 };
-static_assert(sizeof(Schedule) == 20);
+static_assert(sizeof(Schedule) == 24);
 
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Halves, scale) == 0);
@@ -105,7 +106,6 @@ static_assert(offsetof(Columns, length) == 24);
 static_assert(offsetof(Columns, channels) == 28);
 static_assert(offsetof(Columns, width) == 32);
 static_assert(offsetof(Columns, aligned) == 36);
-static_assert(offsetof(Columns, rings) == 37);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
 static_assert(offsetof(Held, n_tiles) == 12);
@@ -121,9 +121,10 @@ static_assert(offsetof(Held, step) == 48);
 static_assert(offsetof(Schedule, first_tile) == 0);
 static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);
-static_assert(offsetof(Schedule, lag) == 12);
-static_assert(offsetof(Schedule, sums) == 16);
-static_assert(offsetof(Schedule, applies) == 17);
+static_assert(offsetof(Schedule, of_group) == 12);
+static_assert(offsetof(Schedule, lag) == 16);
+static_assert(offsetof(Schedule, sums) == 20);
+static_assert(offsetof(Schedule, applies) == 21);
 #endif
 
 }  // namespace cto::facts::batch_norm

@@ -155,6 +155,7 @@ template <class Op, int W>
 struct InPieces {
     using A = typename Op::A;
     static constexpr int SHARED = 2 * THREADS;  // entries that sums take
+    static constexpr u32 MERGED_AT_ONCE = 2;    // parts by a thread, which seldom has more
 
     const Op& op;
     const Pieces& pieces;

@@ -96,40 +96,48 @@ struct Ring {
 
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
     __device__ u8* slots() const { return own + group * (READ * DEPTH * APART); }
+    // ALL: there are as many rows as a group has.
+    template <bool ALL>
     __device__ void copy_group() {
-        const i32 some = of_group(n_later);
+        const i32 some = ALL ? DEPTH : of_group(n_later);
         if (BACK) later -= some * pitch;
         u8* to = slots();
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a, to += APART)
-                if (u < some) async_copy::copy<NBYTES>(to, op.arrays[a] + later + u * pitch);
+                if (ALL || u < some) async_copy::copy<NBYTES>(to, op.arrays[a] + later + u * pitch);
         async_copy::commit();
         if (!BACK) later += some * pitch;
         n_later -= some;
-        group = (group + 1) % RING_GROUPS;
+        group = group + 1 < RING_GROUPS ? group + 1 : 0;
     }
     __device__ void begin() {
 #pragma unroll 1
-        for (int i = 0; i < RING_GROUPS; ++i) copy_group();
+        for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
     }
     // Gives `use` the rows, of which the first have begun to be copied.
     template <class Use>
     __device__ void go_on(const Use& use) {
         i64 element = later + (BACK ? n - n_later : n_later - n) * pitch;
+        i32 left = n;
+#pragma unroll 1
+        while (n_later >= DEPTH) use_group<true>(element, left, use);
+#pragma unroll 1
+        while (left > 0) use_group<false>(element, left, use);
+    }
+    template <bool ALL, class Use>
+    __device__ void use_group(i64& element, i32& left, const Use& use) {
+        async_copy::wait<RING_GROUPS - 1>();
         Held rows;
         rows.n_columns = COLUMNS;
-#pragma unroll 1
-        for (i32 left = n; left > 0; left -= rows.n) {
-            async_copy::wait<RING_GROUPS - 1>();
-            rows.n = of_group(left);
-            rows.load_held(slots(), APART);
-            copy_group();
-            if (BACK) element -= rows.n * pitch;
-            use(rows, element, pitch);
-            if (!BACK) element += rows.n * pitch;
-        }
+        rows.n = ALL ? DEPTH : of_group(left);
+        rows.load_held(slots(), APART);
+        copy_group<ALL>();
+        if (BACK) element -= rows.n * pitch;
+        use(rows, element, pitch);
+        if (!BACK) element += rows.n * pitch;
+        left -= rows.n;
     }
     template <class Use>
     __device__ void each(const Use& use) {

@@ -44,7 +44,7 @@ __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     return {item / schedule.n_parts, item % schedule.n_parts, sums};
 }
 
-// Counters in global memory: of tickets, then two for each tile.
+// Counters in global memory: of tickets, then two for each tile, then those of groups of parts.
 struct Counters {
     Zeroed<u32>* counters;
 
@@ -52,6 +52,12 @@ struct Counters {
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
     // Of parts that are applied, and one more from when the tile's sums are finished.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
+
+    __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
+                                    const Schedule& schedule) const {
+        const u32 n_tiles = schedule.n_items / schedule.n_parts;
+        return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
+    }
 
     __device__ void finished(u32 tile) const {
         __threadfence();
@@ -92,36 +98,105 @@ __device__ void each_item(const Schedule& schedule, const Counters& counters, u3
 
 // ---- blocks that share channels -----------------------------------------------------------------
 
-// Scratch memory: FIELDS sums for each part and channel, four coefficients for each channel.
+// Scratch memory: for each part and tile FIELDS sums of the tile's channels side by side, four coefficients for each channel.
 template <class A>
 struct Scratch {
     A *partials, *coefficients;
     Counters counters;
 };
 
-// The sums of a tile's channels from those of its parts; `height` threads for each.
+// A tile's channels from the sums of its parts: some threads for each channel. Where a tile has many
+// parts they are put together in groups first, each by the block that comes last; the sums of a
+// group take the place of its first part's.
 template <class Op, class Walk>
-__device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule& schedule,
-                       const Scratch<typename Op::A>& scratch, typename Op::A* shared) {
+struct Finish {
+    using A = typename Op::A;
     using State = typename Op::template State<1>;
-    const u32 width = walk.channels(tile), height = THREADS / width;
-    const u32 x = threadIdx.x % width, y = threadIdx.x / width;
-    const i64 channel = walk.first_channel(tile) + x;
-    const auto each = [&](const auto& see) {
-#pragma unroll 8
-        for (u32 part = y; y < height && part < schedule.n_parts; part += height)
-            see(State::load(scratch.partials +
-                            (part * walk.n_channels() + channel) * State::FIELDS));
-    };
-    State sums;
-    sums.join_all(each, walk.over(x, y, width, height, shared));
-    if (y == 0) {
-        const auto reference = op.reference(channel, walk.length(), 1);
-        op.write(channel, sums, reference);
-        op.coefficients(op.given(channel), sums, reference)
-            .store(scratch.coefficients + COEFFICIENTS * channel);
+    static constexpr u32 AT_ONCE = Walk::MERGED_AT_ONCE;
+
+    const Op& op;
+    const Walk& walk;
+    const Schedule& schedule;
+    const Scratch<A>& scratch;
+    A* shared;
+    u32 tile, width, height, x, y;
+    A* partials;  // of the tile's first part
+
+    __device__ Finish(const Op& op, const Walk& walk, const Schedule& schedule,
+                      const Scratch<A>& scratch, A* shared, u32 tile)
+        : op(op), walk(walk), schedule(schedule), scratch(scratch), shared(shared), tile(tile) {
+        width = walk.channels(tile), height = THREADS / width;
+        x = threadIdx.x % width, y = threadIdx.x / width;
+        partials = scratch.partials + walk.first_channel(tile) * State::FIELDS;
     }
-}
+    __device__ A* of_part(u32 part) const {
+        return partials + part * walk.n_channels() * State::FIELDS;
+    }
+    // Of every `step`-th part from `first` on: AT_ONCE of a thread are on their way together, the
+    // first ones are kept.
+    __device__ State sums(u32 first, u32 end, u32 step) const {
+        const u32 begin = y < height ? first + y * step : end, on = height * step;
+        State kept[AT_ONCE];
+        load(kept, begin, end, on);
+        const auto each = [&](const auto& see) {
+            show(kept, begin, end, on, see);
+#pragma unroll 1
+            for (u32 part = begin + AT_ONCE * on; part < end; part += AT_ONCE * on) {
+                State some[AT_ONCE];
+                load(some, part, end, on);
+                show(some, part, end, on, see);
+            }
+        };
+        State sums;
+        sums.join_all(each, walk.over(x, y, width, height, shared));
+        return sums;
+    }
+    // When a part has been summed. Where it was the last one the tile is finished, for blocks that
+    // wait, and what is written of it follows.
+    __device__ void operator()(const Item& item, bool& last) const {
+        const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
+        const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
+        const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
+        const Counters& counters = scratch.counters;
+        const i64 channel = walk.first_channel(tile) + x;
+        A reference = 0;
+        Given<A> given{};
+        State all;
+        // One code for groups and tile: it is run seldom, and is in no cache when it is.
+#pragma unroll 1
+        for (bool whole = of_group == 1; true; whole = true) {
+            auto* const ticket = whole
+                                     ? counters.summed(item.tile)
+                                     : counters.grouped(item, n_groups, first / of_group, schedule);
+            if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
+            if (whole && y == 0)
+                reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
+            all =
+                sums(whole ? 0 : first, whole ? schedule.n_parts : first + n, whole ? of_group : 1);
+            if (whole) break;
+            if (y == 0) all.store(of_part(first) + x, width);
+        }
+        if (y == 0)
+            op.coefficients(given, all, reference)
+                .store(scratch.coefficients + COEFFICIENTS * channel);
+        if (schedule.applies) counters.finished(item.tile);
+        if (y == 0) op.write(channel, all, reference);
+    }
+
+  private:
+    __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k)
+            if (part + k * on < end) some[k] = State::load(of_part(part + k * on) + x, width);
+    }
+    template <class See>
+    static __device__ void show(const State (&some)[AT_ONCE], u32 part, u32 end, u32 on,
+                                const See& see) {
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k)
+            if (part + k * on < end) see(some[k]);
+    }
+};
 
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
@@ -137,9 +212,8 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
         if (item.sums) {
             const i64 row = item.part * walk.n_channels() + walk.first_channel(tile);
             walk.sum(tile, item.part, scratch.partials + row * FIELDS, shared);
-            if (!reduce::arrives_last(counters.summed(item.tile), schedule.n_parts, last)) return;
-            finish(op, walk, tile, schedule, scratch, shared);
-            if (schedule.applies) counters.finished(item.tile);
+            const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
+            finish(item, last);
         } else {
             walk.apply(
                 tile, item.part, shared,

@@ -274,11 +274,11 @@ struct Moments {
     __device__ void store(A* to, u32 apart = 1) const {
         to[0] = n, to[apart] = sum[0], to[2 * apart] = squares[0];
     }
-    static __device__ Moments load(const A* from) {
+    static __device__ Moments load(const A* from, u32 apart) {
         Moments found;
         found.n = __ldcg(from);
-        found.sum[0] = __ldcg(from + 1);
-        found.squares[0] = __ldcg(from + 2);
+        found.sum[0] = __ldcg(from + apart);
+        found.squares[0] = __ldcg(from + 2 * apart);
         return found;
     }
 };
@@ -347,9 +347,9 @@ struct Slopes {
         return found;
     }
     __device__ void store(A* to, u32 apart = 1) const { to[0] = sum[0], to[apart] = product[0]; }
-    static __device__ Slopes load(const A* from) {
+    static __device__ Slopes load(const A* from, u32 apart) {
         Slopes found;
-        found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + 1);
+        found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + apart);
         return found;
     }
 };

@@ -9,6 +9,14 @@ namespace cto::facts::pooling {
 constexpr int AXES = 3;
 constexpr int THREADS = 256;
 constexpr int RUN = 4;
+template <int NBYTES>
+constexpr int ROWS = 0;
+template <>
+constexpr int ROWS<2> = 4;
+template <>
+constexpr int ROWS<4> = 4;
+template <>
+constexpr int ROWS<8> = 4;
 constexpr int LONG = 2048;
 
 struct Geometry {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Pools and their gradients.  CPU provider: cupy_training_ops/families/pooling/reference.py
 //
-// A thread makes an element of what is written: one of Y looks at its window, one of a gradient at
-// the windows that it is in. So sums have a fixed order, and there are no atomics.
+// A thread makes neighbouring elements of what is written: one of Y looks at its window, one of a
+// gradient at the windows that it is in. So sums have a fixed order, and there are no atomics.
 #include "algorithm/reduce.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
@@ -13,8 +13,9 @@ namespace cto::pooling {
 using slots::T;
 using ACC = Acc<T>;
 
-// Blocks on a multiprocessor at least; averages of windows spill with four on 12.0.
-constexpr int RESIDENT = 4, RESIDENT_AVERAGES = 3;
+// Blocks on a multiprocessor at least; what sees windows spills with four.
+constexpr int RESIDENT = 4, RESIDENT_WINDOWS = 3;
+constexpr int OF_ROWS = ROWS<sizeof(T)>;
 
 // x > y. Also of subnormals, which -ftz=true makes the compiler's own comparison take for 0.
 __device__ __forceinline__ bool is_greater(float x, float y) {
@@ -43,16 +44,6 @@ struct Largest {
     }
 };
 
-// The elements of a window that count, at least 1: where there are none the sum is 0.
-__device__ __forceinline__ ACC count_of(const Geometry& geometry, const i32 (&o)[AXES],
-                                        bool include_pad) {
-    ACC count = 1;
-#pragma unroll
-    for (int axis = 0; axis < AXES; ++axis)
-        count *= static_cast<ACC>(count_of(geometry, axis, o[axis], include_pad));
-    return max(count, ACC(1));
-}
-
 // Whether element i is in window o, within whose reach it is.
 __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[AXES],
                                       const i32 (&o)[AXES]) {
@@ -65,22 +56,118 @@ __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[A
     return all;
 }
 
-// What RUN neighbours along the last axis get from the windows that chose them.
+// RUN neighbours along the last axis of which the first is at `place`, or as many as there are.
+struct Neighbours {
+    Place place;
+    i32 length;
+
+    __device__ Neighbours(const Geometry& geometry, i64 position)
+        : place(place_of(geometry, position)) {
+        place.at[LAST] *= RUN;
+        length = min(RUN, geometry.image[LAST] - place.at[LAST]);
+    }
+};
+
+// What such neighbours get from the windows that they are in, or that chose them.
 struct Gathered {
     ACC sums[RUN];
 
+    __device__ __forceinline__ void add(const Geometry& geometry, const i32 (&first)[AXES],
+                                        const i32 (&o)[AXES], ACC value) {
+#pragma unroll
+        for (int k = 0; k < RUN; ++k)
+            if (reaches(geometry, first, o, k)) sums[k] += value;
+    }
+    // Of n neighbouring windows, of which the first is o.
+    __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
+                                              const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
+                                              bool include_pad) {
+        const i32 outer = count_of(geometry, 0, o[0], include_pad);
+        const ACC of_plane = static_cast<ACC>(outer) * count_of(geometry, 1, o[1], include_pad);
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            if (k >= n) continue;
+            const i32 window[] = {o[0], o[1], o[LAST] + k};
+            const ACC count = of_plane * count_of(geometry, LAST, window[LAST], include_pad);
+            add(geometry, first, window, to_acc(slopes[k]) / max(count, ACC(1)));
+        }
+    }
     // `number`: of the chosen element, counted from the first of the neighbours.
-    __device__ __forceinline__ void add(const Geometry& geometry, i64 number,
-                                        const i32 (&first)[AXES], const i32 (&o)[AXES], ACC dy) {
-        const u32 reach = (geometry.kernel[LAST] - 1) * geometry.dilation[LAST];
-        const i32 past_start = first[LAST] - start_of(geometry, LAST, o[LAST]);
+    __device__ __forceinline__ void add_chosen(const Geometry& geometry, i64 number,
+                                               const i32 (&first)[AXES], const i32 (&o)[AXES],
+                                               ACC value) {
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
             const bool is_chosen = number == k * geometry.number[LAST];
-            if (!is_chosen || static_cast<u32>(past_start + k) > reach) continue;
-            const i32 i[] = {first[0], first[1], first[2] + k};
-            if (is_in(geometry, i, o)) sums[k] += dy;
+            if (is_chosen && reaches(geometry, first, o, k)) sums[k] += value;
         }
+    }
+    __device__ __forceinline__ void store(T* to, i32 length, bool by_vectors) const {
+        if (by_vectors) {
+            vec::Vec<T, RUN> out;
+#pragma unroll
+            for (int k = 0; k < RUN; ++k) out.at[k] = from_acc<T>(sums[k]);
+            *reinterpret_cast<vec::Vec<T, RUN>*>(to) = out;
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < RUN; ++k)
+            if (k < length) to[k] = from_acc<T>(sums[k]);
+    }
+
+  private:
+    static __device__ __forceinline__ bool reaches(const Geometry& geometry,
+                                                   const i32 (&first)[AXES], const i32 (&o)[AXES],
+                                                   int k) {
+        const u32 reach = (geometry.kernel[LAST] - 1) * geometry.dilation[LAST];
+        const i32 past_start = first[LAST] - start_of(geometry, LAST, o[LAST]);
+        const i32 i[] = {first[0], first[1], first[2] + k};
+        return static_cast<u32>(past_start + k) <= reach && is_in(geometry, i, o);
+    }
+};
+
+// Windows that are neighbours along the axis before the last, OF_ROWS or as many as there are.
+struct WindowsOfRows {
+    const Geometry& geometry;
+    Place place;  // of the first
+    i32 n_rows;
+
+    __device__ WindowsOfRows(const Geometry& geometry, i64 position)
+        : geometry(geometry), place(place_of(geometry, position)) {
+        place.at[ROWS_AXIS] *= OF_ROWS;
+        n_rows = min(OF_ROWS, geometry.output[ROWS_AXIS] - place.at[ROWS_AXIS]);
+    }
+    // Where window k is in Y.
+    __device__ i64 of(int k) const {
+        i64 offset = place.plane;
+#pragma unroll
+        for (int axis = 0; axis < AXES; ++axis)
+            offset = offset * geometry.output[axis] + place.at[axis] + (axis == ROWS_AXIS ? k : 0);
+        return offset;
+    }
+    // Shows `see` what window k has, and its number among all of X: elements of all windows are
+    // loaded before one of them is seen.
+    template <class See>
+    __device__ __forceinline__ void visit(const T* x, const See& see) const {
+        const i64 plane = place.plane * product(geometry.image);
+        const i64 rows_on = geometry.stride[ROWS_AXIS];
+        visit_elements_of_rows(geometry, place.at, [&](i64 by_rows, i64 number, i32 row) {
+            const T* const from = x + plane + by_rows;
+            T elements[OF_ROWS];
+#pragma unroll
+            for (int k = 0; k < OF_ROWS; ++k)
+                if (has(row, k)) elements[k] = from[k * rows_on * geometry.image[LAST]];
+#pragma unroll
+            for (int k = 0; k < OF_ROWS; ++k)
+                if (has(row, k))
+                    see(k, elements[k], plane + number + k * rows_on * geometry.number[ROWS_AXIS]);
+        });
+    }
+
+  private:
+    __device__ bool has(i32 row, int k) const {
+        const i64 its_row = row + static_cast<i64>(k) * geometry.stride[ROWS_AXIS];
+        return k < n_rows && its_row >= 0 && its_row < geometry.image[ROWS_AXIS];
     }
 };
 
@@ -101,77 +188,97 @@ __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thr
 using namespace cto;
 using namespace cto::pooling;
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+// A thread for OF_ROWS neighbours along the axis before the last.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool(const T* x, T* y, i64* indices, i64 n, const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     if (position >= n) return;
-    const Place place = place_of(geometry, position);
-    const i64 plane = place.plane * product(geometry.image);
-    Largest largest{from_acc<T>(ACC(-__int_as_float(0x7f800000))), -1};
-    visit_elements(geometry, place.at, [&](i64 by_rows, i64 number) {
-        largest.see(x[plane + by_rows], plane + number);
-    });
-    if (y != nullptr) y[position] = largest.value;
-    if (indices != nullptr) indices[position] = largest.number;
+    const WindowsOfRows windows(geometry, position);
+    Largest largest[OF_ROWS];
+#pragma unroll
+    for (int k = 0; k < OF_ROWS; ++k)
+        largest[k] = {from_acc<T>(ACC(-__int_as_float(0x7f800000))), -1};
+    windows.visit(x, [&](int k, T element, i64 number) { largest[k].see(element, number); });
+#pragma unroll
+    for (int k = 0; k < OF_ROWS; ++k) {
+        if (k >= windows.n_rows) continue;
+        if (y != nullptr) y[windows.of(k)] = largest[k].value;
+        if (indices != nullptr) indices[windows.of(k)] = largest[k].number;
+    }
 }
 
 // A thread for RUN neighbours along the last axis, which many windows have in common.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
                   const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     if (position >= n) return;
-    Place place = place_of(geometry, position);
-    i32(&at)[AXES] = place.at;
-    at[LAST] *= RUN;
-    const i32 length = min(RUN, geometry.image[LAST] - at[LAST]);
+    const Neighbours neighbours(geometry, position);
+    const Place& place = neighbours.place;
     const i64 plane = place.plane * product(geometry.output);
     i64 own = place.plane * product(geometry.image);
 #pragma unroll
-    for (int axis = 0; axis < AXES; ++axis) own += at[axis] * geometry.number[axis];
+    for (int axis = 0; axis < AXES; ++axis) own += place.at[axis] * geometry.number[axis];
     Gathered gathered{};
-    visit_windows(geometry, at, length, [&](i64 window, const i32(&o)[AXES]) {
-        const i64 index = indices[plane + window];
-        gathered.add(geometry, index - own, at, o, to_acc(dy[plane + window]));
-    });
-    T* const to = dx + offset_of(geometry, place);
-    if (by_vectors) {
-        vec::Vec<T, RUN> out;
+    visit_windows(
+        geometry, place.at, neighbours.length, [&](i64 window, const i32(&first)[AXES], i32 n) {
+            i64 chosen[RUN];
+            T slopes[RUN];
 #pragma unroll
-        for (int k = 0; k < RUN; ++k) out.at[k] = from_acc<T>(gathered.sums[k]);
-        *reinterpret_cast<vec::Vec<T, RUN>*>(to) = out;
-        return;
-    }
+            for (int k = 0; k < RUN; ++k) {
+                if (k >= n) continue;
+                chosen[k] = indices[plane + window + k];
+                slopes[k] = dy[plane + window + k];
+            }
 #pragma unroll
-    for (int k = 0; k < RUN; ++k)
-        if (k < length) to[k] = from_acc<T>(gathered.sums[k]);
+            for (int k = 0; k < RUN; ++k) {
+                const i32 o[] = {first[0], first[1], first[LAST] + k};
+                if (k < n)
+                    gathered.add_chosen(geometry, chosen[k] - own, place.at, o, to_acc(slopes[k]));
+            }
+        });
+    gathered.store(dx + offset_of(geometry, place), neighbours.length, by_vectors);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_AVERAGES)
+// As max_pool.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     if (position >= n) return;
-    const Place place = place_of(geometry, position);
-    const T* const plane = x + place.plane * product(geometry.image);
-    ACC sum = 0;
-    visit_elements(geometry, place.at, [&](i64 by_rows, i64) { sum += to_acc(plane[by_rows]); });
-    y[position] = from_acc<T>(sum / pooling::count_of(geometry, place.at, include_pad));
+    const WindowsOfRows windows(geometry, position);
+    ACC sums[OF_ROWS] = {};
+    windows.visit(x, [&](int k, T element, i64) { sums[k] += to_acc(element); });
+    const i32(&first)[AXES] = windows.place.at;
+    const i32 outer = count_of(geometry, 0, first[0], include_pad);
+    const i32 inner = count_of(geometry, LAST, first[LAST], include_pad);
+#pragma unroll
+    for (int k = 0; k < OF_ROWS; ++k) {
+        const i32 of_rows = count_of(geometry, ROWS_AXIS, first[ROWS_AXIS] + k, include_pad);
+        const ACC count = static_cast<ACC>(outer) * of_rows * inner;
+        if (k < windows.n_rows) y[windows.of(k)] = from_acc<T>(sums[k] / max(count, ACC(1)));
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_AVERAGES)
-    average_pool_grad(const T* dy, T* dx, bool include_pad, i64 n,
+// As max_pool_grad.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
+    average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     if (position >= n) return;
-    const Place place = place_of(geometry, position);
-    const T* const plane = dy + place.plane * product(geometry.output);
-    ACC sum = 0;
-    visit_windows(geometry, place.at, 1, [&](i64 window, const i32(&o)[AXES]) {
-        if (is_in(geometry, place.at, o))
-            sum += to_acc(plane[window]) / pooling::count_of(geometry, o, include_pad);
-    });
-    dx[position] = from_acc<T>(sum);
+    const Neighbours neighbours(geometry, position);
+    const T* const plane = dy + neighbours.place.plane * product(geometry.output);
+    Gathered gathered{};
+    visit_windows(geometry, neighbours.place.at, neighbours.length,
+                  [&](i64 window, const i32(&first)[AXES], i32 n) {
+                      T slopes[RUN];
+#pragma unroll
+                      for (int k = 0; k < RUN; ++k)
+                          if (k < n) slopes[k] = plane[window + k];
+                      gathered.add_means(geometry, neighbours.place.at, first, n, slopes,
+                                         include_pad);
+                  });
+    gathered.store(dx + offset_of(geometry, neighbours.place), neighbours.length, by_vectors);
 }
 
 // A warp for each of n planes.

@@ -32,9 +32,10 @@ struct Span {
     i32 begin, end;
 };
 
-constexpr int LAST = AXES - 1;
+constexpr int LAST = AXES - 1, ROWS_AXIS = AXES - 2;
 
-__device__ __forceinline__ i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
+// Most kernels have no gaps, and divisions take longer than all else of a window.
+__device__ __forceinline__ i32 ceil_div(i32 a, i32 b) { return b == 1 ? a : (a + b - 1) / b; }
 
 // The first element of window o along an axis, which may lie before the image.
 __device__ __forceinline__ i32 start_of(const Geometry& geometry, int axis, i32 o) {
@@ -72,11 +73,12 @@ __device__ __forceinline__ i32 count_of(const Geometry& geometry, int axis, i32 
     return max(counted.end - counted.begin, 0);
 }
 
-// Shows `visit` the number in the plane, by rows and by Indices', of each element of the image that
-// window o has.
+// Of windows that are neighbours along the axis before the last, of which the first is o: shows `visit`
+// where each element of the first one is in the plane, by rows and by Indices' numbers, and its row,
+// which may lie beside the image.
 template <class Visit>
-__device__ __forceinline__ void visit_elements(const Geometry& geometry, const i32 (&o)[AXES],
-                                               Visit&& visit) {
+__device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
+                                                       const i32 (&o)[AXES], Visit&& visit) {
     i32 start[AXES];
     Span taps[AXES];
 #pragma unroll
@@ -87,19 +89,22 @@ __device__ __forceinline__ void visit_elements(const Geometry& geometry, const i
 #pragma unroll 1
     for (i32 a = taps[0].begin; a < taps[0].end; ++a)
 #pragma unroll 1
-        for (i32 b = taps[1].begin; b < taps[1].end; ++b)
+        for (i32 b = 0; b < geometry.kernel[ROWS_AXIS]; ++b)
+#pragma unroll 1
             for (i32 c = taps[2].begin; c < taps[2].end; ++c) {
                 const i64 at[] = {start[0] + static_cast<i64>(a) * geometry.dilation[0],
                                   start[1] + static_cast<i64>(b) * geometry.dilation[1],
                                   start[2] + static_cast<i64>(c) * geometry.dilation[2]};
                 visit((at[0] * geometry.image[1] + at[1]) * geometry.image[2] + at[2],
                       at[0] * geometry.number[0] + at[1] * geometry.number[1] +
-                          at[2] * geometry.number[2]);
+                          at[2] * geometry.number[2],
+                      at[ROWS_AXIS]);
             }
 }
 
 // Shows `visit` the windows around any of `length` neighbours along the last axis, of which the
-// first is i, with their number in the plane.
+// first is i, at most RUN that are neighbours at a time: the first one, its number in the plane, and
+// how many they are.
 template <class Visit>
 __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i32 (&i)[AXES],
                                               i32 length, Visit&& visit) {
@@ -111,9 +116,11 @@ __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i3
     for (i32 a = windows[0].begin; a < windows[0].end; ++a)
 #pragma unroll 1
         for (i32 b = windows[1].begin; b < windows[1].end; ++b)
-            for (i32 c = windows[2].begin; c < windows[2].end; ++c) {
+#pragma unroll 1
+            for (i32 c = windows[2].begin; c < windows[2].end; c += RUN) {
                 const i32 o[] = {a, b, c};
-                visit((static_cast<i64>(a) * geometry.output[1] + b) * geometry.output[2] + c, o);
+                visit((static_cast<i64>(a) * geometry.output[1] + b) * geometry.output[2] + c, o,
+                      min(RUN, windows[2].end - c));
             }
 }
 

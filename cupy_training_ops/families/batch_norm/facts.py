@@ -11,6 +11,7 @@ CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
 MAX_COLUMNS = 8  # of a thread
 RING_GROUPS = 4  # of rows in shared memory, one of which is used while the others arrive
+RING_BLOCKS = 2  # with such rows that share a multiprocessor
 RING_ROWS = 4  # of a thread in a group, of all arrays that are read
 HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
 HELD_ROWS = 4  # of all arrays that are read, that such a thread uses at a time
@@ -42,7 +43,7 @@ Pieces = Struct(
 
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows. A
 # part has `span` rows, below 2^31. `aligned`: each slot lies at a multiple of 16 bytes, in all
-# arrays. `rings`: whether rows go by way of shared memory; then they are aligned.
+# arrays.
 Columns = Struct(
     "Columns",
     n_rows=i64,
@@ -52,7 +53,6 @@ Columns = Struct(
     channels=u32,
     width=u32,
     aligned=flag,
-    rings=flag,
 )
 
 # Channels in `length` columns that blocks hold, each some of `n_tiles` tiles of so many `channels`.
@@ -75,8 +75,15 @@ Held = Struct(
     step=i32,
 )
 
-# Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile; `lag` is from
-# n_parts - 1 to n_items; which passes there are.
+# Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile, whose sums are put
+# together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are.
 Schedule = Struct(
-    "Schedule", first_tile=u32, n_items=u32, n_parts=u32, lag=u32, sums=flag, applies=flag
+    "Schedule",
+    first_tile=u32,
+    n_items=u32,
+    n_parts=u32,
+    of_group=u32,
+    lag=u32,
+    sums=flag,
+    applies=flag,
 )

@@ -36,6 +36,7 @@ from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
     MAX_COLUMNS,
+    RING_BLOCKS,
     RING_GROUPS,
     RING_ROWS,
     SINGLE_SLOTS,
@@ -56,19 +57,26 @@ COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one pa
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
-MERGED_SUMS = 16_384  # of all parts and channels of a tile
+MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
+MERGED_SUMS = 2**17  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tiles of channels, the parts of each, and the passes over them."""
+    """Tiles of channels, the parts of each, how many are merged first, and the passes over them."""
 
     n_tiles: int
     n_parts: int
+    of_group: int = 1
     sums: bool = True
     applies: bool = True
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of a tile's parts."""
+        return ceil_div(self.n_parts, self.of_group)
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,8 @@ class Call:
         if channels.n * ceil_div(n_slots, 2 * span) >= MANY_ITEMS * blocks:
             span *= 2  # barriers and tickets cost less
         symbol = "channel_parts" if whole else "single_channel_parts"
-        work = Work(channels.n, ceil_div(n_slots, span), self.sums, self.applied is not None)
+        n_parts = ceil_div(n_slots, span)
+        work = Work(channels.n, n_parts, 1, self.sums, self.applied is not None)
         layout = pieces(channels, width, span, THREADS)
         return self._scheduled(symbol, PIECE_BLOCKS, channels.n, layout, work)
 
@@ -166,13 +175,14 @@ class Call:
         n_tiles = ceil_div(channels.n, tile)
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
+        whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
+        ring = self._ring_nbytes() if aligned and whole else 0
+        blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
         rounds = _rounds(channels.outer * n_tiles * row_nbytes)
-        n_items = rounds * COLUMN_BLOCKS * self.device.multiprocessors
+        n_items = rounds * blocks * self.device.multiprocessors
         wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
         n_parts = min(most, max(1, wanted))
         span = max(1, ceil_div(channels.outer, n_parts))
-        whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
-        ring = self._ring_nbytes() if aligned and whole else 0
         layout = by_value(
             Columns,
             n_rows=channels.outer,
@@ -182,11 +192,10 @@ class Call:
             channels=tile,
             width=ceil_div(tile * channels.length, width),
             aligned=aligned and whole,
-            rings=ring > 0,
         )
         n_parts = ceil_div(channels.outer, span)
-        work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
-        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work, ring)
+        work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
+        return self._scheduled(kernel, blocks, channels.n, layout, work, ring)
 
     def _ring_nbytes(self) -> int:
         """Shared memory of a block's rows on their way; 0 where there is too little of it.
@@ -198,7 +207,7 @@ class Call:
         nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
         sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
         of_block = nbytes + sums + RESERVED_NBYTES
-        fits = COLUMN_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
+        fits = RING_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
         return nbytes if fits else 0
 
     @property
@@ -207,7 +216,7 @@ class Call:
 
     def _tile(self, channels: Channels) -> int:
         """Channels of a tile: so many that it begins at a vector, or all."""
-        columns = TILE_NBYTES // self.types[0].itemsize
+        columns = min(THREADS, TILE_NBYTES // self.types[0].itemsize)
         channels_of_tile = max(1, columns // channels.length)
         return min(channels.n, align_up(channels_of_tile, self._vectors(channels)))
 
@@ -227,7 +236,8 @@ class Call:
         shared_nbytes: int = 0,
     ) -> Plan:
         scratch = ScratchMemory()
-        counters = scratch.zeros(1 + 2 * MAX_TILES, np.uint32)
+        groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.of_group > 1 else 0
+        counters = scratch.zeros(1 + 2 * MAX_TILES + groups, np.uint32)
         accumulator = computed_in(self.types[0])
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
@@ -254,6 +264,12 @@ class Call:
 def _rounds(nbytes: int) -> int:
     """Parts of each block, of an array in columns."""
     return 1 if nbytes <= COLUMNS_NBYTES else 2
+
+
+def _of_group(n_parts: int, n_channels: int) -> int:
+    """Parts of so many channels that are merged first."""
+    few = n_parts <= MERGED_PARTS * (THREADS // n_channels)
+    return 1 if few else math.isqrt(n_parts)
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
@@ -288,6 +304,7 @@ def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[C
             first_tile=first,
             n_items=n_items,
             n_parts=work.n_parts,
+            of_group=work.of_group,
             lag=min(n_items, work.n_parts + grid),
             sums=work.sums,
             applies=work.applies,

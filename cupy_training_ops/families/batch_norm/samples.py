@@ -29,7 +29,8 @@ BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
 
 # label, shape, offset. A block holds a channel of "ordinary", some of "held" and of "narrow" in
 # shared memory, and has the columns of "two"; several share channels of "large", in vectors, of
-# "misaligned", in elements, and the columns of "rows".
+# "misaligned", in elements, and the columns of "rows" and "long", in 2-byte types by way of shared
+# memory.
 CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("odd", (3, 5, 5, 3), 0),
     ("vector", (33,), 0),
@@ -46,6 +47,7 @@ CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("rows", (600, 34), 0),
     ("narrow", (3, 268, 7, 7), 0),
     ("held", (3, 528, 7, 7), 0),
+    ("long", (40_000, 8), 0),
 )
 
 

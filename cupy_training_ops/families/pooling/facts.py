@@ -8,7 +8,9 @@ from ...facts import Divisor
 
 AXES = 3  # that kernels have
 THREADS = 256
-RUN = 4  # neighbours along the last axis that a thread of max_pool_grad makes
+RUN = 4  # neighbours along the last axis that a thread of a gradient makes
+# Neighbours along the axis before the last that a thread of Y makes, by the bytes of an element.
+ROWS = {2: 4, 4: 4, 8: 4}
 LONG = 2048  # elements of a plane from which on a block sums it, not a warp
 
 _PLACES = i32[AXES]

@@ -24,7 +24,7 @@ from ...plan import Config, Device, Launch, Plan, by_value, ceil_div, slots
 from ...planning.fast_division import divisor
 from ..conv.extents import AUTO_PADS
 from ..conv.operators import PADS, STRIDES, steps
-from .facts import AXES, LONG, RUN, THREADS, Geometry
+from .facts import AXES, LONG, ROWS, RUN, THREADS, Geometry
 from .windows import Pool, Windows
 
 X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
@@ -70,10 +70,12 @@ class _Pool(Op):
             self.ceil_mode,
         ).windows(x)
 
-    def launched(self, x: Shape, written: Spec, *arguments: object, run: int = 1) -> Plan:
-        """A thread for each element that is written, or for a run of them along the last axis."""
-        windows, outer = self.windows(x), written.shape[2:-1]
-        runs = ceil_div(written.shape[-1], run)
+    def launched(
+        self, x: Shape, written: Spec, *arguments: object, rows: int = 1, run: int = 1
+    ) -> Plan:
+        """A thread for so many neighbours along the last two axes of what is written."""
+        windows, (planes, outer, inner) = self.windows(x), _axes(written.shape[2:])
+        extents = (planes, ceil_div(outer, rows), ceil_div(inner, run))
         geometry = by_value(
             Geometry,
             image=_axes(windows.image),
@@ -84,9 +86,9 @@ class _Pool(Op):
             pad=_axes(windows.pads, 0),
             padded=_axes(tuple(map(sum, zip(windows.image, windows.ends, strict=True)))),
             number=_axes(windows.numbers(self.storage_order)),
-            written=np.array([divisor(extent) for extent in _axes((*outer, runs))]),
+            written=np.array([divisor(extent) for extent in extents]),
         )
-        n_threads = math.prod((*written.shape[:-1], runs))
+        n_threads = math.prod((*written.shape[:2], *extents))
         config = Config((ceil_div(n_threads, THREADS),), (THREADS,))
         arguments = (*arguments, n_threads, geometry)
         return Plan((Launch(self.function_name, config, arguments, slots(T=written.dtype)),))
@@ -121,7 +123,8 @@ class MaxPool(_Pool):
     def plan(self, device: Device, x: Spec, y: Spec | None, indices: Spec | None) -> Plan:
         shape = self.windows(x.shape).y_shape
         written = Spec(shape, x.dtype)
-        return self.launched(x.shape, written, x, y, indices)
+        rows = ROWS[x.dtype.itemsize]
+        return self.launched(x.shape, written, x, y, indices, rows=rows)
 
 
 class AveragePool(_Pool):
@@ -143,7 +146,8 @@ class AveragePool(_Pool):
         return (Spec(self.windows(x.shape).y_shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        return self.launched(x.shape, y, x, y, self.count_include_pad)
+        rows = ROWS[x.dtype.itemsize]
+        return self.launched(x.shape, y, x, y, self.count_include_pad, rows=rows)
 
 
 class _Gradient(_Pool):
@@ -153,6 +157,10 @@ class _Gradient(_Pool):
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")
         return (Spec(x, dy.dtype),)
+
+    def by_vectors(self, dx: Spec) -> bool:
+        """Whether runs of dX are written as vectors."""
+        return dx.aligned and dx.shape[-1] % RUN == 0
 
 
 class MaxPoolGrad(_Gradient):
@@ -176,8 +184,7 @@ class MaxPoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
-        by_vectors = dx.aligned and shape[-1] % RUN == 0
-        return self.launched(shape, dx, dy, indices, dx, by_vectors, run=RUN)
+        return self.launched(shape, dx, dy, indices, dx, self.by_vectors(dx), run=RUN)
 
 
 class AveragePoolGrad(_Gradient):
@@ -198,7 +205,8 @@ class AveragePoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, shape: Shape, dx: Spec) -> Plan:
-        return self.launched(shape, dx, dy, dx, self.count_include_pad)
+        by_vectors = self.by_vectors(dx)
+        return self.launched(shape, dx, dy, dx, self.count_include_pad, by_vectors, run=RUN)
 
 
 class GlobalAveragePool(Op):

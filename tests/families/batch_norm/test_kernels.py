@@ -70,12 +70,12 @@ def planned(*args, **keywords):
             FLOAT16,
             ("narrow_held_channels", 132, 512),
         ),
-        ("BatchNormInternal", (4096, 1024, 14, 14), FLOAT16, ("column_parts", 264, 256)),
+        ("BatchNormInternal", (4096, 1024, 14, 14), FLOAT16, ("column_rings", 264, 256)),
         ("BatchNormInternal", (64, 3, 7, 7), FLOAT16, ("single_channel_parts", 3, 256)),
         ("BatchNormInternal", (64, 512, 63, 63), FLOAT16, ("single_channel_parts", 396, 256)),
         ("BatchNormInternal", (64, 511, 3, 3), FLOAT32, ("column_parts", 64, 256)),
         ("BatchNormInternal", (65_536, 1024), FLOAT32, ("column_parts", 264, 256)),
-        ("BatchNormInternal", (100, 1000), FLOAT16, ("column_parts", 8, 256)),
+        ("BatchNormInternal", (100, 1000), FLOAT16, ("column_rings", 8, 256)),
         ("BatchNormInternal", (2**20, 1), FLOAT32, ("channel_parts", 128, 256)),
         ("BatchNormInternal", (1000,), FLOAT64, ("channels", 1, 256)),
         ("BatchNormInternal", (0, 70), FLOAT32, ("channels", 70, 32)),
@@ -268,6 +268,33 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
     assert len(log) > 1
     for result, other in zip(results, expected, strict=True):
         assert_matches(run.host(result), other)
+
+
+@names
+@pytest.mark.parametrize("of_group", [1, 3, 7, 40])
+@pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
+def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_group) -> None:
+    """The last group is smaller; counters are zero again."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning, "PART_NBYTES", 1024)
+    monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
+    monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
+    op = operator(name)
+    given_ = inputs(rng, name, (700, 136), next(row for row in ROWS if row[0] == t))
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    nbytes = op.workspace_nbytes(*map(run.place, given_))
+    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
+    for _ in range(2):
+        with launch_log() as log:
+            results = op(*map(run.place, given_), workspace=workspace)
+        (step,) = log
+        assert step.symbol.endswith("column_rings" if t == FLOAT16 else "column_parts")
+        n_items, n_parts = (int(step.args[-1][field]) for field in ("n_items", "n_parts"))
+        n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
+        assert n_parts > 7
+        assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES + n_groups)].any()
+        for result, other in zip(results, expected, strict=True):
+            assert matches(run.host(result), other, given_[1].size)
 
 
 # The ring of the last has room for the rows of more than one tile.
