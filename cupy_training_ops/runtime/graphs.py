@@ -81,6 +81,7 @@ def side_stream(owner: object) -> SideStream:
         found = known.pop()
     except IndexError:
         found = SideStream()
+    found.go_on(found.stream)  # behind what the owner before it has queued
     weakref.finalize(owner, known.append, found)
     return found
 
@@ -89,7 +90,13 @@ class SideStream:
     """A stream on which something is done in the order of the current one."""
 
     def __init__(self) -> None:
-        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream = self._last = cupy.cuda.Stream(non_blocking=True)
+
+    def go_on(self, stream: Any) -> None:
+        """The owner's work goes on on this stream, behind that on the one before."""
+        if self._last.ptr != stream.ptr:
+            stream.wait_event(self._last.record())
+        self._last = stream
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:

@@ -311,3 +311,75 @@ def test_batches_with_gaps_are_replayed_too(way: str) -> None:
         x, labels = placed(answers["x"][i]), placed(answers["labels"][i])
         assert replayed.step(x, labels) == plain.step(x, labels)
     assert is_captured(replayed)
+
+
+def captured(text: str):
+    """Runs of a small graph."""
+    import cupy
+
+    from cupy_training_ops.onnx.capture import Captures
+
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    return Captures(cto.onnx.Session(model, cupy), {})
+
+
+@pytest.mark.gpu
+def test_shapes_among_the_results_are_the_callers() -> None:
+    import cupy
+
+    runs = captured("g (float[N, 4] x) => (int64[2] k, float[N, 4] y) { k = Shape(x) y = Neg(x) }")
+    for i in range(5):
+        found = runs({"x": cupy.full((2, 4), i, np.float32)})
+        assert found["k"].tolist() == [2, 4]
+        assert found["y"][0, 0] == -i
+        found["k"][...] = 0
+    assert all(form.graph is not None for form in runs._forms.values())
+
+
+@pytest.mark.gpu
+def test_batches_of_many_sizes_take_no_more_memory_than_the_largest() -> None:
+    """Not while none has come twice, and not when old forms make room for new ones."""
+    import cupy
+
+    runs = captured(
+        """g (float[N, 65536] x) => (float[N] y) <int64[1] axes = {1}>
+        { a = Relu(x) b = Neg(a) c = Softmax(b) y = ReduceSum<keepdims = 0>(c, axes) }"""
+    )
+    sizes = [*range(33, 51)]
+
+    def taken() -> int:
+        cupy.get_default_memory_pool().free_all_blocks()
+        return -cupy.cuda.runtime.memGetInfo()[0]
+
+    xs = {n: cupy.ones((n, 65536), np.float32) for n in sizes}
+    cupy.cuda.Device().synchronize()
+    before = taken()
+    for n in sizes[::-1][:16]:
+        runs({"x": xs[n]})
+    assert taken() - before < 6 * xs[50].nbytes
+    for n in [n for n in sizes for _ in range(3)] * 2:
+        found = runs({"x": xs[n]})["y"]
+    after = taken()
+    for n in [n for n in sizes for _ in range(3)] * 3:
+        found = runs({"x": xs[n]})["y"]
+    np.testing.assert_allclose(found.get(), 1, rtol=1e-5)
+    assert abs(taken() - after) < 2 * xs[50].nbytes
+
+
+@pytest.mark.gpu
+def test_graphs_one_after_the_other_share_scratch_memory() -> None:
+    """Old forms make room for new ones, whose graphs come behind those of the old ones."""
+    from cupy_training_ops.runtime import workspace
+
+    session, answers = opened("cnn_max", graph=True)
+    plain, _ = opened("cnn_max")
+    x, labels = (np.concatenate(answers[key]) for key in ("x", "labels"))
+    kept = []
+    for _ in range(3):
+        for n in range(2, 20):
+            for _ in range(3):
+                losses = [s.step(x[:n], labels[:n]) for s in (session, plain)]
+        assert losses[0] == losses[1]
+        kept.append(sum(buffer.nbytes for buffer in workspace._of_graphs))
+    assert kept[0] == kept[1] == kept[2]
+    assert_same(dict(session.parameters), dict(plain.parameters))
