@@ -195,9 +195,11 @@ class Session:
 
     def checked(self, name: str, value: Any) -> Any:
         """One array for a feed, refused where it does not fit; on the device if it is there."""
-        is_there = self.xp is not np and isinstance(value, self.xp.ndarray)
-        found = self.placed(name, value) if self.is_on_host(name) else value
-        found = found if is_there else np.asarray(found)
+        is_there = self.xp is not np and hasattr(value, "__cuda_array_interface__")
+        if self.is_on_host(name):
+            found: Any = self.placed(name, value)
+        else:
+            found = self.xp.asarray(value) if is_there else np.asarray(value)
         self._check(self._said[name], found)
         return found
 

@@ -383,3 +383,15 @@ def test_graphs_one_after_the_other_share_scratch_memory() -> None:
         kept.append(sum(buffer.nbytes for buffer in workspace._of_graphs))
     assert kept[0] == kept[1] == kept[2]
     assert_same(dict(session.parameters), dict(plain.parameters))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [False, True])
+def test_arrays_of_other_libraries_are_fed(graph: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    session, answers = opened("mlp", graph=graph)
+    plain, _ = opened("mlp")
+    for i in range(4):
+        x, labels = answers["x"][i], answers["labels"][i]
+        given = (torch.tensor(a, device="cuda" if i % 2 else "cpu") for a in (x, labels))
+        assert session.step(*given) == plain.step(x, labels)
