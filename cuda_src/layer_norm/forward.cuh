@@ -19,9 +19,9 @@ struct Arrays {
     const T* x;
     const V* scale;
     const V* bias;  // or null
-    V* y;        // or null
-    A* mean;     // or null
-    A* inv_std;  // or null
+    V* y;           // or null
+    A* mean;        // or null
+    A* inv_std;     // or null
     bool is_centred;
     A epsilon;
 
