@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -338,43 +337,6 @@ def test_shapes_among_the_results_are_the_callers() -> None:
 
 
 @pytest.mark.gpu
-def test_sizes_that_came_once_have_memory_for_the_largest_alone(monkeypatch) -> None:
-    import cupy
-
-    pools = weakref.WeakSet()
-
-    class Pool(cupy.cuda.MemoryPool):
-        def __init__(self) -> None:
-            super().__init__()
-            pools.add(self)
-
-    monkeypatch.setattr(cupy.cuda, "MemoryPool", Pool)
-    runs = captured("g (float[N, 65536] x) => (float[N, 65536] y) { a = Relu(x) y = Softmax(a) }")
-    for n in range(16, 0, -1):
-        runs({"x": cupy.ones((n, 65536), np.float32)})
-    assert sum(pool.total_bytes() for pool in pools) <= 4 * 16 * 65536 * 4
-
-
-@pytest.mark.gpu
-def test_graphs_one_after_the_other_share_scratch_memory() -> None:
-    """Old forms make room for new ones, whose graphs come behind those of the old ones."""
-    from cupy_training_ops.runtime import workspace
-
-    session, answers = opened("cnn_max", graph=True)
-    plain, _ = opened("cnn_max")
-    x, labels = (np.concatenate(answers[key]) for key in ("x", "labels"))
-    kept = []
-    for _ in range(3):
-        for n in range(2, 20):
-            for _ in range(3):
-                losses = [s.step(x[:n], labels[:n]) for s in (session, plain)]
-        assert losses[0] == losses[1]
-        kept.append(sum(buffer.nbytes for buffer in workspace._of_graphs))
-    assert kept[0] == kept[1] == kept[2]
-    assert_same(dict(session.parameters), dict(plain.parameters))
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("graph", [False, True])
 def test_arrays_of_other_libraries_are_fed(graph: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -384,3 +346,13 @@ def test_arrays_of_other_libraries_are_fed(graph: bool) -> None:
         x, labels = answers["x"][i], answers["labels"][i]
         given = (torch.tensor(a, device="cuda" if i % 2 else "cpu") for a in (x, labels))
         assert session.step(*given) == plain.step(x, labels)
+
+
+@pytest.mark.gpu
+def test_views_alone_are_an_empty_graph() -> None:
+    import cupy
+
+    runs = captured("g (float[N, 4] x) => (float[N, 4] y) { y = Identity(x) }")
+    for i in range(4):
+        x = cupy.full((2, 4), i, np.float32)
+        np.testing.assert_array_equal(runs({"x": x})["y"].get(), x.get())
