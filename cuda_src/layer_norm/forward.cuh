@@ -19,9 +19,9 @@ struct Arrays {
     const T* x;
     const V* scale;
     const V* bias;  // or null
-    V* y;
-    A* mean;     // or null
-    A* inv_std;  // or null
+    V* y;           // or null
+    A* mean;        // or null
+    A* inv_std;     // or null
     bool is_centred;
     A epsilon;
 
@@ -145,6 +145,7 @@ struct HeldRow {
         if (W > 1 && line.edge >= 0) see(distance(to_acc(x.edge)));
     }
     __device__ __forceinline__ void write(A inv_std) const {
+        if (!arrays.y) return;
         if (line.full || line.head == 0)
             write_slots<true>(inv_std);
         else
@@ -243,6 +244,7 @@ __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length)
     }
     const A inv_std = arrays.inverse(threads.sum(squares), n);
     if (threadIdx.x == 0) arrays.store_statistics(row, origin + center, inv_std);
+    if (!arrays.y) return;
 #pragma unroll 4
     for (i64 i = threadIdx.x; i < length; i += blockDim.x)
         arrays.store(start, i, (to_acc(arrays.x[start + i]) - origin - center) * inv_std);

@@ -29,6 +29,7 @@ import numpy as np
 from ..declare.schema import Input
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, refuse
+from ..runtime.streams import on_stream
 from .backends import cuda_backend, infos, tensor_backend
 from .convert import is_number
 from .prepared import Arguments, Arrays, Prepared, written
@@ -167,7 +168,7 @@ def _stream(device: int) -> Iterator[None]:
     backend, cuda = cuda_backend(), sys.modules["torch"].cuda
     with backend.on(device):
         theirs = _Stream(cuda.current_stream(device).cuda_stream)
-        with sys.modules["cupy"].cuda.Stream.from_external(theirs):
+        with on_stream(sys.modules["cupy"].cuda.Stream.from_external(theirs)):
             yield
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from ..errors import ProviderError
-from ..runtime import graphs
+from ..errors import OpError, ProviderError
+from ..runtime import graphs, workspace
 from .arena import Arena, OtherMemoryError, Plan, Recorder
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Captures:
         self._fixed_arrays = {id(a) for item in fixed.values() for a in _each(item)}
         self._forms: dict[object, _Form] = {}
         self._memory: Any = None
-        self._last: Any = None  # the stream of the last run
+        self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
         self._side: graphs.SideStream | None = None
 
     def __call__(self, feeds: Arrays) -> dict[str, Any]:
@@ -45,12 +45,10 @@ class Captures:
             self._session.labels.look_at(name, value)
         self._session.labels.check()
         form = self._form(given)
-        current = cupy.cuda.get_current_stream()
-        if self._last is not None and self._last.ptr != current.ptr:
-            current.wait_event(self._last.record())
-        self._last = current
+        self._side = self._side or graphs.side_stream(self)
+        self._side.go_on(cupy.cuda.get_current_stream())
         if form.graph is None:
-            return self._first_runs(form, given)
+            return self._first_runs(form, given, self._side)
         form.take(given)
         return form.replay()
 
@@ -68,34 +66,37 @@ class Captures:
             return name, value.dtype, value.shape, value.tobytes()
         return name, value.dtype, value.shape
 
-    def _first_runs(self, form: _Form, given: Arrays) -> dict[str, Any]:
+    def _first_runs(self, form: _Form, given: Arrays, side: graphs.SideStream) -> dict[str, Any]:
         """One that notes its memory, or is captured; where that is another it is noted again."""
-        self._side = self._side or graphs.side_stream(self)
-        with self._side.beside():
-            if form.plan is not None and self._is_captured(form, given, self._side.stream):
+        with side.beside(), workspace.behind_graphs():
+            if form.plan is not None and self._is_captured(form, given, side.stream):
                 return form.replay()
             if form.tries == MOST_TRIES:
                 raise ProviderError(
                     "TrainingSession: graph=True: each step takes other memory than the one "
                     "before, so that none can be captured"
                 )
-            return self._noted(form, given)
+            try:
+                return self._noted(form, given)
+            except BaseException:  # replays would count on zeros that it has not left behind
+                self._forms.clear()
+                raise
 
     def _noted(self, form: _Form, given: Arrays) -> dict[str, Any]:
-        form.pool = cupy.cuda.MemoryPool()
-        recorder = Recorder(form.pool)
+        recorder = Recorder(self._pool)
         feeds = self._copies(given)
         with cupy.cuda.using_allocator(recorder.malloc):
             results = self._session.run_seen({**self._fixed, **feeds})
         form.tries += 1
-        form.plan = recorder.plan([a for a in results.values() if isinstance(a, cupy.ndarray)])
+        arrays = [a for item in results.values() for a in _each(item)]
+        form.plan = recorder.plan([a for a in arrays if isinstance(a, cupy.ndarray)])
         return results
 
     def _is_captured(self, form: _Form, given: Arrays, stream: Any) -> bool:
         """Whether a run was captured: False where it took other memory."""
         plan = form.plan
         assert plan is not None
-        form.pool.free_all_blocks()
+        self._pool.free_all_blocks()
         form.inputs = self._copies(given)
         arena = Arena(plan, self._room(plan))
         try:
@@ -104,6 +105,11 @@ class Captures:
             is_same = arena.is_used
         except OtherMemoryError:
             is_same = False
+        except OpError:
+            raise
+        except BaseException:  # not what the next one would come to
+            form.plan = None
+            raise
         if not is_same:
             form.plan = None
             return False
@@ -116,9 +122,9 @@ class Captures:
         """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
         return {n: self._session.placed(n, value).copy() for n, value in given.items()}
 
-    def _is_own(self, array: Any) -> bool:
-        """Whether the next replay writes over it, though the caller does not know."""
-        return isinstance(array, cupy.ndarray) and id(array) not in self._fixed_arrays
+    def _is_own(self, item: Any) -> bool:
+        """Whether it is the graph's, which the caller may neither see changed nor change."""
+        return any(id(array) not in self._fixed_arrays for array in _each(item))
 
     def _room(self, plan: Plan) -> Any:
         """Memory for a plan: forms share it, as nothing outlives a replay."""
@@ -134,7 +140,6 @@ class _Form:
     def __init__(self) -> None:
         self.tries = 0
         self.plan: Plan | None = None
-        self.pool: Any = None
         self.graph: Any = None
         self.memory: Any = None
         self.sent: list[Any] = []  # what the graph reads beside, whatever is sent later
@@ -158,8 +163,12 @@ class _Form:
     def replay(self) -> dict[str, Any]:
         """A run on the current stream; its results are the caller's."""
         self.graph.launch()
-        return {n: a.copy() if n in self.own else a for n, a in self.results.items()}
+        return {n: _copied(a) if n in self.own else a for n, a in self.results.items()}
 
 
 def _each(item: Any) -> list[Any]:
     return item if isinstance(item, list) else [item]
+
+
+def _copied(item: Any) -> Any:
+    return [array.copy() for array in item] if isinstance(item, list) else item.copy()

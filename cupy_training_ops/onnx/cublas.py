@@ -19,6 +19,7 @@ import cupy
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import ProviderError
+from ..runtime import graphs
 
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for 9.0
 _NO, _TRANSPOSED, _DEFAULT = 0, 1, -1  # cublasOperation_t, cublasGemmAlgo_t
@@ -191,6 +192,9 @@ class _Handles(threading.local):
 
 
 _HANDLES = _Handles()
+_of_graphs: dict[
+    int, Any
+] = {}  # scratch memory by address: graphs outlive the threads that made them
 
 
 def _handle() -> ctypes.c_void_p:
@@ -199,11 +203,14 @@ def _handle() -> ctypes.c_void_p:
     found = _HANDLES.known.get((device, stream))
     if found is None:
         found = _HANDLES.known[device, stream] = _opened(stream)
-    return found[0]
+    handle, memory = found
+    if graphs.owns_memory():
+        _of_graphs[memory.ptr] = memory
+    return handle
 
 
 def _opened(stream: int) -> tuple[ctypes.c_void_p, Any]:
-    """A handle that is never closed: captured graphs go on with its scratch memory."""
+    """A handle that is never closed."""
     library, handle = _library(), ctypes.c_void_p()
     memory = cupy.cuda.Memory(WORKSPACE)
     _checked("cublasCreate", library.cublasCreate_v2(ctypes.byref(handle)))

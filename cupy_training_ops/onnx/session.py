@@ -181,24 +181,26 @@ class Session:
 
     def placed(self, name: str, value: Any) -> Any:
         """What is fed under a name, where the graph needs it; refused where it does not fit."""
-        _, host = self.program.feeds[name]
-        if self._said[name].is_sequence and isinstance(value, list | tuple):
-            found: Any = [self._placed(item, host) for item in value]
-        else:
-            found = self._placed(value, host)
-        self._check(self._said[name], found)
-        return found
+        found = self.checked(name, value)
+        if self.is_on_host(name):
+            return found
+        if isinstance(found, list):
+            return [self.xp.asarray(array) for array in found]
+        return self.xp.asarray(found)
 
     def is_on_host(self, name: str) -> bool:
         """Whether what is fed under a name is read on the host."""
         return self.program.feeds[name][1]
 
     def checked(self, name: str, value: Any) -> Any:
-        """One array for a feed, refused where it does not fit; on the device if it is there."""
-        is_there = self.xp is not np and isinstance(value, self.xp.ndarray)
-        found = self.placed(name, value) if self.is_on_host(name) else value
-        found = found if is_there else np.asarray(found)
-        self._check(self._said[name], found)
+        """What is fed under a name, as arrays; refused where it does not fit. It is on the device
+        if it is there, and not read on the host."""
+        said, host = self._said[name], self.is_on_host(name)
+        if said.is_sequence and isinstance(value, list | tuple):
+            found: Any = [self._taken(item, host) for item in value]
+        else:
+            found = self._taken(value, host)
+        self._check(said, found)
         return found
 
     def _check(self, said: Value, value: Any) -> None:
@@ -215,11 +217,15 @@ class Session:
                 expected = f"{len(said.shape)} dimensions"
                 refuse("Session", cut(said.name), expected, f"shape {array.shape}")
 
-    def _placed(self, value: Any, host: bool) -> Any:
-        """An array where the graph needs it."""
-        if self.xp is not np and isinstance(value, self.xp.ndarray):
-            return self.xp.asnumpy(value) if host else value
-        return np.asarray(value) if host else self.xp.asarray(value)
+    def _taken(self, value: Any, host: bool) -> Any:
+        """An array."""
+        if self.xp is np:
+            return np.asarray(value)
+        if not isinstance(value, self.xp.ndarray):
+            if not hasattr(value, "__cuda_array_interface__"):
+                return np.asarray(value)
+            value = self.xp.asarray(value)
+        return self.xp.asnumpy(value) if host else value
 
 
 def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:

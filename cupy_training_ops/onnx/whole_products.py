@@ -187,8 +187,8 @@ def _scale_of(graph: Graph, node: Node) -> tuple[str, float] | None:
     x, y = node.inputs
     if node.op_type == "Mul" and y not in graph.constants:
         x, y = y, x
-    array = graph.constants.get(y)
-    if array is None or array.size != 1 or array.ndim > 1 or array.dtype.kind != "f":
+    array = graph.constants.get(y)  # a factor of shape (1,) makes a vector of a scalar
+    if array is None or array.ndim or array.dtype.kind != "f":
         return None
     number = float(array.reshape(-1)[0])
     scale = number if node.op_type == "Mul" else (1 / number if number else math.nan)

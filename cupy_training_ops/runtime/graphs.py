@@ -14,6 +14,7 @@ from typing import Any
 import cupy
 
 from ..errors import ProviderError
+from .streams import on_stream
 
 _MEMCPY, _HOST_FUNCTION = 1, 3  # CUgraphNodeType
 _MEMORY_TYPE, _ON_DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
@@ -81,6 +82,7 @@ def side_stream(owner: object) -> SideStream:
         found = known.pop()
     except IndexError:
         found = SideStream()
+    found.go_on(found.stream)  # behind what the owner before it has queued
     weakref.finalize(owner, known.append, found)
     return found
 
@@ -89,7 +91,13 @@ class SideStream:
     """A stream on which something is done in the order of the current one."""
 
     def __init__(self) -> None:
-        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream = self._last = cupy.cuda.Stream(non_blocking=True)
+
+    def go_on(self, stream: Any) -> None:
+        """The owner's work goes on on this stream, behind that on the one before."""
+        if self._last.ptr != stream.ptr:
+            stream.wait_event(self._last.record())
+        self._last = stream
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -97,7 +105,7 @@ class SideStream:
         outside = cupy.cuda.get_current_stream()
         self.stream.wait_event(outside.record())
         try:
-            with self.stream:
+            with on_stream(self.stream):
                 yield
         finally:
             outside.wait_event(self.stream.record())
@@ -129,6 +137,8 @@ def copies_with_the_host(graph: int) -> int:
     count, kind = ctypes.c_size_t(), ctypes.c_int()
     handle = ctypes.c_void_p(graph)
     _checked(driver.cuGraphGetNodes(handle, None, ctypes.byref(count)))
+    if not count.value:
+        return 0
     nodes = (ctypes.c_void_p * count.value)()
     _checked(driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)))
     found = 0

@@ -8,9 +8,10 @@ use it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -19,6 +20,20 @@ import numpy as np
 T = TypeVar("T")
 FIRST = -1000  # a stream's priority, which CUDA cuts to its highest
 Mark = object  # what was queued beside the caller's stream so far
+
+
+@contextlib.contextmanager
+def on_stream(stream: Any) -> Iterator[None]:
+    """CuPy's current stream is this one inside, and behind it the one before.
+
+    Left alone, CuPy's own context forgets a stream that `use()` made current.
+    """
+    before = sys.modules["cupy"].cuda.get_current_stream()
+    try:
+        with stream:
+            yield
+    finally:
+        before.use()
 
 
 class Streams:
@@ -84,7 +99,7 @@ class Cuda(Streams):
 
     def beside(self, function: Callable[[], T]) -> T:
         """What the function allocates belongs to the stream beside, too."""
-        with self._cuda.Device(self._device), self._side:
+        with self._cuda.Device(self._device), on_stream(self._side):
             return function()
 
     def mark(self) -> Mark:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
@@ -15,6 +17,22 @@ from ..forks import Locked
 
 POISON = 0xFF  # NaN of every type
 _of_graphs: list[Array] = []  # a graph outlives the operator that it was captured with
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def behind_graphs() -> Iterator[None]:
+    """What this thread calls inside comes behind all replays of graphs that were captured on its
+    stream, and before the next ones: it may have their scratch memory."""
+    before, _state.is_behind = _is_behind_graphs(), True
+    try:
+        yield
+    finally:
+        _state.is_behind = before
+
+
+def _is_behind_graphs() -> bool:
+    return getattr(_state, "is_behind", False)
 
 
 class Store:
@@ -44,7 +62,7 @@ class Workspaces(Locked):
     to it; the next is at least twice as large, so that what is kept is never more than what is
     used. What a graph was captured with is its own, and is never freed. Eager calls go on with
     other memory: replays may run beside them, on any stream that waited for what was queued before
-    the capture.
+    the capture; those that are `behind_graphs` have the same.
 
     `lock` is held from `get` to the last launch: two threads may have the same current stream.
     Between two launches of a call a finalizer or a signal handler of the same thread may run the
@@ -71,7 +89,7 @@ class Workspaces(Locked):
             if backend.has_tensors:  # the graph's own pool gives it, and takes it back
                 return self._new(backend, device, plain_nbytes, zeros_nbytes)
             return self._captured(store, plain_nbytes, zeros_nbytes)
-        if store is not None and not store.is_captured:
+        if store is not None and (not store.is_captured or _is_behind_graphs()):
             if not store.serves(plain_nbytes, zeros_nbytes):
                 self._renew(store, backend, device, plain_nbytes, zeros_nbytes)
             return store
@@ -113,9 +131,11 @@ class Workspaces(Locked):
             self._retired.append(store.plain)
             larger = max(plain_nbytes, 2 * store.plain.nbytes)
             store.plain = self._plain(backend, device, larger)
+            _of_graphs.extend([store.plain] * store.is_captured)  # which the next ones have
         if store.zeros.nbytes < zeros_nbytes:
             self._retired.append(store.zeros)
             store.zeros = backend.zeros(max(zeros_nbytes, 2 * store.zeros.nbytes), device)
+            _of_graphs.extend([store.zeros] * store.is_captured)
             store.is_zero = True
         if not store.is_zero:
             self.clear(backend, device, store)

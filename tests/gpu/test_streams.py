@@ -11,6 +11,7 @@ import ranks
 from probe.probe import ProbeSum
 from runs import Run
 
+import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.frame.backends import to_host
 from cupy_training_ops.testing.compare import assert_matches
@@ -103,3 +104,44 @@ def test_host_and_device_arrays_together_are_refused() -> None:
 
     with pytest.raises(ArgumentError, match=r"X is on cuda device 0, out \(Y\) is on the host"):
         get_op("GistPack16Encoder")()(cupy.ones(4, np.float32), out=np.empty(4, np.float16))
+
+
+@pytest.fixture
+def used():
+    """A stream that `use()` made current: CuPy's own context would forget it."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    yield stream
+    cupy.cuda.Stream.null.use()
+
+
+def stashed() -> None:
+    import cupy
+
+    with cto.ActivationStash("default") as stash:
+        stash.put("y", cupy.ones((256, 1024), np.float32))
+        stash.get("y")
+
+
+def given_tensors() -> None:
+    """To an operator that takes them as CuPy's arrays."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    with cto.ProcessGroup(0, 1) as group:
+        cto.nccl_all_reduce([torch.ones(300, device="cuda")], group=group)
+
+
+def beside() -> None:
+    from cupy_training_ops.runtime import graphs
+
+    with graphs.SideStream().beside():
+        pass
+
+
+@pytest.mark.parametrize("call", [beside, given_tensors, stashed])
+def test_a_stream_that_is_in_use_stays_current(call, used) -> None:
+    import cupy
+
+    call()
+    assert cupy.cuda.get_current_stream().ptr == used.ptr

@@ -180,3 +180,12 @@ def test_what_a_node_updates_is_sent_anew(text: str, device: Device) -> None:
     found = host_values(text, device, 3)
     assert found[0] == found[1] == found[2]
     assert len(device.sent) == 3
+
+
+@pytest.mark.parametrize("wrong", [None, "images", np.zeros((4, 1, 10, 10), bool)])
+def test_what_does_not_fit_never_goes_to_the_device(device: Device, wrong: Any) -> None:
+    training = cto.onnx.TrainingSession(DATA / "cnn_max", device)
+    sent = len(device.sent)
+    with pytest.raises(cto.DtypeError, match="x: expected float32, got"):
+        training.accumulate(wrong, np.zeros(4, np.int64))
+    assert len(device.sent) == sent

@@ -311,3 +311,48 @@ def test_batches_with_gaps_are_replayed_too(way: str) -> None:
         x, labels = placed(answers["x"][i]), placed(answers["labels"][i])
         assert replayed.step(x, labels) == plain.step(x, labels)
     assert is_captured(replayed)
+
+
+def captured(text: str):
+    """Runs of a small graph."""
+    import cupy
+
+    from cupy_training_ops.onnx.capture import Captures
+
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    return Captures(cto.onnx.Session(model, cupy), {})
+
+
+@pytest.mark.gpu
+def test_shapes_among_the_results_are_the_callers() -> None:
+    import cupy
+
+    runs = captured("g (float[N, 4] x) => (int64[2] k, float[N, 4] y) { k = Shape(x) y = Neg(x) }")
+    for i in range(5):
+        found = runs({"x": cupy.full((2, 4), i, np.float32)})
+        assert found["k"].tolist() == [2, 4]
+        assert found["y"][0, 0] == -i
+        found["k"][...] = 0
+    assert all(form.graph is not None for form in runs._forms.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [False, True])
+def test_arrays_of_other_libraries_are_fed(graph: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    session, answers = opened("mlp", graph=graph)
+    plain, _ = opened("mlp")
+    for i in range(4):
+        x, labels = answers["x"][i], answers["labels"][i]
+        given = (torch.tensor(a, device="cuda" if i % 2 else "cpu") for a in (x, labels))
+        assert session.step(*given) == plain.step(x, labels)
+
+
+@pytest.mark.gpu
+def test_views_alone_are_an_empty_graph() -> None:
+    import cupy
+
+    runs = captured("g (float[N, 4] x) => (float[N, 4] y) { y = Identity(x) }")
+    for i in range(4):
+        x = cupy.full((2, 4), i, np.float32)
+        np.testing.assert_array_equal(runs({"x": x})["y"].get(), x.get())

@@ -94,3 +94,18 @@ def test_a_turned_product_of_batches_is_that_of_turned_factors(left, right, rng)
     np.testing.assert_allclose(
         found, 2 * (factors[0] @ factors[1]).swapaxes(1, 2), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "nodes", ["a = MatMul(x, x) y = Mul(a, c)", "a = Div(s, c) y = MatMul(a, a)"]
+)
+def test_a_number_of_one_dimension_makes_a_vector_of_a_scalar(nodes: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3] x, float s) => (float[N] y) <float[1] c = {{2}}> {{ {nodes} }}"""
+    )
+    feeds = {"x": np.float32([1, 2, 3]), "s": np.float32(6)}
+    (expected,) = ReferenceEvaluator(model).run(None, feeds)
+    found = cto.onnx.Session(model).run(feeds)["y"]
+    assert found.shape == np.shape(expected)
+    np.testing.assert_array_equal(found, expected)

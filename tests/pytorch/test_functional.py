@@ -246,3 +246,28 @@ def test_a_loss_under_autocast_is_float32(leaf, labels) -> None:
     w.grad = None
     chunked.backward()
     torch.testing.assert_close(w.grad, expected, atol=1e-2, rtol=1e-2)
+
+
+# ---- what is odd about tensors -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "in place" not in case])
+def test_views_that_negate_are_the_numbers_that_they_show(leaf, labels, case) -> None:
+    """PyTorch's dispatcher makes tensors of them; the shorter way past it does, too."""
+    ours, expected, leaves = pairs(leaf, labels)[case]
+    turned = [torch._neg_view(-x.detach()).requires_grad_() for x in leaves]
+    dy = torch._neg_view(-expected(*leaves).detach())
+    found, wanted = (
+        [y := function(*given), *torch.autograd.grad(y, given, dy)]
+        for function, given in ((ours, turned), (expected, leaves))
+    )
+    assert_all_close(found, wanted)
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (2, 0, 3)])
+def test_gradients_of_a_bias_without_elements(leaf, shape) -> None:
+    x, bias = leaf(*shape), leaf(shape[-1])
+    for y in (functional.gelu(x, bias=bias), functional.dropout(x, 0.5, bias=bias)):
+        dx, dbias = torch.autograd.grad(y, (x, bias), torch.ones_like(y))
+        assert dx.shape == shape
+        assert torch.equal(dbias, torch.zeros_like(bias))

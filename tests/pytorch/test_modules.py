@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,7 +212,7 @@ def rms_norm_of(module_name: str, name: str, **named: float):
     return made
 
 
-def test_rms_norms_of_transformers_are_swapped(leaf) -> None:
+def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
     x = leaf(8, 16, dtype=torch.float32)
     norm = rms_norm_of(
         "transformers.models.llama.modeling_llama", "LlamaRMSNorm", variance_epsilon=1e-6
@@ -225,3 +227,8 @@ def test_rms_norms_of_transformers_are_swapped(leaf) -> None:
     )
     for other in others:
         assert not convert(other).swapped
+    for name in ("transformers", cls.__module__):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(LlamaRMSNorm=cls))
+    for again in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+        assert type(again) is type(norm)
+        assert torch.equal(again(x), norm(x))

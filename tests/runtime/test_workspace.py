@@ -15,6 +15,7 @@ import pytest
 from cupy_training_ops import ArgumentError, ProviderError
 from cupy_training_ops.backend import ArrayInfo
 from cupy_training_ops.frame.backends import strides
+from cupy_training_ops.runtime import workspace
 from cupy_training_ops.runtime.workspace import Workspaces, check
 
 
@@ -148,6 +149,20 @@ def test_a_graph_keeps_what_it_was_captured_with(backend, workspaces) -> None:
     assert all(buffer() is not None for buffer in captured)
     assert {id(second.plain), id(second.zeros)}.isdisjoint(id(buffer()) for buffer in captured)
     assert workspaces.get(backend, 0, 100, 8) is second
+
+
+def test_calls_behind_graphs_have_their_memory(backend, workspaces, monkeypatch) -> None:
+    """So that one graph after the other takes no more; what replaces it is kept for graphs, too."""
+    monkeypatch.setattr(workspace, "_of_graphs", kept := [])
+    for nbytes in (100, 90, 100, 300):
+        with workspace.behind_graphs():
+            store = workspaces.get(backend, 0, nbytes, 8)
+        backend.captures = True
+        assert workspaces.get(backend, 0, nbytes, 8) is store
+        backend.captures = False
+    assert [buffer.nbytes for buffer in kept] == [100, 8, 300]
+    assert any(store.plain is buffer for buffer in kept)
+    assert workspaces.get(backend, 0, 100, 8) is not store  # an eager call
 
 
 def test_a_graph_keeps_its_memory_when_the_operator_goes(backend) -> None:

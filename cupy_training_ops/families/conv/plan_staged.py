@@ -104,6 +104,7 @@ def _product(
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
     shared = tile_nbytes(variant.rows, variant.dtype)
+    summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
     config = Config((images + weights,), (STAGED_THREADS,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
     return launch("staged", config, args, variant.slots)

@@ -60,7 +60,7 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     backend = TENSORS.get(Tensor)
     if backend is None:
         if not inputs_on_gpu(inputs):
-            return _wanted(op(*inputs, outputs=outputs))
+            return _called(op, inputs, outputs)
         backend = tensor_backend()
     missing = len(op.inputs) - len(inputs)
     if missing:
@@ -68,14 +68,20 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     key: list[object] = [op, backend, outputs]
     addresses = _addresses(op, inputs, key)
     if addresses is None:
-        return _wanted(op(*inputs, outputs=outputs))
+        return _called(op, inputs, outputs)
     known = tuple(key)
     ready = _ready.get(known, _UNKNOWN)
     if ready is _UNKNOWN:
         ready = _remember(known, _prepared(op, inputs, outputs))
     if ready is None:
-        return _wanted(op(*inputs, outputs=outputs))
+        return _called(op, inputs, outputs)
     return ready.run(inputs, addresses)
+
+
+def _called(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Any:
+    """As any other call; of a view that negates the numbers, as PyTorch's dispatcher makes them."""
+    given = [x.resolve_neg() if isinstance(x, Tensor) else x for x in inputs]
+    return _wanted(op(*given, outputs=outputs))
 
 
 def ready_of(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:

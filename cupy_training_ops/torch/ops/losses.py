@@ -131,7 +131,7 @@ def _fake_overwritten(x: Tensor) -> Tensor:
 
 
 def _by(gradient: Tensor, factor: Tensor) -> Tensor:
-    instance(ScaleInPlace)(gradient, factor)
+    instance(ScaleInPlace)(gradient, factor.resolve_neg())
     torch.autograd.graph.increment_version(gradient)
     return gradient
 

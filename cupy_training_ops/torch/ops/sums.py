@@ -10,4 +10,4 @@ def over_rows(gradient: Tensor, bias: Tensor) -> Tensor:
     """The gradient of a bias, a row or an array of the gradient's shape."""
     if bias.shape == gradient.shape:
         return gradient
-    return gradient.reshape(-1, *bias.shape).sum(0)
+    return gradient.sum(tuple(range(gradient.dim() - bias.dim())))

@@ -135,6 +135,21 @@ def test_four_operators_are_jax(run, seed, staged, rows, dtype) -> None:
     check(run, rng, drawn(rng), dtype)
 
 
+@tiles
+def test_the_gradient_of_a_bias_alone(run, rng, staged, rows) -> None:
+    """X is not staged, and its addresses are computed all the same."""
+    staged(rows)
+    op = get_op("ConvGrad")(strides=(1, 2))
+    dy, x, w = (
+        rng.standard_normal(shape).astype(FLOAT16)
+        for shape in ((2, 17, 3, 2), (2, 16, 3, 3), (17, 16, 1, 1))
+    )
+    found = op(*map(run.place, (dy, x, w)), outputs=("dB",))
+    expected = dy.astype(FLOAT64).sum((0, 2, 3))
+    (db,) = (a for a in found if a is not None)
+    assert_matches(run.host(db).astype(FLOAT64), expected, tolerance_of(FLOAT16, 12, False))
+
+
 @pytest.mark.gpu
 @staged_types
 @tiles
