@@ -6,6 +6,7 @@
 // have kernels of their own.
 #include "conv/depthwise.cuh"
 #include "conv/image.cuh"
+#include "conv/layouts.cuh"
 #include "conv/packing.cuh"
 #include "conv/pointwise.cuh"
 #include "conv/staged_weight.cuh"
@@ -75,6 +76,7 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
+constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
     T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE>;
@@ -163,6 +165,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sum_channels(y, sums, batch, channels, parts, plane);
 }
 
+// The same of lines of channels.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__line_sums(const T* y, A* sums, i64 n_lines, i32 channels, i64 of_part) {
+    conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
+}
+
+// (n, height, width) as (n, width, height).
+extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
+    conv__transpose(const T* from, T* to, i64 height, i64 width) {
+    conv::layouts::transpose(from, to, height, width);
+}
+
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
@@ -181,7 +195,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
-                 const T* bias, T* written, u32 column_tiles, i32 width,
+                 const T* bias, T* written, u32 column_tiles,
+                 const __grid_constant__ StagedImage staged_image,
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
     extern __shared__ __align__(16) u8 shared[];
@@ -191,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                                                             weight_layout, shared);
     else
         conv::staged_image::staged_convolution<StagedTile>(
-            read, packed, bias, written, column_tiles, width,
+            read, packed, bias, written, column_tiles, staged_image,
             blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
             image_layout, shared);
 }
@@ -199,11 +214,11 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
 // W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
-                       i32 filters, u32 blocks_of_weights, i32 bias_summers,
+                       i32 filters, bool channels_last, u32 blocks_of_weights, i32 bias_summers,
                        const __grid_constant__ WeightLayout layout) {
     if (blockIdx.x < blocks_of_weights)
         conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
-                                                        blockIdx.x, layout);
+                                                        channels_last, blockIdx.x, layout);
     else
         write_total<T>(y_parts, bias, count, bias_summers,
                        static_cast<i64>(layout.groups) * layout.rows,

@@ -102,6 +102,14 @@ struct StagingLayout {
 };
 static_assert(sizeof(StagingLayout) == 168);
 
+struct StagedImage {
+    int width;
+    int w_row;
+    int w_tap;
+    bool channels_last;
+};
+static_assert(sizeof(StagedImage) == 16);
+
 struct DepthwiseLayout {
     int image[3];
     int output[3];
@@ -178,6 +186,10 @@ static_assert(offsetof(StagingLayout, pad) == 132);
 static_assert(offsetof(StagingLayout, n_rows) == 144);
 static_assert(offsetof(StagingLayout, positions) == 152);
 static_assert(offsetof(StagingLayout, vectors) == 160);
+static_assert(offsetof(StagedImage, width) == 0);
+static_assert(offsetof(StagedImage, w_row) == 4);
+static_assert(offsetof(StagedImage, w_tap) == 8);
+static_assert(offsetof(StagedImage, channels_last) == 12);
 static_assert(offsetof(DepthwiseLayout, image) == 0);
 static_assert(offsetof(DepthwiseLayout, output) == 12);
 static_assert(offsetof(DepthwiseLayout, kernel) == 24);

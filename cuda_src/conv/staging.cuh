@@ -78,6 +78,29 @@ struct Transposer {
     }
 };
 
+// The same where channels lie side by side, but not in vectors, or not in whole ones.
+template <class E, bool TF32>
+__device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArray& array,
+                                          i32 channels, i32 positions) {
+    constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
+    const i32 padded = channels + array.padded - array.channels;
+#pragma unroll
+    for (int i = 0; i < PANEL * IN_LINE / THREADS; ++i) {
+        const int index = i * THREADS + threadIdx.x;
+        const int position = index / IN_LINE, channel = index % IN_LINE * WIDTH;
+        if (channel >= padded || position >= positions) continue;
+        const E* const line = from + static_cast<i64>(position) * array.channels + channel;
+        vec::Vec<E, WIDTH> loaded{};
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+            if (channel + j < channels) loaded.at[j] = line[j];
+            if constexpr (TF32) loaded.at[j] = tensor_core::to_tf32(loaded.at[j]);
+        }
+        *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(position) * array.padded +
+                                               channel) = loaded;
+    }
+}
+
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -88,8 +111,12 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     const u32 n = rest / channel_tiles;
     const i32 channel = (rest - n * channel_tiles) * PANEL;
     const i32 positions = array.plane - position, channels = array.channels - channel;
+    const i64 line = static_cast<i64>(n) * array.plane + position;
+    to += line * array.padded + channel;
+    if (array.width < 0)
+        return pad_lines<E, TF32>(from + (line * array.channels + channel), to, array, channels,
+                                  positions);
     from += (static_cast<i64>(n) * array.channels + channel) * array.plane + position;
-    to += (static_cast<i64>(n) * array.plane + position) * array.padded + channel;
     if (array.width == vec::WIDTH<E>)
         transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
     else if (array.width == vec::WIDTH<E> / 2)

@@ -62,10 +62,16 @@ def channels_last(
     found = common(op, arrays, results) if arrays else None
     if found is None:
         return None
-    rank = len(found)
-    last = (0, *range(2, rank), 1)
     name, first = next((name, info) for name, info in arrays if info.strides is not None)
-    if _significant(first) != tuple(d for d in last if first.shape[d] != 1):
+    return own_order(op, name, first)
+
+
+def own_order(op: str, name: str, found: ArrayInfo) -> Order | None:
+    """The order of an array with its channels last; None where it is C-contiguous."""
+    if found.strides is None:
+        return None
+    last = (0, *range(2, len(found.shape)), 1)
+    if _significant(found) != tuple(d for d in last if found.shape[d] != 1):
         checks.contiguous(op, name, False, "a C-contiguous array, or one with its channels last")
     return last
 

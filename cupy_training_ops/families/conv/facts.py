@@ -84,7 +84,7 @@ StagedRow = Struct("StagedRow", offset=i32, inside=u32)
 
 # An array (images, channels, plane), whose channels a launch puts side by side, padded to so many,
 # by tiles of PANEL channels and positions; `width` neighbours are loaded together, or 0, where the
-# planes of a tile are as one.
+# planes of a tile are as one, or -1, where channels lie side by side already.
 StagedArray = Struct(
     "StagedArray", channels=i32, padded=i32, plane=i32, width=i32, plane_tiles=i32, blocks=i32
 )
@@ -101,6 +101,10 @@ StagingLayout = Struct(
     positions=i64,
     vectors=i32,
 )
+
+# How an image is written: `width` neighbouring columns together, or rows where it has its channels
+# last. Rows of W are so many vectors of 16 bytes apart, and its taps.
+StagedImage = Struct("StagedImage", width=i32, w_row=i32, w_tap=i32, channels_last=flag)
 
 # What is walked through are strips of what is written, and in the gradient of weights of the
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.

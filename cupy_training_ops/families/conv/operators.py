@@ -7,6 +7,7 @@ the GPU, and are rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ...declare.schema import (
@@ -57,6 +58,8 @@ PADS = attribute(
     optional(margins), None, doc="at the beginning of all axes, then at the end; None: 0"
 )
 STRIDES = attribute(optional(steps), None, doc="for each axis; None: 1")
+# Each of these may have its channels last in memory; a result lies as an input does.
+LIES_AS = {"X": "X", "W": "W", "dY": "dY", "Y": "X", "dX": "X", "dW": "W"}
 ALLOW_TF32 = attribute(
     boolean, False, doc="float32 may be multiplied with 11 bits of each factor, on tensor cores"
 )
@@ -92,6 +95,7 @@ class _Convolution(Op):
     allow_tf32 = ALLOW_TF32
     output_padding: Shape | None = None
     output_shape: Shape | None = None
+    lies_as: ClassVar[Mapping[str, str]] = LIES_AS
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
         """The ordinary one that belongs to X and W."""

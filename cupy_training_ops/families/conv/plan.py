@@ -19,7 +19,8 @@ from .extents import Convolution, Shape
 from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
 from .plan_image import Arrays, image_product
 from .plan_launches import launch, taps, total
-from .plan_model import staged_image, staged_weight
+from .plan_layouts import Copies, have_channels_last, sums_of_lines
+from .plan_model import can_stage, staged_image, staged_weight
 from .plan_staged import Wanted, staged
 from .plan_variants import (
     MAX_DEPTHWISE_FILTERS,
@@ -76,7 +77,7 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
-    if staged_weight(device, conv, (x, y), tf32):
+    if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     is_depthwise = _is_depthwise(conv) and of_w <= SUMS_NBYTES
@@ -116,11 +117,18 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
+    if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype, tf32):
+        copies = Copies(device, y.dtype)
+        of_x, of_y, of_w = map(copies.read, given)
+        results = copies.written(image), copies.written(w), bias
+        how = {"is_gradient": is_gradient, "tf32": tf32}
+        copied = gradients(device, convolution, (of_x, of_y, of_w), *results, **how)
+        return copies.plan(copied)
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
-    is_staged = staged_weight(device, conv, (x, y), tf32) and w is not None
-    if is_staged and staged_image(device, conv, (read, image), tf32):
+    is_staged = staged_weight(device, conv, (x, y, of_w, image, w), tf32) and w is not None
+    if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w), tf32):
         by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
         of_bias = bias if by_sums else None
         wanted = Wanted(x, y, of_w, image, None, is_gradient, w, of_bias)
@@ -134,6 +142,8 @@ def gradients(
 
 def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
     """The sum of each channel of an array (N, channels, ...)."""
+    if y.channels_last:
+        return sums_of_lines(device, y, bias)
     batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
     parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
@@ -151,13 +161,18 @@ def _written(
     device: Device, convolution: Convolution, arrays: Arrays, *, tf32: bool, is_gradient: bool
 ) -> Plan:
     """A convolution or its data gradient."""
-    conv, written = _checked(convolution), arrays[-1]
+    conv, (read, w, bias, written) = _checked(convolution), arrays
     if not written.size:
         return Plan()
+    is_last = have_channels_last(read, w, written)
+    if is_last and not can_stage(device, conv, written.dtype, tf32):
+        copies = Copies(device, written.dtype)
+        found = (copies.read(read), copies.read(w), bias, copies.written(written))
+        copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
+        return copies.plan(copied)
     if _is_depthwise(conv):
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
-    if staged_image(device, conv, (arrays[0], written), tf32):
-        read, w, bias, _ = arrays
+    if staged_image(device, conv, (read, written, w), tf32):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...declare.schema import Spec
@@ -21,6 +22,7 @@ from .facts import (
     TALL_COLUMNS,
     StagedRow,
 )
+from .plan_layouts import have_channels_last
 from .plan_variants import TENSOR_CORES, choices, image_has_lines, lines_of_weight, residues
 
 OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
@@ -58,16 +60,28 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
     )
 
 
-def staged_image(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
-    """Whether an image is made of staged arrays: what is read, and what is written."""
-    pays = _multiplies_often(conv) or not image_has_lines(conv, *arrays)
-    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+def staged_image(
+    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
+) -> bool:
+    """Whether an image is made of staged arrays: what is read, what is written, and others."""
+    read, written, *_ = arrays
+    assert read is not None
+    assert written is not None
+    pays = _multiplies_often(conv) or have_channels_last(*arrays)
+    pays = pays or not image_has_lines(conv, read, written)
+    return pays and can_stage(device, conv, read.dtype, tf32)
 
 
-def staged_weight(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
-    """Whether the gradients of W and of a bias are summed over staged X and Y."""
-    pays = _multiplies_often(conv) or lines_of_weight(conv, *arrays) != "_lines"
-    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+def staged_weight(
+    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
+) -> bool:
+    """Whether the gradients of W and of a bias are summed over staged X and Y, the first two."""
+    x, y, *_ = arrays
+    assert x is not None
+    assert y is not None
+    pays = _multiplies_often(conv) or have_channels_last(*arrays)
+    pays = pays or lines_of_weight(conv, x, y) != "_lines"
+    return pays and can_stage(device, conv, x.dtype, tf32)
 
 
 def _multiplies_often(conv: Convolution) -> bool:

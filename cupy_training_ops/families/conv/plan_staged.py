@@ -34,6 +34,7 @@ from .facts import (
     TOTAL_LINES,
     ImageLayout,
     StagedArray,
+    StagedImage,
     StagedRow,
     StagingLayout,
     WeightLayout,
@@ -81,7 +82,7 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
         sums = _Sums(device, conv, variant, wanted, scratch)
     if wanted.image is not None:
         image = _Image(conv, variant, wanted)
-    steps = [staging.launch(variant.slots), _product(variant, image, sums, staging)]
+    steps = [*staging.launches(variant.slots), _product(variant, image, sums, staging)]
     if sums is not None:
         steps.append(sums.totals(staging))
     return scratch.plan(*steps)
@@ -100,7 +101,8 @@ def _product(
 ) -> Launch:
     """Blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
-    *written, layout = image.args(staging) if image else (*[None] * 4, 1, 1, _blank(ImageLayout))
+    no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
+    *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
     shared = tile_nbytes(variant.rows, variant.dtype)
@@ -121,7 +123,7 @@ class _Staging:
     def __init__(
         self, conv: Convolution, dtype: Dtype, scratch: ScratchMemory, wanted: Wanted
     ) -> None:
-        self.conv, self.dtype = conv, dtype
+        self.conv, self.dtype, self.is_gradient = conv, dtype, wanted.is_gradient
         self.width = VEC_NBYTES // dtype.itemsize
         reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
         reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
@@ -133,30 +135,41 @@ class _Staging:
         self.lines = {
             "x": (conv.batch, conv.channels, math.prod(conv.image)),
             "y": (conv.batch, conv.filters, math.prod(conv.output)),
-            "w": self._lines_of_w(wanted.is_gradient),
+            "w": self._lines_of_w(),
         }
-        self.at = {
-            name: None if spec is None else self._take(scratch, *self.lines[name])
-            for name, spec in self.given.items()
-        }
+        self.at = {name: self._place(scratch, name) for name in self.given}
         self.positions = conv.batch * math.prod(conv.output)
         self.n_rows = align_up(self.positions, PANEL) if wanted.sums else 0
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
 
-    def _lines_of_w(self, is_gradient: bool) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group."""
+    def _lines_of_w(self) -> tuple[int, int, int]:
+        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; with W's channels
+        last the former is (taps, channel, filter)."""
         conv, of_kernel = self.conv, math.prod(self.conv.kernel)
-        if is_gradient:
+        if self.is_gradient:
             return conv.group, conv.group_filters, conv.group_channels * of_kernel
         return conv.filters, conv.group_channels, of_kernel
 
-    def _take(self, scratch: ScratchMemory, n: int, channels: int, plane: int) -> Scratch:
+    def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
+        """Where tiles read it: the array itself where it lies as they do."""
+        spec, (n, channels, plane) = self.given[name], self.lines[name]
+        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
+            return spec
         return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
 
-    def launch(self, slots: Mapping[str, str]) -> Launch:
-        """Of all that is staged."""
+    def _is_last(self, name: str) -> bool:
+        """Whether channels lie side by side; those of W that are summed."""
+        spec, (_, _, plane) = self.given[name], self.lines[name]
+        if spec is None or (name == "w" and self.is_gradient):
+            return False
+        return spec.channels_last or plane == 1
+
+    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
+        """Of all that is staged, if there is something."""
         fields = {name: self._array(name) for name in self.given}
         blocks = sum(int(field["blocks"]) for field in fields.values())
+        if not blocks and not self.n_rows:
+            return []
         layout = by_value(
             StagingLayout,
             **fields,
@@ -167,23 +180,30 @@ class _Staging:
             positions=self.positions,
             vectors=align_up(self.conv.channels, self.width) // self.width,
         )
-        args = [a for name, spec in self.given.items() for a in (spec, self.at[name])]
+        args = [
+            a
+            for name, field in fields.items()
+            for a in ((self.given[name], self.at[name]) if field["blocks"] else (None, None))
+        ]
         config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return launch("stage", config, (*args, self.rows, layout), dict(slots))
+        return [launch("stage", config, (*args, self.rows, layout), dict(slots))]
 
     def _array(self, name: str) -> np.void:
         n, channels, plane = self.lines[name]
         spec, padded = self.given[name], align_up(channels, self.width)
         plane_tiles = ceil_div(plane, PANEL)
         blocks = n * plane_tiles * ceil_div(padded, PANEL)
+        is_staged = isinstance(self.at[name], Scratch)
         return by_value(
             StagedArray,
             channels=channels,
             padded=padded,
             plane=plane,
-            width=_loaded_together(channels, plane, self.width, spec),
+            width=-1
+            if self._is_last(name)
+            else _loaded_together(channels, plane, self.width, spec),
             plane_tiles=plane_tiles,
-            blocks=0 if spec is None else blocks,
+            blocks=blocks if is_staged else 0,
         )
 
 
@@ -215,13 +235,33 @@ class _Image:
 
     def args(self, staging: _Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
-        product, wanted, width = self.product, self.wanted, 1
-        if self.residues == 1:
-            width = _neighbours(math.prod(product.extents), staging.width, wanted.image)
+        product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         given = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        return (*given, product.column_tiles, width, layout)
+        return (*given, product.column_tiles, self._staged(staging.width), layout)
+
+    def _staged(self, width: int) -> np.void:
+        """How it is written, and where W is."""
+        product, image, w = self.product, self.wanted.image, self.wanted.w
+        assert image is not None
+        assert w is not None
+        together = 1
+        if image.channels_last:
+            together = width if image.aligned and image.shape[1] % width == 0 else 1
+        elif self.residues == 1:
+            together = _neighbours(math.prod(product.extents), width, image)
+        depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
+        w_row, w_tap = of_kernel * depth, depth
+        if self.wanted.is_gradient and w.channels_last:
+            w_row, w_tap = depth, product.rows * depth
+        return by_value(
+            StagedImage,
+            width=together,
+            w_row=w_row,
+            w_tap=w_tap,
+            channels_last=image.channels_last,
+        )
 
 
 class _Sums:
@@ -271,7 +311,8 @@ class _Sums:
         blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
         layout = self._layout(staging.width)
-        given = (self.sums, dw, self.y_sums, db, self.parts, each, filters, blocks, of_bias, layout)
+        shared = (self.parts, each, filters, dw.channels_last, blocks, of_bias, layout)
+        given = (self.sums, dw, self.y_sums, db, *shared)
         config = Config((blocks + more,), (THREADS,))
         return launch("staged_total", config, given, self.variant.slots)
 

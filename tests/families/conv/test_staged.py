@@ -17,6 +17,7 @@ from cupy_training_ops.families.conv import plan, plan_model
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
 from cupy_training_ops.families.conv.facts import STAGED_TAPS
 from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
+from cupy_training_ops.testing.samples import as_tuple
 
 jax.config.update("jax_enable_x64", True)
 
@@ -96,8 +97,23 @@ def staged(monkeypatch):
     plan_model.weight_tiles.cache_clear()
 
 
-def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
-    """The four operators beside JAX, outputs poisoned; dX and dW alone have the same bits."""
+def lying(run: Any, array: Any, is_last: bool, write: Any = lambda a: a) -> Any:
+    """The same in the run's memory, with its channels last or not; `write` has it as it lies."""
+    order = (0, *range(2, array.ndim), 1) if is_last else tuple(range(array.ndim))
+    placed = write(run.place(np.ascontiguousarray(array.transpose(order))))
+    return placed.transpose(np.argsort(order))
+
+
+LAYOUTS = {"first": 0.0, "last": 1.0, "mixed": 0.5}  # shares of arrays with their channels last
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def check(
+    run: Any, rng: np.random.Generator, case: Case, dtype: Any, layout: str = "first"
+) -> None:
+    """The four operators beside JAX, outputs poisoned, called twice with equal bits; of mixed
+    layouts each array draws whether its channels are last."""
+    share = LAYOUTS[layout]
     c, tf32 = case.convolution, dtype == FLOAT32
     x, w, dy = (
         rng.standard_normal(shape).astype(dtype) for shape in (c.x_shape, c.w_shape, c.y_shape)
@@ -116,10 +132,15 @@ def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
     }
     for name, (given, expected, attributes) in calls.items():
         op = get_op(name)(**attributes, allow_tf32=tf32)
-        placed = [run.place(a) for a in given]
-        out = tuple(poison(run.place(np.empty(e.shape, dtype))) for e in expected)
-        found = op(*placed, out=out if len(out) > 1 else out[0])
-        for ours, wanted in zip(found if len(out) > 1 else (found,), expected, strict=True):
+        placed = [lying(run, a, rng.random() < share) for a in given]
+        out = tuple(
+            lying(run, np.empty(e.shape, dtype), e.ndim > 2 and rng.random() < share, poison)
+            for e in expected
+        )
+        found = as_tuple(op(*placed, out=out if len(out) > 1 else out[0]))
+        again = as_tuple(op(*placed))
+        for ours, other, wanted in zip(found, again, expected, strict=True):
+            assert run.host(ours).tobytes() == run.host(other).tobytes()
             terms = dy.size // c.filters + math.prod(c.kernel) * (
                 c.group_channels + c.group_filters
             )
@@ -129,19 +150,21 @@ def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
 
 @staged_types
 @tiles
-def test_four_operators_are_jax(run, seed, staged, rows, dtype) -> None:
+@layouts
+def test_four_operators_are_jax(run, seed, staged, rows, dtype, layout) -> None:
     staged(rows)
-    rng = np.random.default_rng((seed, rows))
-    check(run, rng, drawn(rng), dtype)
+    rng = np.random.default_rng((seed, rows, len(layout)))
+    check(run, rng, drawn(rng), dtype, layout)
 
 
 @pytest.mark.gpu
 @staged_types
 @tiles
-def test_a_hundred_cases_on_a_gpu_are_jax(seed, staged, rows, dtype) -> None:
-    """An emulated one takes seconds."""
+@layouts
+def test_many_cases_on_a_gpu_are_jax(seed, staged, rows, dtype, layout) -> None:
+    """Of 18 kinds, 612 in all; an emulated one takes seconds."""
     staged(rows)
-    rng = np.random.default_rng((seed, rows, 1000))
+    rng = np.random.default_rng((seed, rows, 1000 + len(layout)))
     with Run("cuda", seed) as run:
-        for _ in range(100):
-            check(run, rng, drawn(rng), dtype)
+        for _ in range(34):
+            check(run, rng, drawn(rng), dtype, layout)
