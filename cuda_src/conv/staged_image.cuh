@@ -246,15 +246,14 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
             shared.rows[i] = column.row;
         }
         if (threadIdx.x < STAGED_TAPS)
-            shared.taps[threadIdx.x] = threadIdx.x < n_taps
-                                           ? staged_tap(layout, place, threadIdx.x, staged.w_tap,
-                                                        vectors)
-                                           : StagedTap{};
+            shared.taps[threadIdx.x] =
+                threadIdx.x < n_taps ? staged_tap(layout, place, threadIdx.x, staged.w_tap, vectors)
+                                     : StagedTap{};
         __syncthreads();
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
         const i64 of_group = layout.rows * volume(layout.kernel) * depth;
-        const i64 first = place.group * of_group +
-                          static_cast<i64>(place.first_row + line) * staged.w_row;
+        const i64 first =
+            place.group * of_group + static_cast<i64>(place.first_row + line) * staged.w_row;
         ImageCopier<Tile> copier{
             shared,
             reinterpret_cast<const uint4*>(read),

@@ -275,9 +275,8 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
         for (int i = 0; i < 4; ++i) lines[weights.to + i * weights.step] = from_acc<E>(four[i]);
     };
     for (int from = 0; from < end; from += at_once) {
-        const FourWeights weights =
-            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel,
-                                  channels_last);
+        const FourWeights weights = FourWeights::of<Tile>(layout, from + number, end, taps, group,
+                                                          first, first_channel, channels_last);
         const float* const part = parts + weights.from;
         float4 sum{};
         if (weights.exists) {

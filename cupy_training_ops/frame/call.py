@@ -280,7 +280,8 @@ class Call:
 
         pairs = zip(prepared.results, prepared.out, strict=True)
         return [
-            maker(r.spec, r.order) if given is None and r.spec and r.is_new else None for r, given in pairs
+            maker(r.spec, r.order) if given is None and r.spec and r.is_new else None
+            for r, given in pairs
         ]
 
     def _hosts(self) -> list[Callable[[Values], object] | None]:

@@ -172,11 +172,11 @@ class WeightTiles:
 def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
     """Those with which all blocks take least time beside those of X's gradient, which mostly is
     wanted too; the same where it is not, as the order of a sum follows from its parts."""
-    found = (_tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
+    found = (tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
     return min(found, key=lambda pair: pair[1])[0]
 
 
-def _tiles_and_cost(
+def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int
 ) -> tuple[WeightTiles, float]:
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
