@@ -154,9 +154,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    conv__depthwise_weight(const T* x, const T* y, A* sums, i32 parts,
+    conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
-    sum_depthwise_weights(x, y, sums, parts, layout);
+    sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

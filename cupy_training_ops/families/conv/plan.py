@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ...declare.schema import Spec
-from ...plan import Config, Device, LaunchError, Plan, ScratchMemory, by_value, ceil_div
+from ...plan import Config, Device, LaunchError, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
@@ -80,15 +80,14 @@ def weight_gradient(
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
-    is_depthwise = _is_depthwise(conv) and of_w <= SUMS_NBYTES
-    if y.dtype.itemsize == BIAS_ITEMSIZE and not is_depthwise:
+    if _is_depthwise(conv) and of_w <= SUMS_NBYTES:
+        return _depthwise_weight(device, conv, (x, y, w, bias))
+    if y.dtype.itemsize == BIAS_ITEMSIZE:
         variant = weight_variant(device, conv, y.dtype, tf32)
         return summed_weight(device, conv, variant, (x, y, w, bias))
     plan = Plan() if bias is None else bias_gradient(device, y, bias)
     if w is None:
         return plan
-    if is_depthwise:
-        return _depthwise_weight(device, conv, x, y, w).then(plan)
     variant = weight_variant(device, conv, y.dtype, tf32)
     return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
 
@@ -199,20 +198,27 @@ def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient
     return Plan((launch(kernel, config, args, slots),))
 
 
-def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Spec) -> Plan:
-    """Sums of every so many images, then their sum."""
+def _depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
+    """Sums of every so many images, then their sum; the same of a bias with or without W."""
+    x, y, w, bias = arrays
     tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles * conv.filters)
     parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
     scratch = ScratchMemory()
-    sums = scratch.take(parts * w.size, computed_in(w.dtype)) if parts else None
-    steps = [total(device, w.dtype, sums, w, parts)]
-    if parts:
+
+    def taken(spec: Spec | None) -> Scratch | None:
+        is_there = spec is not None and parts > 0
+        return scratch.take(parts * spec.size, computed_in(spec.dtype)) if is_there else None
+
+    sums = taken(w), taken(bias)
+    pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
+    steps = [total(device, spec.dtype, found, spec, parts) for spec, found in pairs]
+    if parts and steps:
         config = Config((parts * tiles * conv.filters,), (THREADS,))
-        args = (x, y, sums, parts, _depthwise_layout(conv, conv.output, (x, y)))
-        steps.insert(
-            0, launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
-        )
+        layout = _depthwise_layout(conv, conv.output, (x, y))
+        args = (None if w is None else x, y, *sums, parts, layout)
+        slots = small_variant(device, y.dtype).slots
+        steps.insert(0, launch("depthwise_weight", config, args, slots))
     return scratch.plan(*steps)
 
 

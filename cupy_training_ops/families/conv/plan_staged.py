@@ -143,8 +143,8 @@ class _Staging:
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
 
     def _lines_of_w(self) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where its channels
-        are last, the former is (taps, channel, filter)."""
+        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
+        channels last, the former is (taps, channel, filter)."""
         conv, of_kernel = self.conv, math.prod(self.conv.kernel)
         if self.is_gradient:
             return conv.group, conv.group_filters, conv.group_channels * of_kernel
