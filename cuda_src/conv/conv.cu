@@ -62,9 +62,9 @@ using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>
 using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
 
-// Arrays are staged for tensor cores that copy ahead.
+// Arrays are staged for GPUs that copy ahead.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
-constexpr bool CAN_STAGE = (sizeof(T) == 2 || CTO_TF32) && CTO_ROWS >= PANEL;
+constexpr bool CAN_STAGE = sizeof(T) <= 4 && CTO_ROWS >= PANEL;
 #else
 constexpr bool CAN_STAGE = false;
 #endif

@@ -2,7 +2,7 @@
 // A convolution or its data gradient over staged arrays: rows are channels that are written, columns
 // positions, and the sum is over taps and channels that are read, in vectors of these.
 #pragma once
-#include "conv/staged_tile.cuh"
+#include "conv/staged_exact.cuh"
 
 namespace cto::conv::staged_image {
 
@@ -270,8 +270,8 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         };
         StagedProduct<Tile> product;
         const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
-        add_stages<Tile, ImageFragments<Tile>>(product, stages, parts, copier,
-                                               [](const tensor_core::A(&)[Tile::DOWN]) {});
+        add_stages<Tile, typename Multipliers<Tile>::Image>(
+            product, stages, parts, copier, [](const tensor_core::A(&)[Tile::DOWN]) {});
         const auto slab = reinterpret_cast<typename Tile::E*>(stages);
         if (staged.channels_last)
             write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);

@@ -196,11 +196,12 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
+        using Multiplier = typename Multipliers<Tile>::Weights;
         const auto add = [&](const auto& also) {
-            add_stages<Tile, WeightFragments<Tile>>(product, stages, copier.count, copier, also);
+            add_stages<Tile, Multiplier>(product, stages, copier.count, copier, also);
         };
         using Loaded = tensor_core::A[Tile::DOWN];
-        if (!Tile::IS_TF32 && row_sums.wanted)
+        if (sizeof(typename Tile::E) == 2 && row_sums.wanted)
             add([&](const Loaded& a) { row_sums.add(a); });
         else
             add([](const Loaded&) {});
@@ -211,7 +212,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         }
         if (!works) return;
         float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
-        product.each_pair([&](int row, int column, const float* pair) {
+        Multiplier::each_pair(product, [&](int row, int column, const float* pair) {
             using Pair = vec::Vec<float, 2>;
             *reinterpret_cast<Pair*>(to + row * Tile::COLUMNS + column) = Pair{pair[0], pair[1]};
         });

@@ -48,7 +48,7 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
     sizes = (math.prod(conv.x_shape), math.prod(conv.y_shape))
     return (
         device.capability >= TENSOR_CORES
-        and (dtype.itemsize == 2 or (tf32 and dtype == FLOAT32))
+        and (dtype.itemsize == 2 or dtype == FLOAT32)
         and fits
         and min(channels) >= LEAST_DEPTH
         and 1 <= math.prod(conv.kernel) <= STAGED_TAPS
