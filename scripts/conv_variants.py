@@ -123,12 +123,12 @@ def measured(layer: Layer, label: str) -> dict[str, float]:
     op = get_op("ConvGrad")(**case.attributes)
     conv = op.convolution(x[1], Spec(sets[0][2].shape, dtype)).padded_to(AXES)
     chosen = "gathered"
-    if plan_model.staged_weight(device, conv, (x[1], y[1]), tf32):
+    if plan_model.staged_weight(device, conv, (x[1], y[1])):
         chosen = name_of(plan_model.weight_tiles(device, conv, dtype))
     times = {chosen: timed()}
-    for tiles in variants(device, conv, dtype, tf32):
+    for tiles in variants(device, conv, dtype):
         if name_of(tiles) not in times:
-            with forced(tiles, dtype, tf32):
+            with forced(tiles, dtype):
                 times[name_of(tiles)] = timed()
     if "gathered" not in times:
         with mock.patch.multiple(plan, staged_image=never, staged_weight=never):
@@ -136,9 +136,9 @@ def measured(layer: Layer, label: str) -> dict[str, float]:
     return times
 
 
-def variants(device: Device, conv: Any, dtype: Any, tf32: bool) -> Iterator[Any]:
+def variants(device: Device, conv: Any, dtype: Any) -> Iterator[Any]:
     """Tiles of W's gradient."""
-    if not plan_model.can_stage(device, conv, dtype, tf32):
+    if not plan_model.can_stage(device, conv, dtype):
         return
     for rows in plan_model.tile_choices(device, dtype):
         model, _ = plan_model.tiles_and_cost(device, conv, dtype, rows)
@@ -156,11 +156,11 @@ def never(*_: Any) -> bool:
     return False
 
 
-def forced(tiles: Any, dtype: Any, tf32: bool) -> Any:
+def forced(tiles: Any, dtype: Any) -> Any:
     """All is staged, in these tiles."""
 
     def can(device: Device, conv: Any, *_: Any) -> bool:
-        return plan_model.can_stage(device, conv, dtype, tf32)
+        return plan_model.can_stage(device, conv, dtype)
 
     stack = ExitStack()
     stack.enter_context(mock.patch.multiple(plan, staged_image=can, staged_weight=can))

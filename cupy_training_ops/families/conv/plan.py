@@ -77,7 +77,7 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
-    if staged_weight(device, conv, (x, y, w), tf32):
+    if staged_weight(device, conv, (x, y, w)):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     if _is_depthwise(conv) and of_w <= SUMS_NBYTES:
@@ -116,7 +116,7 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
-    if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype, tf32):
+    if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype):
         copies = Copies(device, y.dtype)
         of_x, of_y, of_w = map(copies.read, given)
         results = copies.written(image), copies.written(w), bias
@@ -126,8 +126,8 @@ def gradients(
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
-    is_staged = staged_weight(device, conv, (x, y, of_w, image, w), tf32) and w is not None
-    if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w), tf32):
+    is_staged = staged_weight(device, conv, (x, y, of_w, image, w)) and w is not None
+    if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w)):
         by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
         of_bias = bias if by_sums else None
         wanted = Wanted(x, y, of_w, image, None, is_gradient, w, of_bias)
@@ -164,14 +164,14 @@ def _written(
     if not written.size:
         return Plan()
     is_last = have_channels_last(read, w, written)
-    if is_last and not can_stage(device, conv, written.dtype, tf32):
+    if is_last and not can_stage(device, conv, written.dtype):
         copies = Copies(device, written.dtype)
         found = (copies.read(read), copies.read(w), bias, copies.written(written))
         copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
         return copies.plan(copied)
     if _is_depthwise(conv):
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
-    if staged_image(device, conv, (read, written, w), tf32):
+    if staged_image(device, conv, (read, written, w)):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv

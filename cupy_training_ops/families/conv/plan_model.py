@@ -40,7 +40,7 @@ SUM_COST = 0.02
 STEP_COST = {2 * PANEL: 1.0, PANEL: 0.95}  # by rows of a tile
 
 
-def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
+def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     """Whether tiles of staged arrays exist for this convolution."""
     width = VEC_NBYTES // dtype.itemsize
     channels = (conv.group_channels, conv.group_filters)
@@ -60,28 +60,24 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
     )
 
 
-def staged_image(
-    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
-) -> bool:
+def staged_image(device: Device, conv: Convolution, arrays: Sequence[Spec | None]) -> bool:
     """Whether an image is made of staged arrays: what is read, what is written, and others."""
     read, written, *_ = arrays
     assert read is not None
     assert written is not None
     pays = _multiplies_often(conv) or have_channels_last(*arrays)
     pays = pays or not image_has_lines(conv, read, written)
-    return pays and can_stage(device, conv, read.dtype, tf32)
+    return pays and can_stage(device, conv, read.dtype)
 
 
-def staged_weight(
-    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
-) -> bool:
+def staged_weight(device: Device, conv: Convolution, arrays: Sequence[Spec | None]) -> bool:
     """Whether the gradients of W and of a bias are summed over staged X and Y, the first two."""
     x, y, *_ = arrays
     assert x is not None
     assert y is not None
     pays = _multiplies_often(conv) or have_channels_last(*arrays)
     pays = pays or lines_of_weight(conv, x, y) != "_lines"
-    return pays and can_stage(device, conv, x.dtype, tf32)
+    return pays and can_stage(device, conv, x.dtype)
 
 
 def _multiplies_often(conv: Convolution) -> bool:

@@ -90,8 +90,8 @@ def staged(monkeypatch):
     """Stages whatever can be, in tiles of so many rows."""
 
     def force(rows: int) -> None:
-        def can(device, conv, arrays, tf32):
-            return plan_model.can_stage(device, conv, arrays[0].dtype, tf32)
+        def can(device, conv, arrays):
+            return plan_model.can_stage(device, conv, arrays[0].dtype)
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
