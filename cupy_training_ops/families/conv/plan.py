@@ -7,6 +7,7 @@ transposed one X and Y change places. An array is of one type, the same in a cal
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -118,11 +119,10 @@ def gradients(
     conv = _checked(convolution)
     if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype):
         copies = Copies(device, y.dtype)
-        of_x, of_y, of_w = map(copies.read, given)
+        copied = (copies.read(x), copies.read(y), copies.read(of_w))
         results = copies.written(image), copies.written(w), bias
-        how = {"is_gradient": is_gradient, "tf32": tf32}
-        copied = gradients(device, convolution, (of_x, of_y, of_w), *results, **how)
-        return copies.plan(copied)
+        of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
+        return copies.plan(of_copies(device, convolution, copied, *results))
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
@@ -166,7 +166,7 @@ def _written(
     is_last = have_channels_last(read, w, written)
     if is_last and not can_stage(device, conv, written.dtype):
         copies = Copies(device, written.dtype)
-        found = (copies.read(read), copies.read(w), bias, copies.written(written))
+        found = (copies.read(read), copies.read(w), bias, copies.written_as(written))
         copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
         return copies.plan(copied)
     if _is_depthwise(conv):
@@ -207,8 +207,9 @@ def _depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -
     scratch = ScratchMemory()
 
     def taken(spec: Spec | None) -> Scratch | None:
-        is_there = spec is not None and parts > 0
-        return scratch.take(parts * spec.size, computed_in(spec.dtype)) if is_there else None
+        if spec is None or not parts:
+            return None
+        return scratch.take(parts * spec.size, computed_in(spec.dtype))
 
     sums = taken(w), taken(bias)
     pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]

@@ -46,8 +46,12 @@ class Copies:
         return copy
 
     def written(self, spec: Spec | None) -> Spec | None:
-        """The same of one that is written."""
-        if spec is None or not spec.channels_last:
+        """The same of one that is written, if it is."""
+        return None if spec is None else self.written_as(spec)
+
+    def written_as(self, spec: Spec) -> Spec:
+        """What stands for an array that is written."""
+        if not spec.channels_last:
             return spec
         copy, piece = self._copy(spec)
         plane = math.prod(spec.shape[2:])
