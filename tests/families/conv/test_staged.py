@@ -144,6 +144,7 @@ def check(
             back,
         ),
     }
+    pairs = {}
     for name, (given, expected, attributes) in calls.items():
         op = get_op(name)(**attributes, allow_tf32=tf32)
         placed = [lying(run, a, rng.random() < share) for a in given]
@@ -160,6 +161,17 @@ def check(
             )
             bound = tolerance_of(dtype, terms, tf32)
             assert_matches(run.host(ours).astype(FLOAT64), wanted, bound)
+        pairs[name] = [run.host(a).astype(FLOAT64) for a in found]
+    are_adjoint(x, w, dy, pairs["Conv"][0], *pairs["ConvGrad"][:2])
+    are_adjoint(dy, w, x, pairs["ConvTranspose"][0], *pairs["ConvTransposeGrad"][:2])
+
+
+def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
+    """What Y changes by along dY is what X gives along dX, and W along dW."""
+    x, w, dy = (a.astype(FLOAT64) for a in (x, w, dy))
+    for one, other in ((x, dx), (w, dw)):
+        size = max(np.linalg.norm(a) * np.linalg.norm(b) for a, b in ((y, dy), (one, other)))
+        assert abs((y * dy).sum() - (one * other).sum()) < 2e-2 * size
 
 
 @staged_types
