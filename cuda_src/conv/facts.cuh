@@ -11,6 +11,7 @@ constexpr int THREADS = 256;
 constexpr int BLOCKS = 2;
 constexpr int COLUMNS = 128;
 constexpr int PART_NBYTES = 64;
+constexpr int SIDE = 32;
 constexpr int STRIP = 4;
 constexpr int TAPS = 3;
 constexpr int STAGED_THREADS = 128;

@@ -8,7 +8,6 @@ namespace cto::conv::layouts {
 
 using namespace image;
 
-constexpr int SIDE = 32;  // of a tile, and channels of a block that sums
 constexpr int AT_ONCE = THREADS / SIDE;
 
 // (n, height, width) as (n, width, height), by way of shared memory.

@@ -4,7 +4,10 @@
 #pragma once
 #include "conv/staged_tile.cuh"
 
-namespace cto::conv::staged_tile {
+namespace cto::conv::staged_exact {
+
+using namespace image;
+using namespace staged_tile;
 
 // Of lines that are rows and columns of D, each with neighbours of the sum.
 template <class Tile>
@@ -104,4 +107,4 @@ struct MultipliersOf<Tile, true> {
 template <class Tile>
 using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT>;
 
-}  // namespace cto::conv::staged_tile
+}  // namespace cto::conv::staged_exact

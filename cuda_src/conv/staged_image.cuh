@@ -7,6 +7,7 @@
 namespace cto::conv::staged_image {
 
 using namespace image;
+using namespace staged_exact;
 using namespace staged_tile;
 
 // What a tap reads, by vectors from what the first position reads at no shift, and where W has it.

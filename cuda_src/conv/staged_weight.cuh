@@ -10,6 +10,7 @@ namespace cto::conv::staged_weight {
 
 using namespace image;
 using namespace staged_image;
+using namespace staged_exact;
 using namespace staged_tile;
 
 using weight::sum_parts;

@@ -11,6 +11,7 @@ THREADS = 256
 BLOCKS = 2  # of a multiprocessor
 COLUMNS = 128  # of a tile
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
+SIDE = 32  # of tiles that are transposed, and channels of a block that sums lines of them
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
 

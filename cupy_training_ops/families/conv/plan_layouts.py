@@ -13,11 +13,10 @@ from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, Step, ceil_div
 from ...rules.widening import computed_in
-from .facts import BLOCKS, THREADS
+from .facts import BLOCKS, SIDE, THREADS
 from .plan_launches import launch, total
 from .plan_variants import small_variant
 
-SIDE = 32  # of tiles that are transposed, and channels of a block that sums
 LINES = 64  # of a block that sums, at least
 
 
