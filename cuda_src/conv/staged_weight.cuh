@@ -232,11 +232,13 @@ struct FourWeights {
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
                                                      int count, i32 taps, i32 group, i32 first,
-                                                     i32 first_channel, bool channels_last) {
+                                                     i32 first_channel, bool channels_last,
+                                                     i32 joined_filters) {
         constexpr int FOURS = TOTAL_CHANNELS / 4;
         const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
         const int tap = line - filter * taps, row = first + filter;
-        const i32 column = tap * layout.padded_channels + first_channel + channel;
+        const i32 column = tap * layout.padded_channels + row / joined_filters * layout.channels +
+                           first_channel + channel;
         const i64 tile =
             (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
             column / Tile::COLUMNS;
@@ -252,12 +254,13 @@ __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }
 
-// Of `summers` threads each, which have every so many parts.
+// Of `summers` threads each, which have every so many parts. Groups of so many filters may be joined to
+// one, whose other sums, of a filter and a channel of two of them, are left out.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,
-                                                     bool channels_last, u32 block,
-                                                     const WeightLayout& layout) {
+                                                     bool channels_last, i32 joined_filters,
+                                                     u32 block, const WeightLayout& layout) {
     using E = typename Tile::E;
     __shared__ E lines[TOTAL_LINES * TOTAL_CHANNELS];
     __shared__ float4 sums[THREADS];
@@ -277,8 +280,9 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
         for (int i = 0; i < 4; ++i) lines[weights.to + i * weights.step] = from_acc<E>(four[i]);
     };
     for (int from = 0; from < end; from += at_once) {
-        const FourWeights weights = FourWeights::of<Tile>(layout, from + number, end, taps, group,
-                                                          first, first_channel, channels_last);
+        const FourWeights weights =
+            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel,
+                                  channels_last, joined_filters);
         const float* const part = parts + weights.from;
         float4 sum{};
         if (weights.exists) {
@@ -319,10 +323,11 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,
-                                               i32 filters, bool channels_last, u32 block,
-                                               const WeightLayout& layout) {
+                                               i32 filters, bool channels_last, i32 joined_filters,
+                                               u32 block, const WeightLayout& layout) {
     if constexpr (Tile::EXISTS)
-        write_staged_weights<Tile>(parts, w, count, summers, filters, channels_last, block, layout);
+        write_staged_weights<Tile>(parts, w, count, summers, filters, channels_last, joined_filters,
+                                   block, layout);
 }
 
 }  // namespace cto::conv::staged_weight

@@ -129,6 +129,36 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     transposer.store(to, array.padded, array.padded - channel, positions);
 }
 
+// W of groups that are joined, (row, tap, vectors of the sum): zeros where a filter and a channel are
+// of two groups.
+template <class E, bool TF32>
+__device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
+                                         const JoinedGroups& groups, u32 block) {
+    constexpr int WIDTH = vec::WIDTH<E>;
+    const i32 of_row = groups.is_gradient ? groups.channels : groups.filters;
+    const i32 of_sum = groups.is_gradient ? groups.filters : groups.channels;
+    const u32 vectors = static_cast<u32>(of_sum * groups.joined) / WIDTH;
+    const u32 index = block * THREADS + threadIdx.x, line = index / vectors;
+    const i32 first = static_cast<i32>(index - line * vectors) * WIDTH;
+    const i32 row = static_cast<i32>(line / static_cast<u32>(groups.taps));
+    if (row >= array.channels) return;
+    const i32 tap = static_cast<i32>(line) - row * groups.taps, group = row / of_row;
+    const i32 from = group % groups.joined * of_sum, in_group = row - group * of_row;
+    vec::Vec<E, WIDTH> loaded{};
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        const i32 place = first + i - from;
+        if (place < 0 || place >= of_sum) continue;
+        const i64 filter = groups.is_gradient ? group * of_sum + place : row;
+        const i32 channel = groups.is_gradient ? in_group : place;
+        loaded.at[i] =
+            w[groups.channels_last ? (filter * groups.taps + tap) * groups.channels + channel
+                                   : (filter * groups.channels + channel) * groups.taps + tap];
+        if constexpr (TF32) loaded.at[i] = tensor_core::to_tf32(loaded.at[i]);
+    }
+    *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(index) * WIDTH) = loaded;
+}
+
 // A bit for each tap that is inside of what is read, of a position that begins to read at `at`.
 __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
                                            const i32 (&taps)[3], const i32 (&jumps)[3]) {
@@ -182,6 +212,8 @@ __device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* st
         if (block < layout.y.blocks)
             return stage_array<E, TF32>(y, staged_y, layout.y, block, memory);
         block -= layout.y.blocks;
+        if (block < layout.w.blocks && layout.groups.joined)
+            return spread_w<E, TF32>(w, staged_w, layout.w, layout.groups, block);
         if (block < layout.w.blocks)
             return stage_array<E, TF32>(w, staged_w, layout.w, block, memory);
         write_row(rows, layout, block - layout.w.blocks);

@@ -107,7 +107,7 @@ def placed(array: Any, offset: int, xp: Any = np) -> Any:
 
 
 def as_it_lies(array: Any, make: Callable[[Any], Any]) -> Any:
-    """What is made of a dense array with its dimensions in the order in which they lie in memory."""
+    """What is made of a dense array with its dimensions in the order that they have in memory."""
     order = sorted(range(array.ndim), key=lambda d: -array.strides[d])
     if array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous:
         return make(array)

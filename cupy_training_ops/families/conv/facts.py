@@ -90,6 +90,18 @@ StagedArray = Struct(
     "StagedArray", channels=i32, padded=i32, plane=i32, width=i32, plane_tiles=i32, blocks=i32
 )
 
+# Of W where groups are `joined`, so many to one, or 0: filters and channels of one, and how W lies,
+# and is wanted.
+JoinedGroups = Struct(
+    "JoinedGroups",
+    joined=i32,
+    filters=i32,
+    channels=i32,
+    taps=i32,
+    is_gradient=flag,
+    channels_last=flag,
+)
+
 # X, Y and W, and then `n_rows` that say what positions of the output read of X, which has so many
 # vectors of 16 bytes for each position.
 StagingLayout = Struct(
@@ -97,6 +109,7 @@ StagingLayout = Struct(
     x=StagedArray.one,
     y=StagedArray.one,
     w=StagedArray.one,
+    groups=JoinedGroups.one,
     **_GEOMETRY,
     n_rows=i64,
     positions=i64,

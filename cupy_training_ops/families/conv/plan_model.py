@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...declare.schema import Spec
 from ...dtypes import FLOAT32, Dtype
@@ -42,6 +42,7 @@ STEP_COST = {2 * PANEL: 1.0, PANEL: 0.95}  # by rows of a tile
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     """Whether tiles of staged arrays exist for this convolution."""
+    conv = joined(conv, dtype)
     width = VEC_NBYTES // dtype.itemsize
     channels = (conv.group_channels, conv.group_filters)
     fits = conv.group == 1 or all(n % width == 0 for n in channels)
@@ -58,6 +59,21 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
         and bool(tile_choices(device, dtype))
         and _has_room(device, conv, dtype)
     )
+
+
+def joined(conv: Convolution, dtype: Dtype) -> Convolution:
+    """The same with so many small groups as one that these fill a tile, whose W has zeros where a
+    filter and a channel are of two groups; itself where groups are large, or a channel each."""
+    channels, filters = conv.group_channels, conv.group_filters
+    if min(channels, filters) >= LEAST_DEPTH or channels % 4 != 0 or filters == 1:
+        return conv
+    width = VEC_NBYTES // dtype.itemsize
+    fitting = (
+        n
+        for n in range(2, PANEL // max(channels, filters) + 1)
+        if conv.group % n == 0 and not (n * channels % width or n * filters % width)
+    )
+    return replace(conv, group=conv.group // max(fitting, default=1))
 
 
 def staged_image(device: Device, conv: Convolution, arrays: Sequence[Spec | None]) -> bool:

@@ -33,6 +33,7 @@ from .facts import (
     TOTAL_CHANNELS,
     TOTAL_LINES,
     ImageLayout,
+    JoinedGroups,
     StagedArray,
     StagedImage,
     StagedRow,
@@ -41,7 +42,7 @@ from .facts import (
 )
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_model import STAGED_COLUMNS, image_rows, tile_nbytes, weight_tiles
+from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
 from .plan_variants import Variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
@@ -73,13 +74,14 @@ class Wanted:
 def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
     """One launch that stages what others read, each array once."""
     scratch = ScratchMemory()
-    staging = _Staging(conv, dtype, scratch, wanted)
+    of, conv = conv, joined(conv, dtype)
+    staging = _Staging(conv, dtype, scratch, wanted, of)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
     variant = Variant(dtype, rows, rounds)
     if wanted.sums:
-        sums = _Sums(device, conv, variant, wanted, scratch)
+        sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
         image = _Image(conv, variant, wanted)
     steps = [*staging.launches(variant.slots), _product(variant, image, sums, staging)]
@@ -121,8 +123,14 @@ class _Staging:
     """What is staged, and where."""
 
     def __init__(
-        self, conv: Convolution, dtype: Dtype, scratch: ScratchMemory, wanted: Wanted
+        self,
+        conv: Convolution,
+        dtype: Dtype,
+        scratch: ScratchMemory,
+        wanted: Wanted,
+        of: Convolution,
     ) -> None:
+        self.of, self.n_joined = of, of.group // conv.group
         self.conv, self.dtype, self.is_gradient = conv, dtype, wanted.is_gradient
         self.width = VEC_NBYTES // dtype.itemsize
         reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
@@ -146,6 +154,11 @@ class _Staging:
         """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
         channels last, the former is (taps, channel, filter)."""
         conv, of_kernel = self.conv, math.prod(self.conv.kernel)
+        if self.n_joined > 1:
+            rows, depth = conv.filters, conv.group_channels
+            if self.is_gradient:
+                rows, depth = conv.channels, conv.group_filters
+            return of_kernel, rows, depth
         if self.is_gradient:
             return conv.group, conv.group_filters, conv.group_channels * of_kernel
         return conv.filters, conv.group_channels, of_kernel
@@ -160,7 +173,7 @@ class _Staging:
     def _is_last(self, name: str) -> bool:
         """Whether channels lie side by side; those of W that are summed."""
         spec, (_, _, plane) = self.given[name], self.lines[name]
-        if spec is None or (name == "w" and self.is_gradient):
+        if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
             return False
         return spec.channels_last or plane == 1
 
@@ -173,6 +186,7 @@ class _Staging:
         layout = by_value(
             StagingLayout,
             **fields,
+            groups=self._groups(),
             image=self.conv.image,
             output=self.conv.output,
             **taps(self.conv),
@@ -188,11 +202,25 @@ class _Staging:
         config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
         return [launch("stage", config, (*args, self.rows, layout), dict(slots))]
 
+    def _groups(self) -> np.void:
+        of, w = self.of, self.given["w"]
+        return by_value(
+            JoinedGroups,
+            joined=self.n_joined if self.n_joined > 1 else 0,
+            filters=of.group_filters,
+            channels=of.group_channels,
+            taps=math.prod(of.kernel),
+            is_gradient=self.is_gradient,
+            channels_last=w is not None and w.channels_last,
+        )
+
     def _array(self, name: str) -> np.void:
         n, channels, plane = self.lines[name]
         spec, padded = self.given[name], align_up(channels, self.width)
         plane_tiles = ceil_div(plane, PANEL)
         blocks = n * plane_tiles * ceil_div(padded, PANEL)
+        if name == "w" and self.n_joined > 1:
+            blocks = ceil_div(n * channels * plane // self.width, THREADS)
         is_staged = isinstance(self.at[name], Scratch)
         return by_value(
             StagedArray,
@@ -239,9 +267,10 @@ class _Image:
         read = staging.at["y" if wanted.is_gradient else "x"]
         given = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        return (*given, product.column_tiles, self._staged(staging.width), layout)
+        how = self._staged(staging.width, staging.n_joined > 1)
+        return (*given, product.column_tiles, how, layout)
 
-    def _staged(self, width: int) -> np.void:
+    def _staged(self, width: int, is_joined: bool) -> np.void:
         """How it is written, and where W is."""
         product, image, w = self.product, self.wanted.image, self.wanted.w
         assert image is not None
@@ -253,7 +282,7 @@ class _Image:
             together = _neighbours(math.prod(product.extents), width, image)
         depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
         w_row, w_tap = of_kernel * depth, depth
-        if self.wanted.is_gradient and w.channels_last:
+        if self.wanted.is_gradient and w.channels_last and not is_joined:
             w_row, w_tap = depth, product.rows * depth
         return by_value(
             StagedImage,
@@ -274,8 +303,10 @@ class _Sums:
         variant: Variant,
         wanted: Wanted,
         scratch: ScratchMemory,
+        of: Convolution,
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
+        self.of = of  # whose groups are joined
         self.columns = STAGED_COLUMNS[variant.rows]
         found = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = found.row_tiles
@@ -297,7 +328,7 @@ class _Sums:
     def args(self, staging: _Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
-        return (*given, self._layout(staging.width))
+        return (*given, self._layout(staging.width, self.conv.group_channels))
 
     def totals(self, staging: _Staging) -> Launch:
         """What parts add up to."""
@@ -306,13 +337,13 @@ class _Sums:
             assert db is not None
             return total(self.device, db.dtype, self.y_sums, db, self.parts)
         conv, of_bias = self.conv, summers(self.parts)
-        channel_tiles = ceil_div(conv.group_channels, TOTAL_CHANNELS)
+        channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
         filters, each = self._at_once(channel_tiles)
         blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
-        layout = self._layout(staging.width)
-        shared = (self.parts, each, filters, dw.channels_last, blocks, of_bias, layout)
-        given = (self.sums, dw, self.y_sums, db, *shared)
+        layout = self._layout(staging.width, self.of.group_channels)
+        how = (filters, dw.channels_last, self.of.group_filters, blocks, of_bias, layout)
+        given = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
         return launch("staged_total", config, given, self.variant.slots)
 
@@ -326,7 +357,7 @@ class _Sums:
         choices = (n for n in (8, 4, 2) if n * items <= THREADS and 2 * n <= self.parts)
         return filters, next(choices, 1)
 
-    def _layout(self, width: int) -> np.void:
+    def _layout(self, width: int, channels: int) -> np.void:
         conv = self.conv
         return by_value(
             WeightLayout,
@@ -336,7 +367,7 @@ class _Sums:
             step=(0,) * 4,
             groups=conv.group,
             rows=conv.group_filters,
-            channels=conv.group_channels,
+            channels=channels,
             padded_channels=align_up(conv.group_channels, width),
             row_tiles=self.row_tiles,
             column_tiles=self.column_tiles,
