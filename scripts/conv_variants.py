@@ -123,7 +123,7 @@ def measured(layer: Layer, label: str) -> dict[str, float]:
     op = get_op("ConvGrad")(**case.attributes)
     conv = op.convolution(x[1], Spec(sets[0][2].shape, dtype)).padded_to(AXES)
     chosen = "gathered"
-    if plan_model.staged_weight(device, conv, (x[1], y[1])):
+    if plan_model.staged_weight(device, conv, (x[1], y[1]), tf32):
         chosen = name_of(plan_model.weight_tiles(device, conv, dtype))
     times = {chosen: timed()}
     for tiles in variants(device, conv, dtype):

@@ -78,7 +78,7 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
-    if staged_weight(device, conv, (x, y, w)):
+    if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     if _is_depthwise(conv) and of_w <= SUMS_NBYTES:
@@ -126,8 +126,8 @@ def gradients(
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
-    is_staged = staged_weight(device, conv, (x, y, of_w, image, w)) and w is not None
-    if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w)):
+    is_staged = staged_weight(device, conv, (x, y, of_w, image, w), tf32) and w is not None
+    if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w), tf32):
         by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
         of_bias = bias if by_sums else None
         wanted = Wanted(x, y, of_w, image, None, is_gradient, w, of_bias)
@@ -171,7 +171,7 @@ def _written(
         return copies.plan(copied)
     if _is_depthwise(conv):
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
-    if staged_image(device, conv, (read, written, w)):
+    if staged_image(device, conv, (read, written, w), tf32):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv

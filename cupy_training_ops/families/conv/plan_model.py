@@ -23,7 +23,14 @@ from .facts import (
     StagedRow,
 )
 from .plan_layouts import have_channels_last
-from .plan_variants import TENSOR_CORES, choices, image_has_lines, lines_of_weight, residues
+from .plan_variants import (
+    TENSOR_CORES,
+    choices,
+    image_has_lines,
+    is_single,
+    lines_of_weight,
+    residues,
+)
 
 OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
 MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
@@ -36,8 +43,8 @@ STAGED_COLUMNS = {2 * PANEL: TALL_COLUMNS, PANEL: FLAT_COLUMNS}  # by rows of a 
 
 # In stages of a block's sum: what it takes beside them, and adding up a tile's part.
 BLOCK_COST = 3.0
-SUM_COST = 0.02
-STEP_COST = {2 * PANEL: 1.0, PANEL: 0.95}  # by rows of a tile
+SUM_COST = 0.03
+STEP_COST = {2 * PANEL: 1.0, PANEL: 0.9}  # by rows of a tile
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
@@ -76,24 +83,35 @@ def joined(conv: Convolution, dtype: Dtype) -> Convolution:
     return replace(conv, group=conv.group // max(fitting, default=1))
 
 
-def staged_image(device: Device, conv: Convolution, arrays: Sequence[Spec | None]) -> bool:
+def staged_image(
+    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
+) -> bool:
     """Whether an image is made of staged arrays: what is read, what is written, and others."""
     read, written, *_ = arrays
     assert read is not None
     assert written is not None
     pays = _multiplies_often(conv) or have_channels_last(*arrays)
-    pays = pays or not image_has_lines(conv, read, written)
+    if not _is_exact_single(conv, read.dtype, tf32):
+        pays = pays or not image_has_lines(conv, read, written)
     return pays and can_stage(device, conv, read.dtype)
 
 
-def staged_weight(device: Device, conv: Convolution, arrays: Sequence[Spec | None]) -> bool:
+def staged_weight(
+    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
+) -> bool:
     """Whether the gradients of W and of a bias are summed over staged X and Y, the first two."""
     x, y, *_ = arrays
     assert x is not None
     assert y is not None
     pays = _multiplies_often(conv) or have_channels_last(*arrays)
-    pays = pays or lines_of_weight(conv, x, y) != "_lines"
+    if not _is_exact_single(conv, x.dtype, tf32):
+        pays = pays or lines_of_weight(conv, x, y) != "_lines"
     return pays and can_stage(device, conv, x.dtype)
+
+
+def _is_exact_single(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
+    """Whether floats are multiplied as they are, each position with the one that it is."""
+    return dtype == FLOAT32 and not tf32 and is_single(conv)
 
 
 def _multiplies_often(conv: Convolution) -> bool:

@@ -94,14 +94,14 @@ def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) 
 
 def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
     """Whether vectors of lines are copied as they lie."""
-    return _is_single(conv) and _has_vectors(read) and written.aligned
+    return is_single(conv) and _has_vectors(read) and written.aligned
 
 
 def lines_of_weight(conv: Convolution, x: Spec, y: Spec) -> str:
     """The same of Y, or of X and Y."""
     if not _has_vectors(y):
         return ""
-    return "_lines" if _is_single(conv) and x.aligned else "_y_lines"
+    return "_lines" if is_single(conv) and x.aligned else "_y_lines"
 
 
 def _has_vectors(array: Spec) -> bool:
@@ -109,7 +109,7 @@ def _has_vectors(array: Spec) -> bool:
     return array.dtype.itemsize == 2 and array.aligned and plane % LINE_ELEMENTS == 0
 
 
-def _is_single(conv: Convolution) -> bool:
+def is_single(conv: Convolution) -> bool:
     """Whether each position reads the one that it is."""
     is_single = math.prod(conv.kernel) == math.prod(conv.strides) == 1 and not any(conv.pads)
     return is_single and conv.image == conv.output

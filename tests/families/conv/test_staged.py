@@ -102,7 +102,7 @@ def staged(monkeypatch):
     """Stages whatever can be, in tiles of so many rows."""
 
     def force(rows: int) -> None:
-        def can(device, conv, arrays):
+        def can(device, conv, arrays, *_):
             return plan_model.can_stage(device, conv, arrays[0].dtype)
 
         monkeypatch.setattr(plan, "staged_image", can)
