@@ -24,6 +24,10 @@
 #ifndef CTO_TF32
 #define CTO_TF32 0
 #endif
+// Whether kernels over staged arrays are compiled, or the others.
+#ifndef CTO_STAGED
+#define CTO_STAGED 0
+#endif
 // Of an element in one image.
 #ifndef CTO_OFFSET
 #define CTO_OFFSET u32
@@ -85,6 +89,7 @@ using StagedTile = conv::staged_tile::StagedTile<
 
 using namespace cto;
 
+#if !CTO_STAGED
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     pack<ImageTile<false>>(w, packed, layout);
@@ -119,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if constexpr (sizeof(T) == 2)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
@@ -140,10 +146,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
                        blockIdx.x - of_weights);
 }
+#endif
 
-// Kernels without tiles. They are launched with the fewest rows that plans choose, and take a fourth of
-// the time in which all are compiled.
-#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200 || CTO_ROWS == 32
+// Kernels without tiles are launched with the fewest rows that plans choose.
+#if !CTO_STAGED && \
+    (defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200 || CTO_ROWS == 32)
+#define WITHOUT_TILES
+#endif
+
+#ifdef WITHOUT_TILES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
@@ -162,6 +173,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
 }
 
+// (n, height, width) as (n, width, height).
+extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
+    conv__transpose(const T* from, T* to, i64 height, i64 width) {
+    conv::layouts::transpose(from, to, height, width);
+}
+#endif
+
+#if CTO_STAGED || defined(WITHOUT_TILES)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
@@ -174,12 +193,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
 }
 
-// (n, height, width) as (n, width, height).
-extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
-    conv__transpose(const T* from, T* to, i64 height, i64 width) {
-    conv::layouts::transpose(from, to, height, width);
-}
-
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
@@ -187,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 #endif
 
+#if CTO_STAGED
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
@@ -228,3 +242,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
                        static_cast<i64>(layout.groups) * layout.rows,
                        blockIdx.x - blocks_of_weights);
 }
+#endif

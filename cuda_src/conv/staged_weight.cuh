@@ -193,19 +193,15 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         __syncthreads();
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
-        row_sums.wanted = y_sums && tile.first_column == 0;
+        row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
         const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
-        const auto add = [&](const auto& also) {
-            add_stages<Tile, Multiplier>(product, stages, copier.count, copier, also);
-        };
-        using Loaded = tensor_core::A[Tile::DOWN];
-        if (sizeof(typename Tile::E) == 2 && row_sums.wanted)
-            add([&](const Loaded& a) { row_sums.add(a); });
-        else
-            add([](const Loaded&) {});
+        add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
+                                     [&](const tensor_core::A(&a)[Tile::DOWN]) {
+                                         if (row_sums.wanted) row_sums.add(a);
+                                     });
         if (y_sums) {
             const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
             row_sums.write(y_sums + of_group * layout.rows + tile.first_row,

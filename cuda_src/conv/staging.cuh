@@ -205,18 +205,28 @@ __device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* st
                                       E* staged_w, StagedRow* rows, const StagingLayout& layout) {
     if constexpr (EXISTS) {
         __shared__ __align__(16) u8 memory[PANEL * Transposer<E, TF32>::PITCH * sizeof(E)];
+        // One call for all three: inlined, it takes long to compile.
+        const StagedArray* array = &layout.x;
+        const E* from = x;
+        E* to = staged_x;
         u32 block = blockIdx.x;
-        if (block < layout.x.blocks)
-            return stage_array<E, TF32>(x, staged_x, layout.x, block, memory);
-        block -= layout.x.blocks;
-        if (block < layout.y.blocks)
-            return stage_array<E, TF32>(y, staged_y, layout.y, block, memory);
-        block -= layout.y.blocks;
-        if (block < layout.w.blocks && layout.groups.joined)
-            return spread_w<E, TF32>(w, staged_w, layout.w, layout.groups, block);
-        if (block < layout.w.blocks)
-            return stage_array<E, TF32>(w, staged_w, layout.w, block, memory);
-        write_row(rows, layout, block - layout.w.blocks);
+        if (block >= array->blocks) {
+            block -= array->blocks;
+            array = &layout.y;
+            from = y;
+            to = staged_y;
+        }
+        if (array == &layout.y && block >= array->blocks) {
+            block -= array->blocks;
+            array = &layout.w;
+            from = w;
+            to = staged_w;
+        }
+        if (array == &layout.w && block >= array->blocks)
+            return write_row(rows, layout, block - array->blocks);
+        if (array == &layout.w && layout.groups.joined)
+            return spread_w<E, TF32>(w, staged_w, *array, layout.groups, block);
+        stage_array<E, TF32>(from, to, *array, block, memory);
     }
 }
 

@@ -28,7 +28,8 @@ from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
-from .plan import bias_gradient, data_gradient, forward, gradients
+from .plan import data_gradient, forward, gradients
+from .plan_bias import bias_gradient
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 

@@ -18,12 +18,14 @@ from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
+from .plan_bias import bias_gradient
 from .plan_image import Arrays, image_product
 from .plan_launches import launch, taps, total
-from .plan_layouts import Copies, have_channels_last, sums_of_lines
+from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
 from .plan_staged import Wanted, staged
 from .plan_variants import (
+    BIAS_ITEMSIZE,
     MAX_DEPTHWISE_FILTERS,
     MAX_OFFSET,
     image_variant,
@@ -34,7 +36,6 @@ from .plan_variants import (
 from .plan_weight import SUMS_NBYTES, summed_weight
 from .plan_weight import Arrays as WeightArrays
 
-BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 MAX_POSITION = 2**31 - 1
 
 
@@ -95,12 +96,9 @@ def weight_gradient(
 
 def _staged_weight(device: Device, conv: Convolution, arrays: WeightArrays, tf32: bool) -> Plan:
     x, y, w, bias = arrays
-    by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
-    plan = Plan()
-    if w is not None or (bias is not None and by_sums):
-        wanted = Wanted(x, y, dw=w, db=bias if by_sums else None)
-        plan = staged(device, conv, y.dtype, tf32, wanted)
-    return plan if bias is None or by_sums else plan.then(bias_gradient(device, y, bias))
+    if w is None and bias is None:
+        return Plan()
+    return staged(device, conv, y.dtype, tf32, Wanted(x, y, dw=w, db=bias))
 
 
 def gradients(
@@ -128,32 +126,11 @@ def gradients(
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
     is_staged = staged_weight(device, conv, (x, y, of_w, image, w), tf32) and w is not None
     if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w), tf32):
-        by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
-        of_bias = bias if by_sums else None
-        wanted = Wanted(x, y, of_w, image, None, is_gradient, w, of_bias)
-        plan = staged(device, conv, y.dtype, tf32, wanted)
-        rest = Plan() if by_sums or bias is None else bias_gradient(device, y, bias)
-        return plan.then(rest)
+        wanted = Wanted(x, y, of_w, image, None, is_gradient, w, bias)
+        return staged(device, conv, y.dtype, tf32, wanted)
     made = data_gradient if is_gradient else forward
     plan = made(device, convolution, read, of_w, None, image, tf32=tf32)
     return plan.then(weight_gradient(device, convolution, x, y, w, bias, tf32=tf32))
-
-
-def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
-    """The sum of each channel of an array (N, channels, ...)."""
-    if y.channels_last:
-        return sums_of_lines(device, y, bias)
-    batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
-    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
-    parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
-    scratch = ScratchMemory()
-    sums = scratch.take(parts * channels, computed_in(y.dtype)) if parts else None
-    steps = [total(device, y.dtype, sums, bias, parts)]
-    if parts:
-        args = (y, sums, batch, channels, parts, divisor(plane))
-        config = Config((parts * channels,), (THREADS,))
-        steps.insert(0, launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
-    return scratch.plan(*steps)
 
 
 def _written(
@@ -213,12 +190,12 @@ def _depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -
 
     sums = taken(w), taken(bias)
     pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
-    steps = [total(device, spec.dtype, found, spec, parts) for spec, found in pairs]
+    slots = small_variant(device, y.dtype).slots
+    steps = [total(found, spec, parts, slots) for spec, found in pairs]
     if parts and steps:
         config = Config((parts * tiles * conv.filters,), (THREADS,))
         layout = _depthwise_layout(conv, conv.output, (x, y))
         args = (None if w is None else x, y, *sums, parts, layout)
-        slots = small_variant(device, y.dtype).slots
         steps.insert(0, launch("depthwise_weight", config, args, slots))
     return scratch.plan(*steps)
 

@@ -12,12 +12,9 @@ from dataclasses import replace
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, Step, ceil_div
-from ...rules.widening import computed_in
-from .facts import BLOCKS, SIDE, THREADS
-from .plan_launches import launch, total
+from .facts import SIDE, THREADS
+from .plan_launches import launch
 from .plan_variants import small_variant
-
-LINES = 64  # of a block that sums, at least
 
 
 def have_channels_last(*arrays: Spec | None) -> bool:
@@ -78,18 +75,3 @@ class Copies:
     ) -> Launch:
         config = Config((n * ceil_div(height, SIDE) * ceil_div(width, SIDE),), (THREADS,))
         return launch("transpose", config, (read, written, height, width), self.slots)
-
-
-def sums_of_lines(device: Device, y: Spec, bias: Spec) -> Plan:
-    """The sum of each channel of an array with its channels last."""
-    channels = y.shape[1]
-    n_lines, tiles = y.size // channels, ceil_div(channels, SIDE)
-    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles)
-    of_part = ceil_div(n_lines, min(wanted, ceil_div(n_lines, LINES)))
-    parts = ceil_div(n_lines, of_part)
-    scratch = ScratchMemory()
-    sums = scratch.take(parts * channels, computed_in(y.dtype))
-    config = Config((parts * tiles,), (THREADS,))
-    args = (y, sums, n_lines, channels, of_part)
-    step = launch("line_sums", config, args, small_variant(device, y.dtype).slots)
-    return scratch.plan(step, total(device, y.dtype, sums, bias, parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,10 +40,11 @@ from .facts import (
     StagingLayout,
     WeightLayout,
 )
+from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
 from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
-from .plan_variants import Variant
+from .plan_variants import BIAS_ITEMSIZE, Variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
 
@@ -73,13 +74,23 @@ class Wanted:
 
 def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
     """One launch that stages what others read, each array once."""
+    by_sums = dtype.itemsize == BIAS_ITEMSIZE
+    of_bias, y = wanted.db, wanted.y
+    if of_bias is not None and not by_sums:
+        assert y is not None
+        rest = replace(wanted, db=None)
+        rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
+        slots = Variant(dtype, rows, tf32, staged=True).slots
+        bias = bias_gradient(device, y, of_bias, slots)
+        has_more = rest.sums or rest.image is not None
+        return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
     of, conv = conv, joined(conv, dtype)
     staging = _Staging(conv, dtype, scratch, wanted, of)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
-    variant = Variant(dtype, rows, rounds)
+    variant = Variant(dtype, rows, rounds, staged=True)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
@@ -335,7 +346,7 @@ class _Sums:
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
             assert db is not None
-            return total(self.device, db.dtype, self.y_sums, db, self.parts)
+            return total(self.y_sums, db, self.parts, self.variant.slots)
         conv, of_bias = self.conv, summers(self.parts)
         channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
         filters, each = self._at_once(channel_tiles)

@@ -202,7 +202,7 @@ def test_at_most_20_compilations(capability) -> None:
     for c, dtype, tf32 in itertools.product(convolutions, FLOATS, (False, True)):
         for plan in plans(c, dtype, device, tf32).values():
             found |= {tuple(sorted(step.slots.items())) for step in launches(plan)}
-    assert 8 < len(found) <= 20
+    assert 7 < len(found) <= 20
 
 
 def test_offsets_have_64_bits_where_an_image_is_large() -> None:
