@@ -80,6 +80,8 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
+// In types of two bytes the launch of staged tiles sums it.
+constexpr bool SUMS_BIAS = !CTO_STAGED || sizeof(T) > 2;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
@@ -184,13 +186,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
-    sum_channels(y, sums, batch, channels, parts, plane);
+    if constexpr (SUMS_BIAS) sum_channels(y, sums, batch, channels, parts, plane);
 }
 
 // The same of lines of channels.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__line_sums(const T* y, A* sums, i64 n_lines, i32 channels, i64 of_part) {
-    conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
+    if constexpr (SUMS_BIAS) conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
 }
 
 // Adds up parts of `size` numbers.
