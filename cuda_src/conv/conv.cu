@@ -68,7 +68,7 @@ using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
 
 // Arrays are staged for GPUs that copy ahead.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
-constexpr bool CAN_STAGE = sizeof(T) <= 4 && CTO_ROWS >= PANEL;
+constexpr bool CAN_STAGE = CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
 #else
 constexpr bool CAN_STAGE = false;
 #endif
@@ -80,8 +80,17 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// In types of two bytes the launch of staged tiles sums it.
-constexpr bool SUMS_BIAS = !CTO_STAGED || sizeof(T) > 2;
+// What a compilation is for, so that a first call does not wait for kernels that are not launched: those
+// over staged arrays, or others; of these such without tiles are launched with the fewest rows alone that
+// plans choose. The gradient of a bias is summed by either, but for that of staged halves, which their
+// tiles sum.
+constexpr bool GATHERS = !CTO_STAGED;
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200
+constexpr bool WITHOUT_TILES = GATHERS;
+#else
+constexpr bool WITHOUT_TILES = GATHERS && CTO_ROWS == 32;
+#endif
+constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
@@ -91,16 +100,20 @@ using StagedTile = conv::staged_tile::StagedTile<
 
 using namespace cto;
 
-#if !CTO_STAGED
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
-    pack<ImageTile<false>>(w, packed, layout);
+    if constexpr (GATHERS) {
+        pack<ImageTile<false>>(w, packed, layout);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
-    write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles, layout);
+    if constexpr (GATHERS) {
+        write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles,
+                                                    layout);
+    }
 }
 
 // The same where vectors of the lines that are read and written can be copied.
@@ -108,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (sizeof(T) == 2)
+    if constexpr (GATHERS && sizeof(T) == 2)
         write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
                                                     reinterpret_cast<T*>(shared));
 }
@@ -116,14 +129,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
-    sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+    if constexpr (GATHERS) {
+        sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+    }
 }
 
 // The same where vectors of Y's lines can be copied, and where those of X's too.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
-    if constexpr (sizeof(T) == 2)
+    if constexpr (GATHERS && sizeof(T) == 2)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
@@ -131,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (sizeof(T) == 2)
+    if constexpr (GATHERS && sizeof(T) == 2)
         sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
                                                        reinterpret_cast<T*>(shared));
 }
@@ -140,49 +155,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
-    using Tile = WeightTileOf<false, false>;
-    const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
-    if (blockIdx.x < of_weights)
-        write_weights<Tile>(parts, w, count, summers, layout);
-    else
-        write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
-                       blockIdx.x - of_weights);
+    if constexpr (GATHERS) {
+        using Tile = WeightTileOf<false, false>;
+        const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
+        if (blockIdx.x < of_weights)
+            write_weights<Tile>(parts, w, count, summers, layout);
+        else
+            write_total<T>(y_parts, bias, count, summers,
+                           static_cast<i64>(layout.groups) * layout.rows, blockIdx.x - of_weights);
+    }
 }
-#endif
 
-// Kernels without tiles are launched with the fewest rows that plans choose.
-#if !CTO_STAGED && \
-    (defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200 || CTO_ROWS == 32)
-#define WITHOUT_TILES
-#endif
-
-#ifdef WITHOUT_TILES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
-    write_depthwise<false>(x, w, bias, y, layout);
+    if constexpr (WITHOUT_TILES) {
+        write_depthwise<false>(x, w, bias, y, layout);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
-    write_depthwise<true>(y, w, bias, x, layout);
+    if constexpr (WITHOUT_TILES) {
+        write_depthwise<true>(y, w, bias, x, layout);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
-    sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
+    if constexpr (WITHOUT_TILES) {
+        sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
+    }
 }
 
 // (n, height, width) as (n, width, height).
 extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
     conv__transpose(const T* from, T* to, i64 height, i64 width) {
-    conv::layouts::transpose(from, to, height, width);
+    if constexpr (WITHOUT_TILES) {
+        conv::layouts::transpose(from, to, height, width);
+    }
 }
-#endif
 
-#if CTO_STAGED || defined(WITHOUT_TILES)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
@@ -198,16 +213,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    write_total<T>(parts, total, count, summers, size, blockIdx.x);
+    if constexpr (CTO_STAGED || WITHOUT_TILES) {
+        write_total<T>(parts, total, count, summers, size, blockIdx.x);
+    }
 }
-#endif
 
-#if CTO_STAGED
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
-    conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
-                                                 layout);
+    if constexpr (CAN_STAGE) {
+        conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
+                                                     layout);
+    }
 }
 
 // Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
@@ -219,16 +236,18 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                  const __grid_constant__ StagedImage staged_image,
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
-    extern __shared__ __align__(16) u8 shared[];
-    const u32 block = blockIdx.x - first_of_weights;
-    if (block < blocks_of_weights)
-        conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
-                                                            weight_layout, shared);
-    else
-        conv::staged_image::staged_convolution<StagedTile>(
-            read, packed, bias, written, column_tiles, staged_image,
-            blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
-            image_layout, shared);
+    if constexpr (CAN_STAGE) {
+        extern __shared__ __align__(16) u8 shared[];
+        const u32 block = blockIdx.x - first_of_weights;
+        if (block < blocks_of_weights)
+            conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
+                                                                weight_layout, shared);
+        else
+            conv::staged_image::staged_convolution<StagedTile>(
+                read, packed, bias, written, column_tiles, staged_image,
+                blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
+                image_layout, shared);
+    }
 }
 
 // W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
@@ -236,12 +255,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        i32 filters, bool channels_last, i32 joined_filters, u32 blocks_of_weights,
                        i32 bias_summers, const __grid_constant__ WeightLayout layout) {
-    if (blockIdx.x < blocks_of_weights)
-        conv::staged_weight::total_of_parts<StagedTile>(
-            parts, w, count, summers, filters, channels_last, joined_filters, blockIdx.x, layout);
-    else
-        write_total<T>(y_parts, bias, count, bias_summers,
-                       static_cast<i64>(layout.groups) * layout.rows,
-                       blockIdx.x - blocks_of_weights);
+    if constexpr (CAN_STAGE) {
+        if (blockIdx.x < blocks_of_weights)
+            conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
+                                                            channels_last, joined_filters,
+                                                            blockIdx.x, layout);
+        else
+            write_total<T>(y_parts, bias, count, bias_summers,
+                           static_cast<i64>(layout.groups) * layout.rows,
+                           blockIdx.x - blocks_of_weights);
+    }
 }
-#endif

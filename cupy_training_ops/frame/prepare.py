@@ -47,7 +47,8 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     names = wanted(declared, outputs)
     results, counts = _results(declared, op.infer(*specs), names, arrays)
     given = _check_out(declared, results, counts, out, free)
-    results = _lying(declared, results, arrays)
+    lying = layout.of_results(declared, results, {a.name: a.info for a in arrays})
+    results = tuple(replace(r, order=o) for r, o in zip(results, lying, strict=True))
     order = _order(declared, arrays, results, given, free)
     prepared = Prepared(
         op=op.name,
@@ -153,22 +154,11 @@ def _check_inputs(
             checks.exists(op.name, array.name, array.info.spec)
             checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
             if not declared.not_accessed:
-                _check_layout(op, array.name, array.info, declared.name, declared.name in loose)
+                layout.check(op, array.name, array.info, declared.name, declared.name in loose)
             checks.elements(op.name, declared, array.name, array.info.shape)
         elif not (declared.holes if declared.variadic else declared.optional):
             refuse(op.name, array.name, "an array", "None")
     checks.row(op.name, op.types, bound)
-
-
-def _check_layout(
-    op: Declaration, name: str, found: ArrayInfo, declared: str, any_layout: bool
-) -> None:
-    if declared in op.lies_as:
-        layout.own_order(op.name, name, found)
-    elif any_layout:
-        checks.contiguous(op.name, name, layout.order(found) is not None, "a dense array")
-    else:
-        checks.contiguous(op.name, name, found.strides is None)
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
@@ -301,20 +291,7 @@ def _check_given(op: Declaration, result: Result, key: Any, any_layout: bool) ->
     if result.value is not None:
         refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
     checks.output(op.name, name, result.spec, given.spec)
-    _check_layout(op, name, given, result.name, any_layout)
-
-
-def _lying(
-    op: Declaration, results: tuple[Result, ...], arrays: Sequence[Named]
-) -> tuple[Result, ...]:
-    """Results with the order in which new ones lie in memory, where they lie as an input does."""
-    infos = {a.name: a.info for a in arrays}
-
-    def order(result: Result) -> layout.Order | None:
-        like = infos.get(op.lies_as.get(result.name, ""))
-        return None if like is None else layout.own_order(op.name, result.name, like)
-
-    return tuple(replace(r, order=order(r)) for r in results) if op.lies_as else results
+    layout.check(op, name, given, result.name, any_layout)
 
 
 def _placement(
