@@ -90,9 +90,9 @@ def staged_image(
     read, written, *_ = arrays
     assert read is not None
     assert written is not None
-    pays = _multiplies_often(conv) or have_channels_last(*arrays)
-    if not _is_exact_single(conv, read.dtype, tf32):
-        pays = pays or not image_has_lines(conv, read, written)
+    pays = _multiplies_often(conv) or not image_has_lines(conv, read, written)
+    pays = pays and not _stays_gathered(conv, read.dtype, tf32)
+    pays = pays or have_channels_last(*arrays)
     return pays and can_stage(device, conv, read.dtype)
 
 
@@ -103,15 +103,17 @@ def staged_weight(
     x, y, *_ = arrays
     assert x is not None
     assert y is not None
-    pays = _multiplies_often(conv) or have_channels_last(*arrays)
-    if not _is_exact_single(conv, x.dtype, tf32):
-        pays = pays or lines_of_weight(conv, x, y) != "_lines"
+    pays = _multiplies_often(conv) or lines_of_weight(conv, x, y) != "_lines"
+    pays = pays and not _stays_gathered(conv, x.dtype, tf32)
+    pays = pays or have_channels_last(*arrays)
     return pays and can_stage(device, conv, x.dtype)
 
 
-def _is_exact_single(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
-    """Whether floats are multiplied as they are, each position with the one that it is."""
-    return dtype == FLOAT32 and not tf32 and is_single(conv)
+def _stays_gathered(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
+    """Whether floats are multiplied as they are, without tensor cores, in a 1 x 1 convolution with
+    few products or in small groups, which would have more if they were joined."""
+    is_short = is_single(conv) and not _multiplies_often(conv)
+    return dtype == FLOAT32 and not tf32 and (is_short or joined(conv, dtype) != conv)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
