@@ -111,9 +111,8 @@ def staged_weight(
 
 def _stays_gathered(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
     """Whether floats are multiplied as they are, without tensor cores, in a 1 x 1 convolution with
-    few products or in small groups, which would have more if they were joined."""
-    is_short = is_single(conv) and not _multiplies_often(conv)
-    return dtype == FLOAT32 and not tf32 and (is_short or joined(conv, dtype) != conv)
+    few products."""
+    return dtype == FLOAT32 and not tf32 and is_single(conv) and not _multiplies_often(conv)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
