@@ -298,7 +298,7 @@ def test_small_groups_are_joined() -> None:
     c = layer(128, 128, 56, 3, 1, group=32)
     for dtype, tf32 in ((FLOAT16, False), (FLOAT32, True), (FLOAT32, False)):
         assert main(plans(c, dtype, tf32=tf32)["X"], "image", "staged")[0] == "staged"
-    stage, staged, total = launches(plans(c, FLOAT16)["W"])
+    _, staged, total = launches(plans(c, FLOAT16)["W"])
     assert (staged.args[13]["groups"], staged.args[13]["padded_channels"]) == (2, 64)
     assert (total.args[-1]["channels"], total.args[8]) == (4, 4)
     layout = launches(plans(c, FLOAT16)["X"])[0].args[-1]
