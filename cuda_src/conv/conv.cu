@@ -6,6 +6,7 @@
 // have kernels of their own.
 #include "conv/depthwise.cuh"
 #include "conv/image.cuh"
+#include "conv/layouts.cuh"
 #include "conv/packing.cuh"
 #include "conv/pointwise.cuh"
 #include "conv/staged_weight.cuh"
@@ -22,6 +23,10 @@
 // Whether floats are rounded to TF32 for tensor cores.
 #ifndef CTO_TF32
 #define CTO_TF32 0
+#endif
+// Whether kernels over staged arrays are compiled, or the others.
+#ifndef CTO_STAGED
+#define CTO_STAGED 0
 #endif
 // Of an element in one image.
 #ifndef CTO_OFFSET
@@ -61,9 +66,9 @@ using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>
 using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
 
-// Arrays are staged for tensor cores that copy ahead.
+// Arrays are staged for GPUs that copy ahead.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
-constexpr bool CAN_STAGE = (sizeof(T) == 2 || CTO_TF32) && CTO_ROWS >= PANEL;
+constexpr bool CAN_STAGE = CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
 #else
 constexpr bool CAN_STAGE = false;
 #endif
@@ -75,6 +80,18 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
+// What a compilation is for, so that a first call does not wait for kernels that are not launched: those
+// over staged arrays, or others; of these such without tiles are launched with the fewest rows alone that
+// plans choose. The gradient of a bias is summed by either, but for that of staged halves, which their
+// tiles sum.
+constexpr bool GATHERS = !CTO_STAGED;
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200
+constexpr bool WITHOUT_TILES = GATHERS;
+#else
+constexpr bool WITHOUT_TILES = GATHERS && CTO_ROWS == 32;
+#endif
+constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
+constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
     T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE>;
@@ -85,13 +102,18 @@ using namespace cto;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
-    pack<ImageTile<false>>(w, packed, layout);
+    if constexpr (GATHERS) {
+        pack<ImageTile<false>>(w, packed, layout);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
-    write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles, layout);
+    if constexpr (GATHERS) {
+        write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles,
+                                                    layout);
+    }
 }
 
 // The same where vectors of the lines that are read and written can be copied.
@@ -99,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (sizeof(T) == 2)
+    if constexpr (GATHERS && sizeof(T) == 2)
         write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
                                                     reinterpret_cast<T*>(shared));
 }
@@ -107,21 +129,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
-    sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+    if constexpr (GATHERS) {
+        sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+    }
 }
 
 // The same where vectors of Y's lines can be copied, and where those of X's too.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
-    if constexpr (sizeof(T) == 2)
+    if constexpr (GATHERS && sizeof(T) == 2)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (sizeof(T) == 2)
+    if constexpr (GATHERS && sizeof(T) == 2)
         sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
                                                        reinterpret_cast<T*>(shared));
 }
@@ -130,50 +155,76 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
-    using Tile = WeightTileOf<false, false>;
-    const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
-    if (blockIdx.x < of_weights)
-        write_weights<Tile>(parts, w, count, summers, layout);
-    else
-        write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
-                       blockIdx.x - of_weights);
+    if constexpr (GATHERS) {
+        using Tile = WeightTileOf<false, false>;
+        const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
+        if (blockIdx.x < of_weights)
+            write_weights<Tile>(parts, w, count, summers, layout);
+        else
+            write_total<T>(y_parts, bias, count, summers,
+                           static_cast<i64>(layout.groups) * layout.rows, blockIdx.x - of_weights);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
-    write_depthwise<false>(x, w, bias, y, layout);
+    if constexpr (WITHOUT_TILES) {
+        write_depthwise<false>(x, w, bias, y, layout);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
-    write_depthwise<true>(y, w, bias, x, layout);
+    if constexpr (WITHOUT_TILES) {
+        write_depthwise<true>(y, w, bias, x, layout);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    conv__depthwise_weight(const T* x, const T* y, A* sums, i32 parts,
+    conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
-    sum_depthwise_weights(x, y, sums, parts, layout);
+    if constexpr (WITHOUT_TILES) {
+        sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
+    }
+}
+
+// (n, height, width) as (n, width, height).
+extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
+    conv__transpose(const T* from, T* to, i64 height, i64 width) {
+    if constexpr (WITHOUT_TILES) {
+        conv::layouts::transpose(from, to, height, width);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
-    sum_channels(y, sums, batch, channels, parts, plane);
+    if constexpr (SUMS_BIAS) sum_channels(y, sums, batch, channels, parts, plane);
+}
+
+// The same of lines of channels.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__line_sums(const T* y, A* sums, i64 n_lines, i32 channels, i64 of_part) {
+    if constexpr (SUMS_BIAS) conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
 }
 
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    write_total<T>(parts, total, count, summers, size, blockIdx.x);
+    if constexpr (CTO_STAGED || WITHOUT_TILES) {
+        write_total<T>(parts, total, count, summers, size, blockIdx.x);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
-    conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
-                                                 layout);
+    if constexpr (CAN_STAGE) {
+        conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
+                                                     layout);
+    }
 }
 
 // Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
@@ -181,31 +232,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
-                 const T* bias, T* written, u32 column_tiles, i32 width,
+                 const T* bias, T* written, u32 column_tiles,
+                 const __grid_constant__ StagedImage staged_image,
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
-    extern __shared__ __align__(16) u8 shared[];
-    const u32 block = blockIdx.x - first_of_weights;
-    if (block < blocks_of_weights)
-        conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
-                                                            weight_layout, shared);
-    else
-        conv::staged_image::staged_convolution<StagedTile>(
-            read, packed, bias, written, column_tiles, width,
-            blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
-            image_layout, shared);
+    if constexpr (CAN_STAGE) {
+        extern __shared__ __align__(16) u8 shared[];
+        const u32 block = blockIdx.x - first_of_weights;
+        if (block < blocks_of_weights)
+            conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
+                                                                weight_layout, shared);
+        else
+            conv::staged_image::staged_convolution<StagedTile>(
+                read, packed, bias, written, column_tiles, staged_image,
+                blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
+                image_layout, shared);
+    }
 }
 
 // W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
-                       i32 filters, u32 blocks_of_weights, i32 bias_summers,
-                       const __grid_constant__ WeightLayout layout) {
-    if (blockIdx.x < blocks_of_weights)
-        conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
-                                                        blockIdx.x, layout);
-    else
-        write_total<T>(y_parts, bias, count, bias_summers,
-                       static_cast<i64>(layout.groups) * layout.rows,
-                       blockIdx.x - blocks_of_weights);
+                       i32 filters, bool channels_last, i32 joined_filters, u32 blocks_of_weights,
+                       i32 bias_summers, const __grid_constant__ WeightLayout layout) {
+    if constexpr (CAN_STAGE) {
+        if (blockIdx.x < blocks_of_weights)
+            conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
+                                                            channels_last, joined_filters,
+                                                            blockIdx.x, layout);
+        else
+            write_total<T>(y_parts, bias, count, bias_summers,
+                           static_cast<i64>(layout.groups) * layout.rows,
+                           blockIdx.x - blocks_of_weights);
+    }
 }

@@ -188,11 +188,12 @@ struct TapTile {
     i32 k0, k1, k2;
 };
 
-// Adds what the strips of every `parts`-th image give to TAPS x TAPS taps.
+// Adds what the strips of every `parts`-th image give to TAPS x TAPS taps, if there is an X, and to the
+// sum of Y.
 template <bool IN_VECTORS, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
                                            const DepthwiseLayout& layout,
-                                           Acc<E> (&of_taps)[TAPS][TAPS]) {
+                                           Acc<E> (&of_taps)[TAPS][TAPS], Acc<E>& y_sum) {
     const i64 image = volume(layout.image), output = volume(layout.output);
     const i64 channels = layout.groups * layout.filters;
     const i32 width = layout.output[2];
@@ -214,6 +215,8 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
             for (int p = 0; p < STRIP; ++p)
                 slopes[p] = strip.at[2] + p < width ? to_acc(of_y[p]) : Acc<E>(0);
         }
+        y_sum += (slopes[0] + slopes[1]) + (slopes[2] + slopes[3]);
+        if (!x) continue;
         if constexpr (IN_VECTORS) {
 #pragma unroll
             for (int i = 0; i < TAPS; ++i) {
@@ -246,10 +249,13 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
     }
 }
 
-// A block has a tile of taps of one filter, and every `parts`-th image. sums: (part, filter, tap).
+// A block has a tile of taps of one filter, and every `parts`-th image. sums: (part, filter, tap), with
+// X; y_sums, where they are wanted: (part, filter).
 template <class E>
 __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
-                                                      i32 parts, const DepthwiseLayout& layout) {
+                                                      Acc<E>* y_sums, i32 parts,
+                                                      const DepthwiseLayout& layout) {
+    static_assert(STRIP == 4);
     __shared__ reduce::BlockScratch<Acc<E>, THREADS> scratch;
     const u32 tiles1 = (layout.kernel[1] + TAPS - 1) / TAPS;
     const u32 tiles2 = (layout.kernel[2] + TAPS - 1) / TAPS;
@@ -260,11 +266,17 @@ __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Ac
     const TapTile tile{channel, part, static_cast<i32>(index / (tiles1 * tiles2)),
                        static_cast<i32>(index / tiles2 % tiles1 * TAPS),
                        static_cast<i32>(index % tiles2 * TAPS)};
-    Acc<E> of_taps[TAPS][TAPS] = {};
+    if (!x && index > 0) return;
+    Acc<E> of_taps[TAPS][TAPS] = {}, of_y = 0;
     if (layout.in_vectors)
-        add_strips<true>(x, y, parts, tile, layout, of_taps);
+        add_strips<true>(x, y, parts, tile, layout, of_taps, of_y);
     else
-        add_strips<false>(x, y, parts, tile, layout, of_taps);
+        add_strips<false>(x, y, parts, tile, layout, of_taps, of_y);
+    if (y_sums && index == 0) {
+        const Acc<E> sum = reduce::sum_block(of_y, scratch);
+        if (threadIdx.x == 0) y_sums[static_cast<i64>(part) * channels + channel] = sum;
+    }
+    if (!x) return;
     Acc<E>* const to = sums + (static_cast<i64>(part) * channels + channel) * volume(layout.kernel);
 #pragma unroll
     for (int i = 0; i < TAPS; ++i) {

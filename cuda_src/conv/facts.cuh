@@ -11,6 +11,7 @@ constexpr int THREADS = 256;
 constexpr int BLOCKS = 2;
 constexpr int COLUMNS = 128;
 constexpr int PART_NBYTES = 64;
+constexpr int SIDE = 32;
 constexpr int STRIP = 4;
 constexpr int TAPS = 3;
 constexpr int STAGED_THREADS = 128;
@@ -86,10 +87,21 @@ struct StagedArray {
 };
 static_assert(sizeof(StagedArray) == 24);
 
+struct JoinedGroups {
+    int joined;
+    int filters;
+    int channels;
+    int taps;
+    bool is_gradient;
+    bool channels_last;
+};
+static_assert(sizeof(JoinedGroups) == 20);
+
 struct StagingLayout {
     StagedArray x;
     StagedArray y;
     StagedArray w;
+    JoinedGroups groups;
     int image[3];
     int output[3];
     int kernel[3];
@@ -100,7 +112,15 @@ struct StagingLayout {
     long long positions;
     int vectors;
 };
-static_assert(sizeof(StagingLayout) == 168);
+static_assert(sizeof(StagingLayout) == 192);
+
+struct StagedImage {
+    int width;
+    int w_row;
+    int w_tap;
+    bool channels_last;
+};
+static_assert(sizeof(StagedImage) == 16);
 
 struct DepthwiseLayout {
     int image[3];
@@ -166,18 +186,29 @@ static_assert(offsetof(StagedArray, plane) == 8);
 static_assert(offsetof(StagedArray, width) == 12);
 static_assert(offsetof(StagedArray, plane_tiles) == 16);
 static_assert(offsetof(StagedArray, blocks) == 20);
+static_assert(offsetof(JoinedGroups, joined) == 0);
+static_assert(offsetof(JoinedGroups, filters) == 4);
+static_assert(offsetof(JoinedGroups, channels) == 8);
+static_assert(offsetof(JoinedGroups, taps) == 12);
+static_assert(offsetof(JoinedGroups, is_gradient) == 16);
+static_assert(offsetof(JoinedGroups, channels_last) == 17);
 static_assert(offsetof(StagingLayout, x) == 0);
 static_assert(offsetof(StagingLayout, y) == 24);
 static_assert(offsetof(StagingLayout, w) == 48);
-static_assert(offsetof(StagingLayout, image) == 72);
-static_assert(offsetof(StagingLayout, output) == 84);
-static_assert(offsetof(StagingLayout, kernel) == 96);
-static_assert(offsetof(StagingLayout, stride) == 108);
-static_assert(offsetof(StagingLayout, dilation) == 120);
-static_assert(offsetof(StagingLayout, pad) == 132);
-static_assert(offsetof(StagingLayout, n_rows) == 144);
-static_assert(offsetof(StagingLayout, positions) == 152);
-static_assert(offsetof(StagingLayout, vectors) == 160);
+static_assert(offsetof(StagingLayout, groups) == 72);
+static_assert(offsetof(StagingLayout, image) == 92);
+static_assert(offsetof(StagingLayout, output) == 104);
+static_assert(offsetof(StagingLayout, kernel) == 116);
+static_assert(offsetof(StagingLayout, stride) == 128);
+static_assert(offsetof(StagingLayout, dilation) == 140);
+static_assert(offsetof(StagingLayout, pad) == 152);
+static_assert(offsetof(StagingLayout, n_rows) == 168);
+static_assert(offsetof(StagingLayout, positions) == 176);
+static_assert(offsetof(StagingLayout, vectors) == 184);
+static_assert(offsetof(StagedImage, width) == 0);
+static_assert(offsetof(StagedImage, w_row) == 4);
+static_assert(offsetof(StagedImage, w_tap) == 8);
+static_assert(offsetof(StagedImage, channels_last) == 12);
 static_assert(offsetof(DepthwiseLayout, image) == 0);
 static_assert(offsetof(DepthwiseLayout, output) == 12);
 static_assert(offsetof(DepthwiseLayout, kernel) == 24);

@@ -2,11 +2,12 @@
 // A convolution or its data gradient over staged arrays: rows are channels that are written, columns
 // positions, and the sum is over taps and channels that are read, in vectors of these.
 #pragma once
-#include "conv/staged_tile.cuh"
+#include "conv/staged_exact.cuh"
 
 namespace cto::conv::staged_image {
 
 using namespace image;
+using namespace staged_exact;
 using namespace staged_tile;
 
 // What a tap reads, by vectors from what the first position reads at no shift, and where W has it.
@@ -29,7 +30,7 @@ __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
 
 // Tap `number` of the residue.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
-                                                int number, i32 depth, i32 vectors) {
+                                                int number, i32 w_tap, i32 vectors) {
     i32 rest = number, index = 0, pitch = 1;
     i64 read = 0, read_pitch = 1;
     for (int axis = 2; axis >= 0; --axis) {
@@ -41,7 +42,7 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
         pitch *= layout.kernel[axis];
         rest = next;
     }
-    return {static_cast<i32>(read * vectors), index * depth};
+    return {static_cast<i32>(read * vectors), index * w_tap};
 }
 
 // What a column of D reads, and where it is written: at channel 0 of the group.
@@ -50,7 +51,7 @@ struct StagedColumn {
     i64 place = -1;
 
     __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
-                                            i32 depth, i32 vectors) {
+                                            i32 depth, i32 vectors, bool channels_last) {
         i64 rest = of.first_column + column, position = 0, pitch = 1;
         if (rest >= of.columns) return;
         i32 at[3], taps[3], jumps[3];
@@ -66,7 +67,9 @@ struct StagedColumn {
             pitch *= layout.written[axis];
             rest = next;
         }
-        place = (rest * layout.groups + of.group) * layout.rows * pitch + position;
+        const i64 rows = layout.rows, all_rows = layout.groups * rows;
+        place = channels_last ? (rest * pitch + position) * all_rows + of.group * rows
+                              : (rest * all_rows + of.group * rows) * pitch + position;
         i64 read = rest;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) read = read * layout.read[axis] + at[axis];
@@ -157,6 +160,43 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
     }
 }
 
+// D as lines of `V` neighbouring rows, from a slab that has its columns as lines.
+template <class Tile, int V>
+__device__ __forceinline__ void write_lines(const typename Tile::E* slab, const i64* places,
+                                            i32 rows, typename Tile::E* written) {
+    using Word = vec::Vec<typename Tile::E, V>;
+    constexpr int PITCH = Tile::ROWS + Tile::VECTOR, IN_LINE = Tile::ROWS / V;
+    for (int i = threadIdx.x; i < Tile::COLUMNS * IN_LINE; i += STAGED_THREADS) {
+        const int column = i / IN_LINE, row = i % IN_LINE * V;
+        const i64 place = places[column];
+        if (row < rows && place >= 0)
+            *reinterpret_cast<Word*>(written + place + row) =
+                *reinterpret_cast<const Word*>(slab + column * PITCH + row);
+    }
+}
+
+template <class Tile>
+__device__ __forceinline__ void write_staged_lines(
+    const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
+    const typename Tile::E* bias, typename Tile::E* written, i32 width, typename Tile::E* slab) {
+    using E = typename Tile::E;
+    constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
+    const Place& place = shared.place;
+    const i32 rows = layout.rows - place.first_row;
+    if (bias) bias += place.group * layout.rows + place.first_row;
+    product.each_pair([&](int row, int column, const float* sums) {
+        const float more = bias && row < rows ? to_acc(bias[row]) : 0.0f;
+        slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
+        slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
+    });
+    __syncthreads();
+    written += place.first_row;
+    if (width == Tile::VECTOR)
+        write_lines<Tile, Tile::VECTOR>(slab, shared.places, rows, written);
+    else
+        write_lines<Tile, 1>(slab, shared.places, rows, written);
+}
+
 template <class Tile>
 __device__ __forceinline__ void write_staged_image(
     const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
@@ -181,14 +221,13 @@ __device__ __forceinline__ void write_staged_image(
         write_single_columns<Tile>(slab, shared.places, plane, rows, written);
 }
 
-// `width` neighbouring columns are written together.
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,
                                                    const typename Tile::E* bias,
                                                    typename Tile::E* written, u32 column_tiles,
-                                                   i32 width, u32 block, const ImageLayout& layout,
-                                                   u8* stages) {
+                                                   const StagedImage& staged, u32 block,
+                                                   const ImageLayout& layout, u8* stages) {
     if constexpr (Tile::EXISTS) {
         __shared__ ImageShared<Tile> shared;
         Place& place = shared.place;
@@ -203,25 +242,26 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         const i32 depth = vectors_of(layout.depth, Tile::VECTOR), vectors = depth * layout.groups;
         const int n_taps = count_taps(place.lines);
         for (int i = threadIdx.x; i < Tile::COLUMNS; i += STAGED_THREADS) {
-            const StagedColumn column(layout, place, i, depth, vectors);
+            const StagedColumn column(layout, place, i, depth, vectors, staged.channels_last);
             shared.places[i] = column.place;
             shared.rows[i] = column.row;
         }
         if (threadIdx.x < STAGED_TAPS)
-            shared.taps[threadIdx.x] = threadIdx.x < n_taps
-                                           ? staged_tap(layout, place, threadIdx.x, depth, vectors)
-                                           : StagedTap{};
+            shared.taps[threadIdx.x] =
+                threadIdx.x < n_taps ? staged_tap(layout, place, threadIdx.x, staged.w_tap, vectors)
+                                     : StagedTap{};
         __syncthreads();
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
-        const i32 of_row = static_cast<i32>(volume(layout.kernel)) * depth;
-        const i64 first = static_cast<i64>(place.group) * layout.rows + place.first_row + line;
+        const i64 of_group = layout.rows * volume(layout.kernel) * depth;
+        const i64 first =
+            place.group * of_group + static_cast<i64>(place.first_row + line) * staged.w_row;
         ImageCopier<Tile> copier{
             shared,
             reinterpret_cast<const uint4*>(read),
-            reinterpret_cast<const uint4*>(w) + first * of_row,
+            reinterpret_cast<const uint4*>(w) + first,
             n_taps,
             depth,
-            of_row * ImageCopier<Tile>::AT_ONCE,
+            staged.w_row * ImageCopier<Tile>::AT_ONCE,
             layout.rows - place.first_row - line,
             depth % LINE_VECTORS == 0,
             vector / depth,
@@ -231,10 +271,13 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         };
         StagedProduct<Tile> product;
         const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
-        add_stages<Tile, ImageFragments<Tile>>(product, stages, parts, copier,
-                                               [](const tensor_core::A(&)[Tile::DOWN]) {});
-        write_staged_image<Tile>(product, layout, shared, bias, written, width,
-                                 reinterpret_cast<typename Tile::E*>(stages));
+        add_stages<Tile, typename Multipliers<Tile>::Image>(
+            product, stages, parts, copier, [](const tensor_core::A(&)[Tile::DOWN]) {});
+        const auto slab = reinterpret_cast<typename Tile::E*>(stages);
+        if (staged.channels_last)
+            write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);
+        else
+            write_staged_image<Tile>(product, layout, shared, bias, written, staged.width, slab);
     }
 }
 

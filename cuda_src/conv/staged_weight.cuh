@@ -10,6 +10,7 @@ namespace cto::conv::staged_weight {
 
 using namespace image;
 using namespace staged_image;
+using namespace staged_exact;
 using namespace staged_tile;
 
 using weight::sum_parts;
@@ -192,18 +193,15 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         __syncthreads();
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
-        row_sums.wanted = y_sums && tile.first_column == 0;
+        row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
         const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
-        const auto add = [&](const auto& also) {
-            add_stages<Tile, WeightFragments<Tile>>(product, stages, copier.count, copier, also);
-        };
-        using Loaded = tensor_core::A[Tile::DOWN];
-        if (!Tile::IS_TF32 && row_sums.wanted)
-            add([&](const Loaded& a) { row_sums.add(a); });
-        else
-            add([](const Loaded&) {});
+        using Multiplier = typename Multipliers<Tile>::Weights;
+        add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
+                                     [&](const tensor_core::A(&a)[Tile::DOWN]) {
+                                         if (row_sums.wanted) row_sums.add(a);
+                                     });
         if (y_sums) {
             const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
             row_sums.write(y_sums + of_group * layout.rows + tile.first_row,
@@ -211,7 +209,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         }
         if (!works) return;
         float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
-        product.each_pair([&](int row, int column, const float* pair) {
+        Multiplier::each_pair(product, [&](int row, int column, const float* pair) {
             using Pair = vec::Vec<float, 2>;
             *reinterpret_cast<Pair*>(to + row * Tile::COLUMNS + column) = Pair{pair[0], pair[1]};
         });
@@ -224,23 +222,27 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 // channels and all taps, which are a line of W for each filter.
 struct FourWeights {
     bool exists;
-    i64 from;  // of a part
-    int to;    // in the block's lines
+    i64 from;      // of a part
+    int to, step;  // in the block's lines, from a channel to the next
 
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
                                                      int count, i32 taps, i32 group, i32 first,
-                                                     i32 first_channel) {
+                                                     i32 first_channel, bool channels_last,
+                                                     i32 joined_filters) {
         constexpr int FOURS = TOTAL_CHANNELS / 4;
         const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
         const int tap = line - filter * taps, row = first + filter;
-        const i32 column = tap * layout.padded_channels + first_channel + channel;
+        const i32 column = tap * layout.padded_channels + row / joined_filters * layout.channels +
+                           first_channel + channel;
         const i64 tile =
             (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
             column / Tile::COLUMNS;
         return {item < count && first_channel + channel < layout.channels,
                 (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS,
-                (filter * TOTAL_CHANNELS + channel) * taps + tap};
+                channels_last ? line * TOTAL_CHANNELS + channel
+                              : (filter * TOTAL_CHANNELS + channel) * taps + tap,
+                channels_last ? 1 : taps};
     }
 };
 
@@ -248,11 +250,13 @@ __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }
 
-// Of `summers` threads each, which have every so many parts.
+// Of `summers` threads each, which have every so many parts. Groups of so many filters may be joined to
+// one, whose other sums, of a filter and a channel of two of them, are left out.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
-                                                     i32 count, i32 summers, i32 filters, u32 block,
-                                                     const WeightLayout& layout) {
+                                                     i32 count, i32 summers, i32 filters,
+                                                     bool channels_last, i32 joined_filters,
+                                                     u32 block, const WeightLayout& layout) {
     using E = typename Tile::E;
     __shared__ E lines[TOTAL_LINES * TOTAL_CHANNELS];
     __shared__ float4 sums[THREADS];
@@ -266,14 +270,15 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
     const int at_once = THREADS / summers, number = threadIdx.x % at_once;
     const int summer = threadIdx.x / at_once;
     const int rows = min(filters, layout.rows - first), end = rows * taps * (TOTAL_CHANNELS / 4);
-    const auto write = [&](int to, const float4& sum) {
+    const auto write = [&](const FourWeights& weights, const float4& sum) {
         const float four[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) lines[to + i * taps] = from_acc<E>(four[i]);
+        for (int i = 0; i < 4; ++i) lines[weights.to + i * weights.step] = from_acc<E>(four[i]);
     };
     for (int from = 0; from < end; from += at_once) {
         const FourWeights weights =
-            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel);
+            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel,
+                                  channels_last, joined_filters);
         const float* const part = parts + weights.from;
         float4 sum{};
         if (weights.exists) {
@@ -282,32 +287,43 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
                 add_four(sum, *reinterpret_cast<const float4*>(part + i * pitch));
         }
         if (summers == 1) {
-            if (weights.exists) write(weights.to, sum);
+            if (weights.exists) write(weights, sum);
             continue;
         }
         sums[threadIdx.x] = sum;
         __syncthreads();
         if (summer == 0 && weights.exists) {
             for (int i = 1; i < summers; ++i) add_four(sum, sums[i * at_once + number]);
-            write(weights.to, sum);
+            write(weights, sum);
         }
         __syncthreads();
     }
     __syncthreads();
-    const int length = min(TOTAL_CHANNELS, layout.channels - first_channel) * taps;
+    const int channels = min(TOTAL_CHANNELS, layout.channels - first_channel);
     const i64 of_filter = static_cast<i64>(layout.channels) * taps;
-    w += (static_cast<i64>(group) * layout.rows + first) * of_filter + first_channel * taps;
+    w += (static_cast<i64>(group) * layout.rows + first) * of_filter;
+    if (channels_last) {
+        w += first_channel;
+        for (int i = threadIdx.x; i < rows * taps * TOTAL_CHANNELS; i += THREADS)
+            if (i % TOTAL_CHANNELS < channels)
+                w[static_cast<i64>(i / TOTAL_CHANNELS) * layout.channels + i % TOTAL_CHANNELS] =
+                    lines[i];
+        return;
+    }
+    w += first_channel * taps;
     for (int filter = 0; filter < rows; ++filter)
-        for (int i = threadIdx.x; i < length; i += THREADS)
+        for (int i = threadIdx.x; i < channels * taps; i += THREADS)
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,
-                                               i32 filters, u32 block, const WeightLayout& layout) {
+                                               i32 filters, bool channels_last, i32 joined_filters,
+                                               u32 block, const WeightLayout& layout) {
     if constexpr (Tile::EXISTS)
-        write_staged_weights<Tile>(parts, w, count, summers, filters, block, layout);
+        write_staged_weights<Tile>(parts, w, count, summers, filters, channels_last, joined_filters,
+                                   block, layout);
 }
 
 }  // namespace cto::conv::staged_weight

@@ -78,6 +78,29 @@ struct Transposer {
     }
 };
 
+// The same where channels lie side by side, but not in vectors, or not in whole ones.
+template <class E, bool TF32>
+__device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArray& array,
+                                          i32 channels, i32 positions) {
+    constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
+    const i32 padded = channels + array.padded - array.channels;
+#pragma unroll
+    for (int i = 0; i < PANEL * IN_LINE / THREADS; ++i) {
+        const int index = i * THREADS + threadIdx.x;
+        const int position = index / IN_LINE, channel = index % IN_LINE * WIDTH;
+        if (channel >= padded || position >= positions) continue;
+        const E* const line = from + static_cast<i64>(position) * array.channels + channel;
+        vec::Vec<E, WIDTH> loaded{};
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+            if (channel + j < channels) loaded.at[j] = line[j];
+            if constexpr (TF32) loaded.at[j] = tensor_core::to_tf32(loaded.at[j]);
+        }
+        *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(position) * array.padded +
+                                               channel) = loaded;
+    }
+}
+
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -88,8 +111,12 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     const u32 n = rest / channel_tiles;
     const i32 channel = (rest - n * channel_tiles) * PANEL;
     const i32 positions = array.plane - position, channels = array.channels - channel;
+    const i64 line = static_cast<i64>(n) * array.plane + position;
+    to += line * array.padded + channel;
+    if (array.width < 0)
+        return pad_lines<E, TF32>(from + (line * array.channels + channel), to, array, channels,
+                                  positions);
     from += (static_cast<i64>(n) * array.channels + channel) * array.plane + position;
-    to += (static_cast<i64>(n) * array.plane + position) * array.padded + channel;
     if (array.width == vec::WIDTH<E>)
         transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
     else if (array.width == vec::WIDTH<E> / 2)
@@ -100,6 +127,36 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
         transposer.template load<1>(from, array.plane, channels, positions);
     __syncthreads();
     transposer.store(to, array.padded, array.padded - channel, positions);
+}
+
+// W of groups that are joined, (row, tap, vectors of the sum): zeros where a filter and a channel are
+// of two groups.
+template <class E, bool TF32>
+__device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
+                                         const JoinedGroups& groups, u32 block) {
+    constexpr int WIDTH = vec::WIDTH<E>;
+    const i32 of_row = groups.is_gradient ? groups.channels : groups.filters;
+    const i32 of_sum = groups.is_gradient ? groups.filters : groups.channels;
+    const u32 vectors = static_cast<u32>(of_sum * groups.joined) / WIDTH;
+    const u32 index = block * THREADS + threadIdx.x, line = index / vectors;
+    const i32 first = static_cast<i32>(index - line * vectors) * WIDTH;
+    const i32 row = static_cast<i32>(line / static_cast<u32>(groups.taps));
+    if (row >= array.channels) return;
+    const i32 tap = static_cast<i32>(line) - row * groups.taps, group = row / of_row;
+    const i32 from = group % groups.joined * of_sum, in_group = row - group * of_row;
+    vec::Vec<E, WIDTH> loaded{};
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        const i32 place = first + i - from;
+        if (place < 0 || place >= of_sum) continue;
+        const i64 filter = groups.is_gradient ? group * of_sum + place : row;
+        const i32 channel = groups.is_gradient ? in_group : place;
+        loaded.at[i] =
+            w[groups.channels_last ? (filter * groups.taps + tap) * groups.channels + channel
+                                   : (filter * groups.channels + channel) * groups.taps + tap];
+        if constexpr (TF32) loaded.at[i] = tensor_core::to_tf32(loaded.at[i]);
+    }
+    *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(index) * WIDTH) = loaded;
 }
 
 // A bit for each tap that is inside of what is read, of a position that begins to read at `at`.
@@ -148,16 +205,28 @@ __device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* st
                                       E* staged_w, StagedRow* rows, const StagingLayout& layout) {
     if constexpr (EXISTS) {
         __shared__ __align__(16) u8 memory[PANEL * Transposer<E, TF32>::PITCH * sizeof(E)];
+        // One call for all three: inlined, it takes long to compile.
+        const StagedArray* array = &layout.x;
+        const E* from = x;
+        E* to = staged_x;
         u32 block = blockIdx.x;
-        if (block < layout.x.blocks)
-            return stage_array<E, TF32>(x, staged_x, layout.x, block, memory);
-        block -= layout.x.blocks;
-        if (block < layout.y.blocks)
-            return stage_array<E, TF32>(y, staged_y, layout.y, block, memory);
-        block -= layout.y.blocks;
-        if (block < layout.w.blocks)
-            return stage_array<E, TF32>(w, staged_w, layout.w, block, memory);
-        write_row(rows, layout, block - layout.w.blocks);
+        if (block >= array->blocks) {
+            block -= array->blocks;
+            array = &layout.y;
+            from = y;
+            to = staged_y;
+        }
+        if (array == &layout.y && block >= array->blocks) {
+            block -= array->blocks;
+            array = &layout.w;
+            from = w;
+            to = staged_w;
+        }
+        if (array == &layout.w && block >= array->blocks)
+            return write_row(rows, layout, block - array->blocks);
+        if (array == &layout.w && layout.groups.joined)
+            return spread_w<E, TF32>(w, staged_w, *array, layout.groups, block);
+        stage_array<E, TF32>(from, to, *array, block, memory);
     }
 }
 

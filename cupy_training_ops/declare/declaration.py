@@ -37,6 +37,7 @@ class Declares:
     types: ClassVar[Types] = {}
     tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
     channels_last: ClassVar[tuple[str, ...]] = ()  # arrays that may lie so in memory, all alike
+    lies_as: ClassVar[Mapping[str, str]] = {}  # the same, each on its own: the input each lies as
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
     no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
@@ -76,6 +77,7 @@ class Declaration:
     types: Types
     tiles: Tiles
     channels_last: tuple[str, ...]
+    lies_as: Mapping[str, str]
     row: str
     bitwise_exact: bool
     no_out: str

@@ -143,6 +143,7 @@ class Spec:
 
     `in_place` is true of an output that will be written into the input it aliases. `place` is where
     the array stands among the call's arrays, which makes the spec an argument of a step.
+    `channels_last` is how it lies in memory, where an operator takes each array so (`lies_as`).
     """
 
     shape: Shape
@@ -150,6 +151,7 @@ class Spec:
     aligned: bool = True
     in_place: bool = False
     place: int = -1
+    channels_last: bool = False
     size: int = field(init=False)
 
     def __post_init__(self) -> None:

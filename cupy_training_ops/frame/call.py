@@ -274,13 +274,14 @@ class Call:
             if array.info is not None and array.info.strides is None:
                 specs.setdefault((array.info.shape, array.info.dtype), place)
 
-        def maker(spec: Spec) -> Maker:
+        def maker(spec: Spec, own: layout.Order | None) -> Maker:
             like = specs.get((spec.shape, spec.dtype))
-            return layout.maker(self.backend, spec, self.device, prepared.order, like)
+            return layout.maker(self.backend, spec, self.device, own or prepared.order, like)
 
         pairs = zip(prepared.results, prepared.out, strict=True)
         return [
-            maker(r.spec) if given is None and r.spec and r.is_new else None for r, given in pairs
+            maker(r.spec, r.order) if given is None and r.spec and r.is_new else None
+            for r, given in pairs
         ]
 
     def _hosts(self) -> list[Callable[[Values], object] | None]:

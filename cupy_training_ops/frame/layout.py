@@ -7,16 +7,24 @@ An order names the dimensions from the outermost in memory to the innermost. Tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..backend import Array, ArrayInfo, Backend
+from ..declare.declaration import Declaration
 from ..declare.schema import Shape, Spec
 from ..errors import refuse
 from . import checks
 
 Order = tuple[int, ...]
+
+
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str: ...
 
 
 def order(found: ArrayInfo) -> Order | None:
@@ -62,12 +70,36 @@ def channels_last(
     found = common(op, arrays, results) if arrays else None
     if found is None:
         return None
-    rank = len(found)
-    last = (0, *range(2, rank), 1)
     name, first = next((name, info) for name, info in arrays if info.strides is not None)
-    if _significant(first) != tuple(d for d in last if first.shape[d] != 1):
+    return own_order(op, name, first)
+
+
+def own_order(op: str, name: str, found: ArrayInfo) -> Order | None:
+    """The order of an array with its channels last; None where it is C-contiguous."""
+    if found.strides is None:
+        return None
+    last = (0, *range(2, len(found.shape)), 1)
+    if _significant(found) != tuple(d for d in last if found.shape[d] != 1):
         checks.contiguous(op, name, False, "a C-contiguous array, or one with its channels last")
     return last
+
+
+def check(op: Declaration, name: str, found: ArrayInfo, declared: str, any_layout: bool) -> None:
+    """Refuse an array that does not lie as the one that is declared may."""
+    if declared in op.lies_as:
+        own_order(op.name, name, found)
+    elif any_layout:
+        checks.contiguous(op.name, name, order(found) is not None, "a dense array")
+    else:
+        checks.contiguous(op.name, name, found.strides is None)
+
+
+def of_results(
+    op: Declaration, results: Iterable[Named], inputs: Mapping[str, ArrayInfo | None]
+) -> list[Order | None]:
+    """The orders of new results that lie as an input does; None for others."""
+    like = [inputs.get(op.lies_as.get(result.name, "")) for result in results]
+    return [None if found is None else own_order(op.name, "", found) for found in like]
 
 
 def as_rows(found: Order | None, specs: Sequence[Any]) -> list[Any]:

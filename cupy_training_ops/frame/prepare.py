@@ -47,6 +47,8 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     names = wanted(declared, outputs)
     results, counts = _results(declared, op.infer(*specs), names, arrays)
     given = _check_out(declared, results, counts, out, free)
+    lying = layout.of_results(declared, results, {a.name: a.info for a in arrays})
+    results = tuple(replace(r, order=o) for r, o in zip(results, lying, strict=True))
     order = _order(declared, arrays, results, given, free)
     prepared = Prepared(
         op=op.name,
@@ -152,18 +154,11 @@ def _check_inputs(
             checks.exists(op.name, array.name, array.info.spec)
             checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
             if not declared.not_accessed:
-                _check_layout(op, array.name, array.info, declared.name in loose)
+                layout.check(op, array.name, array.info, declared.name, declared.name in loose)
             checks.elements(op.name, declared, array.name, array.info.shape)
         elif not (declared.holes if declared.variadic else declared.optional):
             refuse(op.name, array.name, "an array", "None")
     checks.row(op.name, op.types, bound)
-
-
-def _check_layout(op: Declaration, name: str, found: ArrayInfo, any_layout: bool) -> None:
-    if any_layout:
-        checks.contiguous(op.name, name, layout.order(found) is not None, "a dense array")
-    else:
-        checks.contiguous(op.name, name, found.strides is None)
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
@@ -179,13 +174,16 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
             specs.append(tuple(_placed(item, n_arrays + i) for i, item in enumerate(key)))
             n_arrays += len(key)
         else:
-            specs.append(_placed(key, n_arrays))
+            specs.append(_placed(key, n_arrays, declared.name in op.lies_as))
             n_arrays += 1
     return tuple(specs)
 
 
-def _placed(key: Info | None, place: int) -> Spec | None:
-    return None if key is None else replace(ArrayInfo.of(key).spec, place=place)
+def _placed(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
+    if key is None:
+        return None
+    found = ArrayInfo.of(key)
+    return replace(found.spec, place=place, channels_last=may_lie and found.strides is not None)
 
 
 def _results(
@@ -293,7 +291,7 @@ def _check_given(op: Declaration, result: Result, key: Any, any_layout: bool) ->
     if result.value is not None:
         refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
     checks.output(op.name, name, result.spec, given.spec)
-    _check_layout(op, name, given, any_layout)
+    layout.check(op, name, given, result.name, any_layout)
 
 
 def _placement(
@@ -369,7 +367,11 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
-    outputs = [_planned(prepared, *pair, n_inputs + i) for i, pair in enumerate(pairs)]
+    own = op.declaration.lies_as
+    outputs = [
+        _planned(prepared, result, given, n_inputs + i, result.name in own)
+        for i, (result, given) in enumerate(pairs)
+    ]
     n_arrays = n_inputs + len(outputs)
     try:
         if prepared.as_rows:
@@ -382,14 +384,15 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
 
 
 def _planned(
-    prepared: Prepared, result: Result, given: ArrayInfo | None, place: int
+    prepared: Prepared, result: Result, given: ArrayInfo | None, place: int, may_lie: bool
 ) -> Spec | Changing | None:
     """The spec of the array that a result is written into, with its true alignment."""
     if result.spec is None or isinstance(result.value, Changing):
         return None
     if given is not None:
-        return replace(given.spec, place=place)
+        is_last = may_lie and given.strides is not None
+        return replace(given.spec, place=place, channels_last=is_last)
     aliased = None if result.alias is None else prepared.arrays[result.alias].info
     if aliased is not None:
         return replace(aliased.spec, in_place=True, place=place)
-    return replace(result.spec, place=place)
+    return replace(result.spec, place=place, channels_last=result.order is not None)

@@ -28,7 +28,8 @@ class Result:
     updated, but was not asked for; `value` is the content of a host output;
     `alias` is the place of the array it is written into, `shareable` those that `out=` may be;
     `computed` says that the CPU provider's function returns it; `open` is what is known of an array
-    whose shape only a function of the caller's knows.
+    whose shape only a function of the caller's knows; `order` is that of its dimensions in memory
+    where it is its own.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Result:
     shareable: tuple[int, ...] = ()
     computed: bool = True
     open: Open | None = None
+    order: Order | None = None
     returned: bool = True
 
     @property

@@ -7,6 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,18 @@ def placed(array: Any, offset: int, xp: Any = np) -> Any:
     """A copy of a NumPy array in `xp`'s memory, `offset` elements off a 16-byte boundary."""
     if not isinstance(array, np.ndarray | np.generic):
         return array
+    return as_it_lies(array, partial(_placed, offset=offset, xp=xp))
+
+
+def as_it_lies(array: Any, make: Callable[[Any], Any]) -> Any:
+    """What is made of a dense array with its dimensions in the order that they have in memory."""
+    order = sorted(range(array.ndim), key=lambda d: -array.strides[d])
+    if array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous:
+        return make(array)
+    return make(array.transpose(order)).transpose(np.argsort(order))
+
+
+def _placed(array: Any, offset: int, xp: Any) -> Any:
     target = blank(Spec(array.shape, array.dtype), offset, xp)
     if hasattr(target, "set"):  # CuPy's: an element that equals 0 would be assigned as +0
         target.set(np.asarray(array))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of ten layers of a ResNet-50 and of a depthwise one; cuDNN, by PyTorch, as peer.
+"""Gradients of ten layers of a ResNet-50 and of a depthwise one, with the channels last too, and of
+ten that nobody tuned for; cuDNN, by PyTorch, as peer.
 
 TF32 counts as another type: it is allowed to both or to none.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
+
+import cupy
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
@@ -30,12 +33,23 @@ class Layer(NamedTuple):
     extent: int
     stride: int = 1
     group: int = 1
+    dilation: int = 1
+    batch: int = BATCH
+
+    @property
+    def pad(self) -> int:
+        """At each end."""
+        return self.extent // 2 * self.dilation
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Of all operators."""
-        pad = self.extent // 2
-        return {"group": self.group, "strides": (self.stride,) * 2, "pads": (pad,) * 4}
+        return {
+            "group": self.group,
+            "strides": (self.stride,) * 2,
+            "dilations": (self.dilation,) * 2,
+            "pads": (self.pad,) * 4,
+        }
 
 
 LAYERS = (
@@ -51,6 +65,18 @@ LAYERS = (
     Layer("l4 1x1", 512, 7, 2048, 1),
 )
 DEPTHWISE = Layer("depthwise", 512, 28, 512, 3, group=512)
+UNTUNED = (
+    Layer("mobile depthwise s2", 144, 56, 144, 3, 2, group=144),
+    Layer("mobile 1x1", 144, 28, 32, 1),
+    Layer("unet 3x3", 320, 32, 320, 3, batch=8),
+    Layer("5x5s2", 64, 56, 128, 5, 2),
+    Layer("dilated 3x3", 256, 28, 256, 3, dilation=2, batch=16),
+    Layer("groups of 4", 128, 56, 128, 3, group=32),
+    Layer("batch 1", 256, 64, 256, 3, batch=1),
+    Layer("1x1s2", 256, 56, 512, 1, 2),
+    Layer("odd channels", 100, 27, 200, 3),
+    Layer("efficient 5x5 depthwise", 672, 14, 672, 5, group=672),
+)
 TYPES: Mapping[str, tuple[Dtype, bool]] = {
     "f4": (FLOAT32, False),
     "f2": (FLOAT16, False),
@@ -59,20 +85,27 @@ TYPES: Mapping[str, tuple[Dtype, bool]] = {
 }
 
 
-def _inputs(rng: Any, op: str, layer: Layer, dtype: Dtype) -> tuple[Any, ...]:
+def _array(rng: Any, shape: tuple[int, ...], dtype: Dtype, last: bool) -> Any:
+    """Normal numbers; `last`: with the channels last in memory."""
+    if not last:
+        return normal(rng, shape, dtype)
+    return cupy.moveaxis(normal(rng, (shape[0], *shape[2:], shape[1]), dtype), -1, 1)
+
+
+def _inputs(rng: Any, op: str, layer: Layer, dtype: Dtype, last: bool) -> tuple[Any, ...]:
     """X, W and B, or dY, X and W. Of transposed ones X has the layer's filters as channels."""
     channels, extents = layer.channels, (layer.side,) * 2
     w = (layer.filters, layer.channels // layer.group, layer.extent, layer.extent)
     if "Transpose" in op:
         channels, extents = layer.filters, (layer.side // layer.stride,) * 2
-    x = (BATCH, channels, *extents)
+    x = (layer.batch, channels, *extents)
     bias = (w[1] * layer.group if "Transpose" in op else w[0],)
-    arrays = [normal(rng, shape, dtype) for shape in (x, w)]
+    arrays = [_array(rng, shape, dtype, last) for shape in (x, w)]
     if not op.endswith("Grad"):
         return *arrays, normal(rng, bias, dtype)
     forward = get_op(op.removesuffix("Grad"))(**layer.attributes)
     (y,) = forward.infer(Spec(x, dtype), Spec(w, dtype), None)
-    return normal(rng, y.shape, dtype), *arrays
+    return _array(rng, y.shape, dtype, last), *arrays
 
 
 def _nbytes(*arrays: Any) -> int:
@@ -87,20 +120,21 @@ def _torch(*arrays: Any, op: str, layer: Layer, tf32: bool) -> Any:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = tf32
     tensors = [as_torch(array) for array in arrays]
-    stride, pads, none = [layer.stride] * 2, [layer.extent // 2] * 2, [0, 0]
-    how = (stride, pads, [1, 1], "Transpose" in op, none, layer.group)
+    stride, pads, dilation = ([n] * 2 for n in (layer.stride, layer.pad, layer.dilation))
+    how = (stride, pads, dilation, "Transpose" in op, [0, 0], layer.group)
     if not op.endswith("Grad"):
         return lambda: torch.ops.aten.convolution(*tensors, *how)
     bias = [tensors[0].shape[1]]
     return lambda: torch.ops.aten.convolution_backward(*tensors, bias, *how, [True] * 3)
 
 
-def _case(op: str, layer: Layer, label: str) -> Case:
+def _case(op: str, layer: Layer, label: str, last: bool = False) -> Case:
     dtype, tf32 = TYPES[label]
+    words = ["channels last"] if last else []
     return Case(
         op,
-        f"{label},{layer.name}",
-        partial(_inputs, op=op, layer=layer, dtype=dtype),
+        ",".join((label, *words, layer.name)),
+        partial(_inputs, op=op, layer=layer, dtype=dtype, last=last),
         {**layer.attributes, "allow_tf32": tf32},
         {"torch": partial(_torch, op=op, layer=layer, tf32=tf32)},
         _nbytes if op.endswith("Grad") else None,
@@ -111,4 +145,8 @@ CASES = [
     *(_case("ConvGrad", layer, label) for label in TYPES for layer in LAYERS),
     *(_case("ConvGrad", DEPTHWISE, label) for label in ("f4", "f2", "bf2")),
     *(_case(op, LAYERS[2], "f2") for op in ("Conv", "ConvTranspose", "ConvTransposeGrad")),
+    *(_case("ConvGrad", layer, "f2", last=True) for layer in (*LAYERS, DEPTHWISE)),
+    *(_case("ConvGrad", layer, "f4,tf32", last=True) for layer in LAYERS),
+    *(_case(op, LAYERS[2], "f2", last=True) for op in ("Conv", "ConvTranspose")),
+    *(_case("ConvGrad", layer, "f2") for layer in UNTUNED),
 ]

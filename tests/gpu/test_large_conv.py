@@ -42,12 +42,21 @@ def product(x, dy, down: int, right: int):
     return float(terms.sum()), float(abs(terms).sum())
 
 
+def last(array):
+    """An array (n, ..., channel) as (n, channel, ...)."""
+    return array.transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients(shape) -> None:
+def test_gradients(shape, is_last) -> None:
+    """With the channels first, X and dY are staged; else they are read as they lie."""
     elements = int(np.prod(shape, dtype=np.int64))
     assert elements > 2**31
-    need(3 * 2 * elements + 2**33)
+    need(2 * (3 if is_last else 5) * elements + 2**33)
     x, dy, w = filled(shape, 7, 4), filled(shape, 11, 2**-6), filled((64, 64, 3, 3), 5, 1)
+    if is_last:  # of as many elements, each of which differs from its neighbours
+        x, dy = (last(a.reshape(shape[0], *shape[2:], shape[1])) for a in (x, dy))
     dx, dw, db = get_op("ConvGrad")(pads=PADS)(dy, x, w)
     for image in {0, shape[0] // 2, shape[0] - 1}:
         check_corners(dx[image], dy[image], w)

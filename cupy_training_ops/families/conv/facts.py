@@ -11,6 +11,7 @@ THREADS = 256
 BLOCKS = 2  # of a multiprocessor
 COLUMNS = 128  # of a tile
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
+SIDE = 32  # of tiles that are transposed, and channels of a block that sums lines of them
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
 
@@ -84,9 +85,21 @@ StagedRow = Struct("StagedRow", offset=i32, inside=u32)
 
 # An array (images, channels, plane), whose channels a launch puts side by side, padded to so many,
 # by tiles of PANEL channels and positions; `width` neighbours are loaded together, or 0, where the
-# planes of a tile are as one.
+# planes of a tile are as one, or -1, where channels lie side by side already.
 StagedArray = Struct(
     "StagedArray", channels=i32, padded=i32, plane=i32, width=i32, plane_tiles=i32, blocks=i32
+)
+
+# Of W where groups are `joined`, so many to one, or 0: filters and channels of one, and how W lies,
+# and is wanted.
+JoinedGroups = Struct(
+    "JoinedGroups",
+    joined=i32,
+    filters=i32,
+    channels=i32,
+    taps=i32,
+    is_gradient=flag,
+    channels_last=flag,
 )
 
 # X, Y and W, and then `n_rows` that say what positions of the output read of X, which has so many
@@ -96,11 +109,16 @@ StagingLayout = Struct(
     x=StagedArray.one,
     y=StagedArray.one,
     w=StagedArray.one,
+    groups=JoinedGroups.one,
     **_GEOMETRY,
     n_rows=i64,
     positions=i64,
     vectors=i32,
 )
+
+# How an image is written: `width` neighbouring columns together, or rows where it has its channels
+# last. Rows of W are so many vectors of 16 bytes apart, and its taps.
+StagedImage = Struct("StagedImage", width=i32, w_row=i32, w_tap=i32, channels_last=flag)
 
 # What is walked through are strips of what is written, and in the gradient of weights of the
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.

@@ -7,6 +7,7 @@ the GPU, and are rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ...declare.schema import (
@@ -27,7 +28,8 @@ from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
-from .plan import bias_gradient, data_gradient, forward, gradients
+from .plan import data_gradient, forward, gradients
+from .plan_bias import bias_gradient
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 
@@ -57,18 +59,21 @@ PADS = attribute(
     optional(margins), None, doc="at the beginning of all axes, then at the end; None: 0"
 )
 STRIDES = attribute(optional(steps), None, doc="for each axis; None: 1")
+# Each of these may have its channels last in memory; a result lies as an input does.
+LIES_AS = {"X": "X", "W": "W", "dY": "dY", "Y": "X", "dX": "X", "dW": "W"}
 ALLOW_TF32 = attribute(
     boolean, False, doc="float32 may be multiplied with 11 bits of each factor, on tensor cores"
 )
-X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
-W = Input("W", "T", shape="shape (M, C / group, ...)")
-TRANSPOSED_W = Input("W", "T", shape="shape (C, M / group, ...)")
+LAYOUT = "C-contiguous, or with the channels last in memory"
+X = Input("X", "T", shape="shape (N, C, ...)", doc=f"one to three dimensions behind C; {LAYOUT}")
+W = Input("W", "T", shape="shape (M, C / group, ...)", doc=LAYOUT)
+TRANSPOSED_W = Input("W", "T", shape="shape (C, M / group, ...)", doc=LAYOUT)
 B = Input("B", "T", optional=True, shape="shape (M,)")
-Y = Output("Y", "T", shape="shape (N, M, ...)")
-DY = Input("dY", "T", shape="shape (N, M, ...)", doc="the extents of Y")
+Y = Output("Y", "T", shape="shape (N, M, ...), layout of X")
+DY = Input("dY", "T", shape="shape (N, M, ...)", doc=f"the extents of Y; {LAYOUT}")
 GRADIENTS = (
-    Output("dX", "T", shape="shape of X"),
-    Output("dW", "T", shape="shape of W"),
+    Output("dX", "T", shape="shape and layout of X"),
+    Output("dW", "T", shape="shape and layout of W"),
     Output("dB", "T", shape="shape (M,)", doc="the sum of dY"),
 )
 
@@ -92,6 +97,7 @@ class _Convolution(Op):
     allow_tf32 = ALLOW_TF32
     output_padding: Shape | None = None
     output_shape: Shape | None = None
+    lies_as: ClassVar[Mapping[str, str]] = LIES_AS
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
         """The ordinary one that belongs to X and W."""
@@ -147,8 +153,9 @@ class Conv(_Forward):
     kernel that reaches beyond the padded X is refused. Zeros beside X are multiplied too, so that
     what is infinite in W can make NaN there.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in
-    types for tensor cores for X with its channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and from
+    8.0 on for X with its channels side by side, where it does not lie so. Arrays that lie so and
+    that no tiles read, of float64 or few channels, are copied beside that.
 
     Source: ONNX Conv-22.
     """
@@ -165,8 +172,9 @@ class ConvTranspose(_Transposed, _Forward):
     halves, an odd one more at the end for SAME_UPPER, else at the beginning. Elements that nothing
     reaches are B.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in
-    types for tensor cores for X with its channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and from
+    8.0 on for X with its channels side by side, where it does not lie so. Arrays that lie so and
+    that no tiles read, of float64 or few channels, are copied beside that.
 
     Source: ONNX ConvTranspose-22.
     """
@@ -208,8 +216,9 @@ class ConvGrad(_Gradient):
     Names are as in Conv; m runs over the filters of c's group. Pads may differ at both ends, and
     auto_pad counts. What no output reads has a gradient of 0; of an empty batch dW and dB are 0.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in
-    types for tensor cores for X and dY with their channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and from
+    8.0 on for X and dY with their channels side by side, where they do not lie so. Arrays that lie
+    so and that no tiles read, of float64 or few channels, are copied beside that.
 
     Source: ONNX Conv-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_grad.cc.
@@ -225,8 +234,9 @@ class ConvTransposeGrad(_Transposed, _Gradient):
     dY is 0 beside its elements, m runs over the channels of c's group, and pads follow as in
     ConvTranspose.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in
-    types for tensor cores for X and dY with their channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and from
+    8.0 on for X and dY with their channels side by side, where they do not lie so. Arrays that lie
+    so and that no tiles read, of float64 or few channels, are copied beside that.
 
     Source: ONNX ConvTranspose-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_transpose_grad.cc.

@@ -7,21 +7,25 @@ transposed one X and Y change places. An array is of one type, the same in a cal
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
 from ...declare.schema import Spec
-from ...plan import Config, Device, LaunchError, Plan, ScratchMemory, by_value, ceil_div
+from ...plan import Config, Device, LaunchError, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
+from .plan_bias import bias_gradient
 from .plan_image import Arrays, image_product
 from .plan_launches import launch, taps, total
-from .plan_model import staged_image, staged_weight
+from .plan_layouts import Copies, have_channels_last
+from .plan_model import can_stage, staged_image, staged_weight
 from .plan_staged import Wanted, staged
 from .plan_variants import (
+    BIAS_ITEMSIZE,
     MAX_DEPTHWISE_FILTERS,
     MAX_OFFSET,
     image_variant,
@@ -32,7 +36,6 @@ from .plan_variants import (
 from .plan_weight import SUMS_NBYTES, summed_weight
 from .plan_weight import Arrays as WeightArrays
 
-BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 MAX_POSITION = 2**31 - 1
 
 
@@ -76,30 +79,26 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
-    if staged_weight(device, conv, (x, y), tf32):
+    if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
-    is_depthwise = _is_depthwise(conv) and of_w <= SUMS_NBYTES
-    if y.dtype.itemsize == BIAS_ITEMSIZE and not is_depthwise:
+    if _is_depthwise(conv) and of_w <= SUMS_NBYTES:
+        return _depthwise_weight(device, conv, (x, y, w, bias))
+    if y.dtype.itemsize == BIAS_ITEMSIZE:
         variant = weight_variant(device, conv, y.dtype, tf32)
         return summed_weight(device, conv, variant, (x, y, w, bias))
     plan = Plan() if bias is None else bias_gradient(device, y, bias)
     if w is None:
         return plan
-    if is_depthwise:
-        return _depthwise_weight(device, conv, x, y, w).then(plan)
     variant = weight_variant(device, conv, y.dtype, tf32)
     return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
 
 
 def _staged_weight(device: Device, conv: Convolution, arrays: WeightArrays, tf32: bool) -> Plan:
     x, y, w, bias = arrays
-    by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
-    plan = Plan()
-    if w is not None or (bias is not None and by_sums):
-        wanted = Wanted(x, y, dw=w, db=bias if by_sums else None)
-        plan = staged(device, conv, y.dtype, tf32, wanted)
-    return plan if bias is None or by_sums else plan.then(bias_gradient(device, y, bias))
+    if w is None and bias is None:
+        return Plan()
+    return staged(device, conv, y.dtype, tf32, Wanted(x, y, dw=w, db=bias))
 
 
 def gradients(
@@ -116,48 +115,40 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
+    if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype):
+        copies = Copies(device, y.dtype)
+        copied = (copies.read(x), copies.read(y), copies.read(of_w))
+        results = copies.written(image), copies.written(w), bias
+        of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
+        return copies.plan(of_copies(device, convolution, copied, *results))
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
-    is_staged = staged_weight(device, conv, (x, y), tf32) and w is not None
-    if is_staged and staged_image(device, conv, (read, image), tf32):
-        by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
-        of_bias = bias if by_sums else None
-        wanted = Wanted(x, y, of_w, image, None, is_gradient, w, of_bias)
-        plan = staged(device, conv, y.dtype, tf32, wanted)
-        rest = Plan() if by_sums or bias is None else bias_gradient(device, y, bias)
-        return plan.then(rest)
+    is_staged = staged_weight(device, conv, (x, y, of_w, image, w), tf32) and w is not None
+    if is_staged and staged_image(device, conv, (read, image, x, y, of_w, w), tf32):
+        wanted = Wanted(x, y, of_w, image, None, is_gradient, w, bias)
+        return staged(device, conv, y.dtype, tf32, wanted)
     made = data_gradient if is_gradient else forward
     plan = made(device, convolution, read, of_w, None, image, tf32=tf32)
     return plan.then(weight_gradient(device, convolution, x, y, w, bias, tf32=tf32))
-
-
-def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
-    """The sum of each channel of an array (N, channels, ...)."""
-    batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
-    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
-    parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
-    scratch = ScratchMemory()
-    sums = scratch.take(parts * channels, computed_in(y.dtype)) if parts else None
-    steps = [total(device, y.dtype, sums, bias, parts)]
-    if parts:
-        args = (y, sums, batch, channels, parts, divisor(plane))
-        config = Config((parts * channels,), (THREADS,))
-        steps.insert(0, launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
-    return scratch.plan(*steps)
 
 
 def _written(
     device: Device, convolution: Convolution, arrays: Arrays, *, tf32: bool, is_gradient: bool
 ) -> Plan:
     """A convolution or its data gradient."""
-    conv, written = _checked(convolution), arrays[-1]
+    conv, (read, w, bias, written) = _checked(convolution), arrays
     if not written.size:
         return Plan()
+    is_last = have_channels_last(read, w, written)
+    if is_last and not can_stage(device, conv, written.dtype):
+        copies = Copies(device, written.dtype)
+        found = (copies.read(read), copies.read(w), bias, copies.written_as(written))
+        copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
+        return copies.plan(copied)
     if _is_depthwise(conv):
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
-    if staged_image(device, conv, (arrays[0], written), tf32):
-        read, w, bias, _ = arrays
+    if staged_image(device, conv, (read, written, w), tf32):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
@@ -184,20 +175,28 @@ def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient
     return Plan((launch(kernel, config, args, slots),))
 
 
-def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Spec) -> Plan:
-    """Sums of every so many images, then their sum."""
+def _depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
+    """Sums of every so many images, then their sum; the same of a bias with or without W."""
+    x, y, w, bias = arrays
     tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles * conv.filters)
     parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
     scratch = ScratchMemory()
-    sums = scratch.take(parts * w.size, computed_in(w.dtype)) if parts else None
-    steps = [total(device, w.dtype, sums, w, parts)]
-    if parts:
+
+    def taken(spec: Spec | None) -> Scratch | None:
+        if spec is None or not parts:
+            return None
+        return scratch.take(parts * spec.size, computed_in(spec.dtype))
+
+    sums = taken(w), taken(bias)
+    pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
+    slots = small_variant(device, y.dtype).slots
+    steps = [total(found, spec, parts, slots) for spec, found in pairs]
+    if parts and steps:
         config = Config((parts * tiles * conv.filters,), (THREADS,))
-        args = (x, y, sums, parts, _depthwise_layout(conv, conv.output, (x, y)))
-        steps.insert(
-            0, launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
-        )
+        layout = _depthwise_layout(conv, conv.output, (x, y))
+        args = (None if w is None else x, y, *sums, parts, layout)
+        steps.insert(0, launch("depthwise_weight", config, args, slots))
     return scratch.plan(*steps)
 
 

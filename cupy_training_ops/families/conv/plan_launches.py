@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...declare.schema import Spec
-from ...dtypes import Dtype
-from ...plan import Config, Device, Launch, Scratch, ceil_div
+from ...plan import Config, Launch, Scratch, ceil_div
 from .extents import Convolution, Shape
 from .facts import THREADS
-from .plan_variants import small_variant
 
 SUMMERS = 8  # threads that add up many parts of one number
 
@@ -23,17 +23,17 @@ def taps(conv: Convolution) -> dict[str, Shape]:
     }
 
 
-def launch(kernel: str, config: Config, args: tuple[object, ...], of: dict[str, str]) -> Launch:
+def launch(kernel: str, config: Config, args: tuple[object, ...], of: Mapping[str, str]) -> Launch:
     """Of a kernel of cuda_src/conv/conv.cu, compiled with these slots."""
     return Launch(f"conv__{kernel}", config, args, of)
 
 
-def total(device: Device, dtype: Dtype, sums: Scratch | None, to: Spec, parts: int) -> Launch:
+def total(sums: Scratch | None, to: Spec, parts: int, of: Mapping[str, str]) -> Launch:
     """The sums of all parts."""
     each = summers(parts)
     config = Config((ceil_div(to.size * each, THREADS),), (THREADS,))
     args = (sums, to, parts, each, to.size)
-    return launch("total", config, args, small_variant(device, dtype).slots)
+    return launch("total", config, args, of)
 
 
 def summers(parts: int) -> int:

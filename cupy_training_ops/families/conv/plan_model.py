@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ...declare.schema import Spec
 from ...dtypes import FLOAT32, Dtype
@@ -21,7 +22,15 @@ from .facts import (
     TALL_COLUMNS,
     StagedRow,
 )
-from .plan_variants import TENSOR_CORES, choices, image_has_lines, lines_of_weight, residues
+from .plan_layouts import have_channels_last
+from .plan_variants import (
+    TENSOR_CORES,
+    choices,
+    image_has_lines,
+    is_single,
+    lines_of_weight,
+    residues,
+)
 
 OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
 MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
@@ -34,19 +43,20 @@ STAGED_COLUMNS = {2 * PANEL: TALL_COLUMNS, PANEL: FLAT_COLUMNS}  # by rows of a 
 
 # In stages of a block's sum: what it takes beside them, and adding up a tile's part.
 BLOCK_COST = 3.0
-SUM_COST = 0.02
-STEP_COST = {2 * PANEL: 1.0, PANEL: 0.95}  # by rows of a tile
+SUM_COST = 0.03
+STEP_COST = {2 * PANEL: 1.0, PANEL: 0.9}  # by rows of a tile
 
 
-def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
+def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     """Whether tiles of staged arrays exist for this convolution."""
+    conv = joined(conv, dtype)
     width = VEC_NBYTES // dtype.itemsize
     channels = (conv.group_channels, conv.group_filters)
     fits = conv.group == 1 or all(n % width == 0 for n in channels)
     sizes = (math.prod(conv.x_shape), math.prod(conv.y_shape))
     return (
         device.capability >= TENSOR_CORES
-        and (dtype.itemsize == 2 or (tf32 and dtype == FLOAT32))
+        and (dtype.itemsize == 2 or dtype == FLOAT32)
         and fits
         and min(channels) >= LEAST_DEPTH
         and 1 <= math.prod(conv.kernel) <= STAGED_TAPS
@@ -58,16 +68,51 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
     )
 
 
-def staged_image(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
-    """Whether an image is made of staged arrays: what is read, and what is written."""
-    pays = _multiplies_often(conv) or not image_has_lines(conv, *arrays)
-    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+def joined(conv: Convolution, dtype: Dtype) -> Convolution:
+    """The same with so many small groups as one that these fill a tile, whose W has zeros where a
+    filter and a channel are of two groups; itself where groups are large, or a channel each."""
+    channels, filters = conv.group_channels, conv.group_filters
+    if min(channels, filters) >= LEAST_DEPTH or channels % 4 != 0 or filters == 1:
+        return conv
+    width = VEC_NBYTES // dtype.itemsize
+    fitting = (
+        n
+        for n in range(2, PANEL // max(channels, filters) + 1)
+        if conv.group % n == 0 and not (n * channels % width or n * filters % width)
+    )
+    return replace(conv, group=conv.group // max(fitting, default=1))
 
 
-def staged_weight(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
-    """Whether the gradients of W and of a bias are summed over staged X and Y."""
-    pays = _multiplies_often(conv) or lines_of_weight(conv, *arrays) != "_lines"
-    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+def staged_image(
+    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
+) -> bool:
+    """Whether an image is made of staged arrays: what is read, what is written, and others."""
+    read, written, *_ = arrays
+    assert read is not None
+    assert written is not None
+    pays = _multiplies_often(conv) or not image_has_lines(conv, read, written)
+    pays = pays and not _stays_gathered(conv, read.dtype, tf32)
+    pays = pays or have_channels_last(*arrays)
+    return pays and can_stage(device, conv, read.dtype)
+
+
+def staged_weight(
+    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
+) -> bool:
+    """Whether the gradients of W and of a bias are summed over staged X and Y, the first two."""
+    x, y, *_ = arrays
+    assert x is not None
+    assert y is not None
+    pays = _multiplies_often(conv) or lines_of_weight(conv, x, y) != "_lines"
+    pays = pays and not _stays_gathered(conv, x.dtype, tf32)
+    pays = pays or have_channels_last(*arrays)
+    return pays and can_stage(device, conv, x.dtype)
+
+
+def _stays_gathered(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
+    """Whether floats are multiplied as they are, without tensor cores, in a 1 x 1 convolution with
+    few products."""
+    return dtype == FLOAT32 and not tf32 and is_single(conv) and not _multiplies_often(conv)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
@@ -158,11 +203,11 @@ class WeightTiles:
 def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
     """Those with which all blocks take least time beside those of X's gradient, which mostly is
     wanted too; the same where it is not, as the order of a sum follows from its parts."""
-    found = (_tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
+    found = (tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
     return min(found, key=lambda pair: pair[1])[0]
 
 
-def _tiles_and_cost(
+def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int
 ) -> tuple[WeightTiles, float]:
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,15 +33,18 @@ from .facts import (
     TOTAL_CHANNELS,
     TOTAL_LINES,
     ImageLayout,
+    JoinedGroups,
     StagedArray,
+    StagedImage,
     StagedRow,
     StagingLayout,
     WeightLayout,
 )
+from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_model import STAGED_COLUMNS, image_rows, tile_nbytes, weight_tiles
-from .plan_variants import Variant
+from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
+from .plan_variants import BIAS_ITEMSIZE, Variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
 
@@ -71,17 +74,28 @@ class Wanted:
 
 def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
     """One launch that stages what others read, each array once."""
+    by_sums = dtype.itemsize == BIAS_ITEMSIZE
+    of_bias, y = wanted.db, wanted.y
+    if of_bias is not None and not by_sums:
+        assert y is not None
+        rest = replace(wanted, db=None)
+        rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
+        slots = Variant(dtype, rows, tf32, staged=True).slots
+        bias = bias_gradient(device, y, of_bias, slots)
+        has_more = rest.sums or rest.image is not None
+        return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
-    staging = _Staging(conv, dtype, scratch, wanted)
+    of, conv = conv, joined(conv, dtype)
+    staging = _Staging(conv, dtype, scratch, wanted, of)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
-    variant = Variant(dtype, rows, rounds)
+    variant = Variant(dtype, rows, rounds, staged=True)
     if wanted.sums:
-        sums = _Sums(device, conv, variant, wanted, scratch)
+        sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
         image = _Image(conv, variant, wanted)
-    steps = [staging.launch(variant.slots), _product(variant, image, sums, staging)]
+    steps = [*staging.launches(variant.slots), _product(variant, image, sums, staging)]
     if sums is not None:
         steps.append(sums.totals(staging))
     return scratch.plan(*steps)
@@ -100,7 +114,8 @@ def _product(
 ) -> Launch:
     """Blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
-    *written, layout = image.args(staging) if image else (*[None] * 4, 1, 1, _blank(ImageLayout))
+    no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
+    *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
     shared = tile_nbytes(variant.rows, variant.dtype)
@@ -120,9 +135,15 @@ class _Staging:
     """What is staged, and where."""
 
     def __init__(
-        self, conv: Convolution, dtype: Dtype, scratch: ScratchMemory, wanted: Wanted
+        self,
+        conv: Convolution,
+        dtype: Dtype,
+        scratch: ScratchMemory,
+        wanted: Wanted,
+        of: Convolution,
     ) -> None:
-        self.conv, self.dtype = conv, dtype
+        self.of, self.n_joined = of, of.group // conv.group
+        self.conv, self.dtype, self.is_gradient = conv, dtype, wanted.is_gradient
         self.width = VEC_NBYTES // dtype.itemsize
         reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
         reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
@@ -134,33 +155,50 @@ class _Staging:
         self.lines = {
             "x": (conv.batch, conv.channels, math.prod(conv.image)),
             "y": (conv.batch, conv.filters, math.prod(conv.output)),
-            "w": self._lines_of_w(wanted.is_gradient),
+            "w": self._lines_of_w(),
         }
-        self.at = {
-            name: None if spec is None else self._take(scratch, *self.lines[name])
-            for name, spec in self.given.items()
-        }
+        self.at = {name: self._place(scratch, name) for name in self.given}
         self.positions = conv.batch * math.prod(conv.output)
         self.n_rows = align_up(self.positions, PANEL) if wanted.sums else 0
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
 
-    def _lines_of_w(self, is_gradient: bool) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group."""
+    def _lines_of_w(self) -> tuple[int, int, int]:
+        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
+        channels last, the former is (taps, channel, filter)."""
         conv, of_kernel = self.conv, math.prod(self.conv.kernel)
-        if is_gradient:
+        if self.n_joined > 1:
+            rows, depth = conv.filters, conv.group_channels
+            if self.is_gradient:
+                rows, depth = conv.channels, conv.group_filters
+            return of_kernel, rows, depth
+        if self.is_gradient:
             return conv.group, conv.group_filters, conv.group_channels * of_kernel
         return conv.filters, conv.group_channels, of_kernel
 
-    def _take(self, scratch: ScratchMemory, n: int, channels: int, plane: int) -> Scratch:
+    def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
+        """Where tiles read it: the array itself where it lies as they do."""
+        spec, (n, channels, plane) = self.given[name], self.lines[name]
+        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
+            return spec
         return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
 
-    def launch(self, slots: Mapping[str, str]) -> Launch:
-        """Of all that is staged."""
+    def _is_last(self, name: str) -> bool:
+        """Whether channels lie side by side; those of W that are summed."""
+        spec, (_, _, plane) = self.given[name], self.lines[name]
+        if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
+            return False
+        return spec.channels_last or plane == 1
+
+    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
+        """Of all that is staged, if there is something."""
         fields = {name: self._array(name) for name in self.given}
         blocks = sum(int(field["blocks"]) for field in fields.values())
+        if not blocks and not self.n_rows:
+            return []
         layout = by_value(
             StagingLayout,
             **fields,
+            groups=self._groups(),
             image=self.conv.image,
             output=self.conv.output,
             **taps(self.conv),
@@ -168,23 +206,44 @@ class _Staging:
             positions=self.positions,
             vectors=align_up(self.conv.channels, self.width) // self.width,
         )
-        args = [a for name, spec in self.given.items() for a in (spec, self.at[name])]
+        args = [
+            a
+            for name, field in fields.items()
+            for a in ((self.given[name], self.at[name]) if field["blocks"] else (None, None))
+        ]
         config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return launch("stage", config, (*args, self.rows, layout), dict(slots))
+        return [launch("stage", config, (*args, self.rows, layout), dict(slots))]
+
+    def _groups(self) -> np.void:
+        of, w = self.of, self.given["w"]
+        return by_value(
+            JoinedGroups,
+            joined=self.n_joined if self.n_joined > 1 else 0,
+            filters=of.group_filters,
+            channels=of.group_channels,
+            taps=math.prod(of.kernel),
+            is_gradient=self.is_gradient,
+            channels_last=w is not None and w.channels_last,
+        )
 
     def _array(self, name: str) -> np.void:
         n, channels, plane = self.lines[name]
         spec, padded = self.given[name], align_up(channels, self.width)
         plane_tiles = ceil_div(plane, PANEL)
         blocks = n * plane_tiles * ceil_div(padded, PANEL)
+        if name == "w" and self.n_joined > 1:
+            blocks = ceil_div(n * channels * plane // self.width, THREADS)
+        is_staged = isinstance(self.at[name], Scratch)
         return by_value(
             StagedArray,
             channels=channels,
             padded=padded,
             plane=plane,
-            width=_loaded_together(channels, plane, self.width, spec),
+            width=-1
+            if self._is_last(name)
+            else _loaded_together(channels, plane, self.width, spec),
             plane_tiles=plane_tiles,
-            blocks=0 if spec is None else blocks,
+            blocks=blocks if is_staged else 0,
         )
 
 
@@ -216,13 +275,34 @@ class _Image:
 
     def args(self, staging: _Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
-        product, wanted, width = self.product, self.wanted, 1
-        if self.residues == 1:
-            width = _neighbours(math.prod(product.extents), staging.width, wanted.image)
+        product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         given = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        return (*given, product.column_tiles, width, layout)
+        how = self._staged(staging.width, staging.n_joined > 1)
+        return (*given, product.column_tiles, how, layout)
+
+    def _staged(self, width: int, is_joined: bool) -> np.void:
+        """How it is written, and where W is."""
+        product, image, w = self.product, self.wanted.image, self.wanted.w
+        assert image is not None
+        assert w is not None
+        together = 1
+        if image.channels_last:
+            together = width if image.aligned and image.shape[1] % width == 0 else 1
+        elif self.residues == 1:
+            together = _neighbours(math.prod(product.extents), width, image)
+        depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
+        w_row, w_tap = of_kernel * depth, depth
+        if self.wanted.is_gradient and w.channels_last and not is_joined:
+            w_row, w_tap = depth, product.rows * depth
+        return by_value(
+            StagedImage,
+            width=together,
+            w_row=w_row,
+            w_tap=w_tap,
+            channels_last=image.channels_last,
+        )
 
 
 class _Sums:
@@ -235,8 +315,10 @@ class _Sums:
         variant: Variant,
         wanted: Wanted,
         scratch: ScratchMemory,
+        of: Convolution,
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
+        self.of = of  # whose groups are joined
         self.columns = STAGED_COLUMNS[variant.rows]
         found = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = found.row_tiles
@@ -258,21 +340,22 @@ class _Sums:
     def args(self, staging: _Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
-        return (*given, self._layout(staging.width))
+        return (*given, self._layout(staging.width, self.conv.group_channels))
 
     def totals(self, staging: _Staging) -> Launch:
         """What parts add up to."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
             assert db is not None
-            return total(self.device, db.dtype, self.y_sums, db, self.parts)
+            return total(self.y_sums, db, self.parts, self.variant.slots)
         conv, of_bias = self.conv, summers(self.parts)
-        channel_tiles = ceil_div(conv.group_channels, TOTAL_CHANNELS)
+        channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
         filters, each = self._at_once(channel_tiles)
         blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
-        layout = self._layout(staging.width)
-        given = (self.sums, dw, self.y_sums, db, self.parts, each, filters, blocks, of_bias, layout)
+        layout = self._layout(staging.width, self.of.group_channels)
+        how = (filters, dw.channels_last, self.of.group_filters, blocks, of_bias, layout)
+        given = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
         return launch("staged_total", config, given, self.variant.slots)
 
@@ -286,7 +369,7 @@ class _Sums:
         choices = (n for n in (8, 4, 2) if n * items <= THREADS and 2 * n <= self.parts)
         return filters, next(choices, 1)
 
-    def _layout(self, width: int) -> np.void:
+    def _layout(self, width: int, channels: int) -> np.void:
         conv = self.conv
         return by_value(
             WeightLayout,
@@ -296,7 +379,7 @@ class _Sums:
             step=(0,) * 4,
             groups=conv.group,
             rows=conv.group_filters,
-            channels=conv.group_channels,
+            channels=channels,
             padded_channels=align_up(conv.group_channels, width),
             row_tiles=self.row_tiles,
             column_tiles=self.column_tiles,

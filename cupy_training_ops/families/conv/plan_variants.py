@@ -17,8 +17,12 @@ from .facts import BLOCKS, COLUMNS, PART_NBYTES
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
 LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
+# Rows of what is gathered in types of 2 bytes with offsets of 64 bits alone, a compilation less:
+# such tiles are mostly of lines, which have none of them.
+WIDE_ROWS = 128
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
+BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 MAX_OFFSET = 2**31 - 1  # of an element in what a group has of one image
 
 # Time of a block with so many rows, all else alike.
@@ -33,12 +37,16 @@ class Variant:
     rows: int
     tf32: bool = False
     wide: bool = False  # offsets of 64 bits
+    staged: bool = False
 
     @property
     def slots(self) -> dict[str, str]:
         """The slots of cuda_src/conv/conv.cu."""
-        offset = np.dtype(np.int64 if self.wide else np.uint32)
-        return slots(T=self.dtype, ROWS=self.rows, TF32=self.tf32, OFFSET=offset)
+        always_wide = self.dtype == FLOAT64 or (self.dtype.itemsize == 2 and self.rows == WIDE_ROWS)
+        is_wide = not self.staged and (self.wide or always_wide)
+        offset = np.dtype(np.int64 if is_wide else np.uint32)
+        how = {"TF32": self.tf32, "STAGED": self.staged}
+        return slots(T=self.dtype, ROWS=self.rows, OFFSET=offset, **how)
 
     @property
     def depth(self) -> int:
@@ -68,7 +76,7 @@ def image_variant(
         rows, depth, written, read = depth, rows, read, written
         n_residues = math.prod(residues(conv))
     if depth * math.prod(read) > MAX_OFFSET:
-        return Variant(dtype, min(64, choices(device, dtype)[0]), wide=True)
+        return _wide(device, dtype)
     positions = conv.batch * ceil_div(math.prod(written), n_residues)
     blocks = conv.group * n_residues * ceil_div(positions, COLUMNS)
 
@@ -76,7 +84,7 @@ def image_variant(
         waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
         return waves * COST[of_tile]
 
-    return Variant(dtype, min(choices(device, dtype), key=cost), _rounds(device, dtype, tf32))
+    return Variant(dtype, min(_gathered(device, dtype), key=cost), _rounds(device, dtype, tf32))
 
 
 def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> Variant:
@@ -84,24 +92,24 @@ def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) 
     x = conv.group_channels * math.prod(conv.image)
     y = conv.group_filters * math.prod(conv.output)
     if max(x, y) > MAX_OFFSET:
-        return Variant(dtype, min(64, choices(device, dtype)[0]), wide=True)
+        return _wide(device, dtype)
 
     def cost(of_tile: int) -> float:
         return ceil_div(conv.group_filters, of_tile) * COST[of_tile]
 
-    return Variant(dtype, min(choices(device, dtype), key=cost), _rounds(device, dtype, tf32))
+    return Variant(dtype, min(_gathered(device, dtype), key=cost), _rounds(device, dtype, tf32))
 
 
 def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
     """Whether vectors of lines are copied as they lie."""
-    return _is_single(conv) and _has_vectors(read) and written.aligned
+    return is_single(conv) and _has_vectors(read) and written.aligned
 
 
 def lines_of_weight(conv: Convolution, x: Spec, y: Spec) -> str:
     """The same of Y, or of X and Y."""
     if not _has_vectors(y):
         return ""
-    return "_lines" if _is_single(conv) and x.aligned else "_y_lines"
+    return "_lines" if is_single(conv) and x.aligned else "_y_lines"
 
 
 def _has_vectors(array: Spec) -> bool:
@@ -109,7 +117,7 @@ def _has_vectors(array: Spec) -> bool:
     return array.dtype.itemsize == 2 and array.aligned and plane % LINE_ELEMENTS == 0
 
 
-def _is_single(conv: Convolution) -> bool:
+def is_single(conv: Convolution) -> bool:
     """Whether each position reads the one that it is."""
     is_single = math.prod(conv.kernel) == math.prod(conv.strides) == 1 and not any(conv.pads)
     return is_single and conv.image == conv.output
@@ -129,6 +137,18 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
     if dtype.itemsize == 2:
         return [128, 64, 32] if is_measured else [64]
     return [128, 64, 32] if device.capability < (12, 0) else [64, 32]
+
+
+def _gathered(device: Device, dtype: Dtype) -> list[int]:
+    """Rows of what is not staged; floats that have many are staged mostly."""
+    found = choices(device, dtype)
+    stages = dtype == FLOAT32 and device.capability >= TENSOR_CORES
+    return [rows for rows in found if rows < WIDE_ROWS] if stages else found
+
+
+def _wide(device: Device, dtype: Dtype) -> Variant:
+    rows = choices(device, dtype)[0]
+    return Variant(dtype, rows if dtype.itemsize == 2 else min(64, rows), wide=True)
 
 
 def small_variant(device: Device, dtype: Dtype) -> Variant:

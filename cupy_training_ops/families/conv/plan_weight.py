@@ -14,7 +14,7 @@ from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import COLUMNS, THREADS, WeightLayout
 from .plan_launches import launch, summers, taps, total
-from .plan_variants import Variant, lines_of_weight, parts_of_sum, stages
+from .plan_variants import Variant, lines_of_weight, parts_of_sum, small_variant, stages
 
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
 
@@ -76,13 +76,13 @@ def _bias(
     """A bias alone, by blocks that have no columns."""
     x, y, bias = arrays
     if not split.parts:
-        return Plan((total(device, y.dtype, None, bias, 0),))
+        return Plan((total(None, bias, 0, small_variant(device, y.dtype).slots),))
     scratch = ScratchMemory()
     y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
     layout, blocks = _layout(conv, variant, split, None), split.row_tiles * split.parts
     steps = (
         _sums(device, conv, variant, blocks, (x, y, None, y_sums), layout),
-        total(device, y.dtype, y_sums, bias, split.parts),
+        total(y_sums, bias, split.parts, small_variant(device, y.dtype).slots),
     )
     return scratch.plan(*steps)
 

@@ -27,6 +27,7 @@ class Call(NamedTuple):
     attributes: Mapping[str, Any] = {}
     dtypes: tuple[Dtype, ...] = FLOATS
     offset: int = 0
+    last: bool = False  # all arrays have their channels last
 
     def convolution(self, name: str) -> Convolution:
         """What the operator of this name does."""
@@ -115,6 +116,16 @@ CALLS = (
         {"pads": (1, 1, 1, 1), "allow_tf32": True},
         (FLOAT32,),
     ),
+    Call(
+        "channels-last",
+        (2, 20, 6, 7),
+        40,
+        (3, 3),
+        {"pads": (1,) * 4},
+        (FLOAT16, FLOAT32),
+        last=True,
+    ),
+    Call("channels-last-few", (2, 5, 6, 7), 4, (3, 2), {}, (FLOAT64,), last=True),
     Call("tf32", (2, 9, 8, 7), 10, (3, 3), {"allow_tf32": True}, (FLOAT32,)),
 )
 # As many of each type: types of samples are drawn alike for operators that share kernels.
@@ -155,13 +166,20 @@ def normal(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def inputs(
-    rng: Generator, name: str, convolution: Convolution, dtype: Dtype, bias: bool = True
+    rng: Generator,
+    name: str,
+    convolution: Convolution,
+    dtype: Dtype,
+    bias: bool = True,
+    last: bool = False,
 ) -> tuple[Any, ...]:
     """What an operator takes: (X, W, B), or (dY, X, W)."""
     x, y = convolution.x_shape, convolution.y_shape
     if "Transpose" in name:
         x, y = y, x
     x, y, w = (normal(rng, shape, dtype) for shape in (x, y, convolution.w_shape))
+    if last:
+        x, y, w = (np.moveaxis(np.moveaxis(a, 1, -1).copy(), -1, 1) for a in (x, y, w))
     if name.endswith("Grad"):
         return y, x, w
     return (x, w, normal(rng, y.shape[1:2], dtype)) if bias else (x, w)
@@ -185,6 +203,7 @@ def _samples(name: str) -> Iterator[Sample]:
                 convolution=convolution,
                 dtype=dtype,
                 bias=call.label != "pointwise",
+                last=call.last,
             )
             label = f"{dtype_name(dtype)}-{call.label}"
             n = terms(convolution)

@@ -12,18 +12,26 @@ import pytest
 from runs import Run
 
 from cupy_training_ops import get_op
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.conv import plan, plan_model
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
 from cupy_training_ops.families.conv.facts import STAGED_TAPS
+from cupy_training_ops.families.conv.plan_variants import residues
+from cupy_training_ops.plan import align_up, ceil_div
 from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
+from cupy_training_ops.testing.samples import as_tuple
 
 jax.config.update("jax_enable_x64", True)
 
-staged_types = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
+staged_types = pytest.mark.parametrize(
+    ("dtype", "tf32"),
+    [(FLOAT16, False), (BFLOAT16, False), (FLOAT32, False), (FLOAT32, True)],
+    ids=["float16", "bfloat16", "float32", "tf32"],
+)
 tiles = pytest.mark.parametrize("rows", plan_model.STAGED_COLUMNS)
 
-MOST_PRODUCTS = 4_000_000  # which emulated kernels multiply in seconds
+MOST_PRODUCTS = 15_000_000  # which emulated kernels multiply in seconds
+MOST_ON_GPU = 500_000_000
 
 
 class Case(NamedTuple):
@@ -39,14 +47,16 @@ def several(rng: np.random.Generator, low: int, high: int, n: int) -> tuple[int,
     return tuple(map(int, rng.integers(low, high, n)))
 
 
-def drawn(rng: np.random.Generator) -> Case:
+def drawn(rng: np.random.Generator, most: int = MOST_PRODUCTS) -> Case:
     """Channels end inside vectors, lines and tiles; some positions read only pads."""
     rank = int(rng.integers(1, 4))
     kernel = several(rng, 1, (9, 6, 4)[rank - 1], rank)
     assert math.prod(kernel) <= STAGED_TAPS
     strides, dilations = several(rng, 1, 4, rank), several(rng, 1, 3, rank)
-    pads, group = several(rng, 0, 4, 2 * rank), int(rng.choice([1, 1, 2]))
+    pads, group = several(rng, 0, 4, 2 * rank), int(rng.choice([1, 1, 2, 8]))
     sizes = [16, 24, 40, 72, 136] if group > 1 else [16, 17, 40, 66, 130, 200]
+    if group > 2:  # groups that are joined
+        sizes = [4, 8, 12]
     channels, filters = (group * int(n) for n in rng.choice(sizes, 2))
     ends = pads[rank:]
     reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -56,14 +66,22 @@ def drawn(rng: np.random.Generator) -> Case:
     given = {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
     shapes = (int(rng.integers(1, 4)), channels, *image), (filters, channels // group, *kernel)
     found = Attributes("drawn", **given).convolution(*shapes)
-    if products(found) > MOST_PRODUCTS:
-        return drawn(rng)
+    if products(found) > most:
+        return drawn(rng, most)
     return Case(found, given, ends, left)
 
 
 def products(c: Convolution) -> int:
-    """That Y takes."""
-    return c.batch * c.filters * math.prod(c.output) * math.prod(c.kernel) * c.group_channels
+    """That tiles of Y, dX and dW take, those with zeros too."""
+    c = plan_model.joined(c, FLOAT16)
+    taps, channels, filters = math.prod(c.kernel), c.group_channels, c.group_filters
+    of_y, of_x = (c.batch * math.prod(extents) for extents in (c.output, c.image))
+    n_residues = math.prod(residues(c))
+    y = align_up(filters, 128) * align_up(of_y, 192) * align_up(taps * channels, 64)
+    x = align_up(channels, 128) * align_up(ceil_div(of_x, n_residues), 192)
+    x *= n_residues * align_up(ceil_div(taps, n_residues) * filters, 64)
+    w = align_up(filters, 128) * align_up(taps * channels, 192) * align_up(of_y, 64)
+    return c.group * (x + y + w)
 
 
 def of_jax(case: Case, x: Any, w: Any, dy: Any) -> list[np.ndarray]:
@@ -84,8 +102,8 @@ def staged(monkeypatch):
     """Stages whatever can be, in tiles of so many rows."""
 
     def force(rows: int) -> None:
-        def can(device, conv, arrays, tf32):
-            return plan_model.can_stage(device, conv, arrays[0].dtype, tf32)
+        def can(device, conv, arrays, *_):
+            return plan_model.can_stage(device, conv, arrays[0].dtype)
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
@@ -96,9 +114,24 @@ def staged(monkeypatch):
     plan_model.weight_tiles.cache_clear()
 
 
-def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
-    """The four operators beside JAX, outputs poisoned; dX and dW alone have the same bits."""
-    c, tf32 = case.convolution, dtype == FLOAT32
+def lying(run: Any, array: Any, is_last: bool, write: Any = lambda a: a) -> Any:
+    """The same in the run's memory, with its channels last or not; `write` has it as it lies."""
+    order = (0, *range(2, array.ndim), 1) if is_last else tuple(range(array.ndim))
+    placed = write(run.place(np.ascontiguousarray(array.transpose(order))))
+    return placed.transpose(np.argsort(order))
+
+
+LAYOUTS = {"first": 0.0, "last": 1.0, "mixed": 0.5}  # shares of arrays with their channels last
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def check(
+    run: Any, rng: np.random.Generator, case: Case, dtype: Any, tf32: bool, layout: str = "first"
+) -> None:
+    """The four operators beside JAX, outputs poisoned, called twice with equal bits; of mixed
+    layouts each array draws whether its channels are last."""
+    share = LAYOUTS[layout]
+    c = case.convolution
     x, w, dy = (
         rng.standard_normal(shape).astype(dtype) for shape in (c.x_shape, c.w_shape, c.y_shape)
     )
@@ -114,25 +147,43 @@ def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
             back,
         ),
     }
+    pairs = {}
     for name, (given, expected, attributes) in calls.items():
         op = get_op(name)(**attributes, allow_tf32=tf32)
-        placed = [run.place(a) for a in given]
-        out = tuple(poison(run.place(np.empty(e.shape, dtype))) for e in expected)
-        found = op(*placed, out=out if len(out) > 1 else out[0])
-        for ours, wanted in zip(found if len(out) > 1 else (found,), expected, strict=True):
+        placed = [lying(run, a, rng.random() < share) for a in given]
+        out = tuple(
+            lying(run, np.empty(e.shape, dtype), e.ndim > 2 and rng.random() < share, poison)
+            for e in expected
+        )
+        found = as_tuple(op(*placed, out=out if len(out) > 1 else out[0]))
+        again = as_tuple(op(*placed))
+        for ours, other, wanted in zip(found, again, expected, strict=True):
+            assert run.host(ours).tobytes() == run.host(other).tobytes()
             terms = dy.size // c.filters + math.prod(c.kernel) * (
                 c.group_channels + c.group_filters
             )
             bound = tolerance_of(dtype, terms, tf32)
             assert_matches(run.host(ours).astype(FLOAT64), wanted, bound)
+        pairs[name] = [run.host(a).astype(FLOAT64) for a in found]
+    are_adjoint(x, w, dy, pairs["Conv"][0], *pairs["ConvGrad"][:2])
+    are_adjoint(dy, w, x, pairs["ConvTranspose"][0], *pairs["ConvTransposeGrad"][:2])
+
+
+def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
+    """What Y changes by along dY is what X gives along dX, and W along dW."""
+    x, w, dy = (a.astype(FLOAT64) for a in (x, w, dy))
+    for one, other in ((x, dx), (w, dw)):
+        size = max(np.linalg.norm(a) * np.linalg.norm(b) for a, b in ((y, dy), (one, other)))
+        assert abs((y * dy).sum() - (one * other).sum()) <= 2e-2 * size
 
 
 @staged_types
 @tiles
-def test_four_operators_are_jax(run, seed, staged, rows, dtype) -> None:
+@layouts
+def test_four_operators_are_jax(run, seed, staged, rows, dtype, tf32, layout) -> None:
     staged(rows)
-    rng = np.random.default_rng((seed, rows))
-    check(run, rng, drawn(rng), dtype)
+    rng = np.random.default_rng((seed, rows, len(layout)))
+    check(run, rng, drawn(rng), dtype, tf32, layout)
 
 
 @tiles
@@ -153,10 +204,11 @@ def test_the_gradient_of_a_bias_alone(run, rng, staged, rows) -> None:
 @pytest.mark.gpu
 @staged_types
 @tiles
-def test_a_hundred_cases_on_a_gpu_are_jax(seed, staged, rows, dtype) -> None:
-    """An emulated one takes seconds."""
+@layouts
+def test_many_cases_on_a_gpu_are_jax(seed, staged, rows, dtype, tf32, layout) -> None:
+    """Of 24 kinds, 624 in all; an emulated one takes seconds."""
     staged(rows)
-    rng = np.random.default_rng((seed, rows, 1000))
+    rng = np.random.default_rng((seed, rows, 1000 + len(layout)))
     with Run("cuda", seed) as run:
-        for _ in range(100):
-            check(run, rng, drawn(rng), dtype)
+        for _ in range(26):
+            check(run, rng, drawn(rng, MOST_ON_GPU), dtype, tf32, layout)

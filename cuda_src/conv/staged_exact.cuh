@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// Products of staged floats that are not rounded: each thread multiplies 8 rows by its columns, in
+// vectors of 16 bytes. Sums have the places that StagedProduct gives them in an image.
+#pragma once
+#include "conv/staged_tile.cuh"
+
+namespace cto::conv::staged_exact {
+
+using namespace image;
+using namespace staged_tile;
+
+// Of lines that are rows and columns of D, each with neighbours of the sum.
+template <class Tile>
+struct ExactImage {
+    int a_line, b_line;  // of this lane, by bytes
+    int a_swizzle, b_swizzle;
+
+    __device__ __forceinline__ explicit ExactImage(const StagedProduct<Tile>& product) {
+        const int lane = threadIdx.x % WARP;
+        a_swizzle = lane / 4;
+        b_swizzle = lane % 4 * 2;
+        a_line = (product.first_row + a_swizzle) * LINE_NBYTES;
+        b_line = Tile::A_NBYTES + (product.first_column + b_swizzle) * LINE_NBYTES;
+    }
+    template <class Also>
+    __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
+                                        const Also&) const {
+#pragma unroll 1
+        for (int vector = 2 * k; vector < 2 * k + 2; ++vector) {
+            float a[2 * Tile::DOWN][4];
+#pragma unroll
+            for (int i = 0; i < 2 * Tile::DOWN; ++i)
+                load_four(stage + a_line + i * 8 * LINE_NBYTES + (vector ^ a_swizzle) * 16, a[i]);
+#pragma unroll
+            for (int j = 0; j < 2 * Tile::ACROSS; ++j) {
+                float b[4];
+                const int line = j / 2 * 8 + j % 2;
+                load_four(stage + b_line + line * LINE_NBYTES + (vector ^ (b_swizzle + j % 2)) * 16,
+                          b);
+#pragma unroll
+                for (int of_sum = 0; of_sum < 4; ++of_sum)
+#pragma unroll
+                    for (int i = 0; i < 2 * Tile::DOWN; ++i)
+                        product.sum(i, j) += a[i][of_sum] * b[of_sum];
+            }
+        }
+    }
+};
+
+// Of lines that are positions: four neighbouring rows and columns at a time.
+template <class Tile>
+struct ExactWeights {
+    static constexpr int A_VECTORS = Tile::DOWN / 2, B_VECTORS = Tile::ACROSS / 2;
+    int a_vector, b_vector;
+
+    __device__ __forceinline__ explicit ExactWeights(const StagedProduct<Tile>& product) {
+        const int lane = threadIdx.x % WARP;
+        a_vector = product.first_row / 4 + lane / 4;
+        b_vector = product.first_column / 4 + lane % 4;
+    }
+    template <class Also>
+    __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
+                                        const Also&) const {
+#pragma unroll 4
+        for (int i = 0; i < Tile::K; ++i) {
+            const int line = k * Tile::K + i;
+            float a[A_VECTORS][4], b[B_VECTORS][4];
+#pragma unroll
+            for (int j = 0; j < A_VECTORS; ++j)
+                load_four(stage + place_of_position<Tile>(a_vector + 8 * j, line), a[j]);
+#pragma unroll
+            for (int j = 0; j < B_VECTORS; ++j)
+                load_four(stage + Tile::A_NBYTES + place_of_position<Tile>(b_vector + 4 * j, line),
+                          b[j]);
+#pragma unroll
+            for (int row = 0; row < 4 * A_VECTORS; ++row)
+#pragma unroll
+                for (int column = 0; column < 4 * B_VECTORS; ++column)
+                    product.sum(row, column) += a[row / 4][row % 4] * b[column / 4][column % 4];
+        }
+    }
+    // Calls f(row, column, two sums side by side) for all of this thread's.
+    template <class F>
+    static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product,
+                                                     const F& f) {
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int row = 0; row < 4 * A_VECTORS; ++row)
+#pragma unroll
+            for (int column = 0; column < 4 * B_VECTORS; column += 2)
+                f(product.first_row + row / 4 * 32 + lane / 4 * 4 + row % 4,
+                  product.first_column + column / 4 * 16 + lane % 4 * 4 + column % 4,
+                  &product.sum(row, column));
+    }
+};
+
+template <class Tile, bool IS_EXACT>
+struct MultipliersOf {
+    using Image = ByTensorCores<Tile, ImageFragments<Tile>>;
+    using Weights = ByTensorCores<Tile, WeightFragments<Tile>>;
+};
+template <class Tile>
+struct MultipliersOf<Tile, true> {
+    using Image = ExactImage<Tile>;
+    using Weights = ExactWeights<Tile>;
+};
+template <class Tile>
+using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT>;
+
+}  // namespace cto::conv::staged_exact

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions of arrays with their channels last: which are read as they lie, which are copied."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.families.conv import plan
+from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.samples import CALLS, NAMES, inputs, terms
+from cupy_training_ops.plan import Device, Launch, Plan
+from cupy_training_ops.testing.compare import assert_matches, tolerance_of
+from cupy_training_ops.testing.samples import as_tuple
+
+H200 = Device(132, (9, 0), 227 * 1024)
+LAYER = Convolution(64, 128, 256, 1, (28, 28), (28, 28), (3, 3), (1, 1), (1, 1), (1, 1))
+FEW = replace(LAYER, channels=3)  # no tiles read so few channels
+COPIED = ("odd", "line", "volume", "depthwise", "pointwise-strided", "spread")
+
+
+def last(array: Any, place: Any = np.asarray) -> Any:
+    """The same array, lying so."""
+    if array.ndim < 3:
+        return place(array)
+    return np.moveaxis(place(np.ascontiguousarray(np.moveaxis(array, 1, -1))), -1, 1)
+
+
+def is_last(array: Any) -> bool:
+    return bool(np.moveaxis(array, 1, -1).flags.c_contiguous)
+
+
+def specs(c: Convolution, dtype: Any, *, channels_last: bool = True) -> tuple[Spec, ...]:
+    shapes = (c.x_shape, c.y_shape, c.w_shape)
+    return tuple(
+        Spec(shape, dtype, place=i, channels_last=channels_last) for i, shape in enumerate(shapes)
+    )
+
+
+def gradients(c: Convolution, dtype: Any, **how: Any) -> tuple[Plan, tuple[Spec, ...]]:
+    x, y, w = specs(c, dtype, **how)
+    dx, dw = replace(x, place=3), replace(w, place=4)
+    made = plan.gradients(H200, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
+    return made, (x, y, w, dx, dw)
+
+
+def launches(found: Plan) -> list[Launch]:
+    return [step for step in found.steps if isinstance(step, Launch)]
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
+def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
+    """W alone is staged for X's gradient, since its filters are summed; for Y it is not."""
+    found, (x, y, w, dx, dw) = gradients(LAYER, dtype)
+    stage, staged, total, *_ = launches(found)
+    fields = stage.args[-1]
+    assert [int(fields[name]["blocks"]) > 0 for name in "xyw"] == [False, False, True]
+    assert stage.args[:5] == (None, None, None, None, w)
+    assert [staged.args[i] for i in (0, 1, 7, 10)] == [x, y, y, dx]
+    assert total.args[1] == dw
+    image = staged.args[12]
+    assert (image["width"], image["channels_last"]) == (16 // dtype.itemsize, True)
+    first, _ = gradients(LAYER, dtype, channels_last=False)
+    assert found.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
+    forward = plan.forward(H200, LAYER, x, w, None, y)
+    assert [step.symbol for step in launches(forward)] == ["conv__staged"]
+
+
+def test_what_no_tiles_read_is_copied() -> None:
+    for c, dtype in ((FEW, FLOAT16), (LAYER, FLOAT64)):
+        found, (x, y, w, dx, dw) = gradients(c, dtype)
+        steps = launches(found)
+        assert [s.symbol for s in steps[:3]] == ["conv__transpose"] * 3
+        assert [s.symbol for s in steps[-2:]] == ["conv__transpose"] * 2
+        assert [s.args[0] for s in steps[:3]] == [x, y, w]
+        assert [s.args[1] for s in steps[-2:]] == [dx, dw]
+        between = [a for s in steps[3:-2] for a in s.args if isinstance(a, Spec)]
+        assert all(len(a.shape) == 1 for a in between)  # dB
+        assert found.workspace_nbytes <= 2 * (x.nbytes + y.nbytes + w.nbytes) + 64 * 2**20
+
+
+def test_few_and_misaligned_channels_are_padded_in_lines() -> None:
+    """Vectors of 16 bytes begin at none of their positions."""
+    for c, aligned in ((replace(LAYER, channels=100), True), (LAYER, False)):
+        x, y, w = (replace(s, aligned=aligned) for s in specs(c, FLOAT16))
+        stage, *_ = launches(plan.forward(H200, c, x, w, None, y))
+        assert [int(stage.args[-1][name]["width"]) for name in "xw"] == [-1, -1]
+        assert stage.args[0] == x
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize("label", COPIED)
+def test_results_are_those_of_contiguous_arrays(anywhere, rng, label, dtype) -> None:
+    """dX lies as X does, dW as W, Y as X."""
+    call = next(call for call in CALLS if call.label == label)
+    for name in NAMES:
+        convolution = call.convolution(name)
+        values = inputs(rng, name, convolution, dtype)
+        op = get_op(name)(**call.attributes)
+        expected = as_tuple(op(*map(anywhere.place, values)))
+        found = as_tuple(op(*[last(v, anywhere.place) for v in values]))
+        bound = tolerance_of(dtype, terms(convolution))
+        for ours, other in zip(found, expected, strict=True):
+            assert ours.ndim < 3 or is_last(ours)
+            assert_matches(anywhere.host(ours), anywhere.host(other), bound)
+
+
+def test_each_array_lies_on_its_own(rng) -> None:
+    call = next(call for call in CALLS if call.label == "ordinary")
+    dy, x, w = inputs(rng, "ConvGrad", call.convolution("ConvGrad"), FLOAT32)
+    op = get_op("ConvGrad")(**call.attributes)
+    expected = op(dy, x, w)
+    for of_x in (x, last(x)):
+        for of_w in (w, last(w)):
+            dx, dw, _ = op(last(dy), of_x, of_w)
+            assert (is_last(dx), is_last(dw)) == (is_last(of_x), is_last(of_w))
+            assert_matches(dx, expected[0], 0)
+    out = (last(np.zeros_like(x)), np.zeros_like(w), np.zeros(w.shape[:1], FLOAT32))
+    assert op(dy, x, last(w), out=out)[0] is out[0]
+    assert_matches(out[0], expected[0], 0)
+    assert is_last(get_op("Conv")(**call.attributes)(last(x), w))
+
+
+def test_other_orders_are_refused(rng) -> None:
+    call = next(call for call in CALLS if call.label == "ordinary")
+    dy, x, w = inputs(rng, "ConvGrad", call.convolution("ConvGrad"), FLOAT32)
+    op = get_op("ConvGrad")(**call.attributes)
+    words = "expected a C-contiguous array, or one with its channels last, got a strided one"
+    turned = np.ascontiguousarray(x.T).T
+    for given in ((dy, turned, w), (dy[:, :, ::2], x, w)):
+        with pytest.raises(ArgumentError, match=words):
+            op(*given)
+    with pytest.raises(ArgumentError, match=rf"out \(dX\): {words}"):
+        op(dy, x, w, out=(turned, None, None))
+    with pytest.raises(ArgumentError, match="B: expected a C-contiguous array"):
+        get_op("Conv")(**call.attributes)(x, w, np.zeros(32, FLOAT32)[::2])
+
+
+def test_sums_of_lines_are_those_of_planes(anywhere, rng) -> None:
+    """dB alone, and beside float64; as many lines as several blocks sum."""
+    for shape in ((3, 40, 9, 31), (1, 33, 700)):
+        dy = rng.standard_normal(shape, FLOAT32)
+        x = np.zeros((shape[0], 16, *shape[2:]), FLOAT32)
+        w = np.zeros((shape[1], 16, *[1] * (len(shape) - 2)), FLOAT32)
+        given = [last(a, anywhere.place) for a in (dy, x, w)]
+        *_, found = get_op("ConvGrad")()(*given, outputs=("dB",))
+        wanted = dy.astype(FLOAT64).sum((0, *range(2, dy.ndim)))
+        bound = tolerance_of(FLOAT32, math.prod(shape) // shape[1])
+        assert_matches(anywhere.host(found).astype(FLOAT64), wanted, bound)
