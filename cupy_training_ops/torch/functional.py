@@ -187,9 +187,8 @@ def _records(x: Tensor) -> bool:
     """Whether autograd is to know of a call; inside vmap a tensor does not say whether it is."""
     if not torch.is_grad_enabled():
         return False
-    return x.requires_grad or (
-        torch._C._are_functorch_transforms_active() and torch._C._functorch.is_batchedtensor(x)
-    )
+    is_in_vmap = torch._C._are_functorch_transforms_active
+    return bool(x.requires_grad or (is_in_vmap() and torch._C._functorch.is_batchedtensor(x)))
 
 
 def _loss_dtype(x: Tensor) -> torch.dtype | None:

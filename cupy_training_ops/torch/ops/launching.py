@@ -171,6 +171,7 @@ def launcher(
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
         values = made(inputs) if changes else ()
+        results: Any
         if make_first is not None:
             results = make_first(inputs)
             addresses.append(address(results))

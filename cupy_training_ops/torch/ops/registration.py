@@ -127,10 +127,7 @@ class Door:
             return [result if wanted else None for result, wanted in pairs]
         else:
             results = inside(arguments)
-        if len(mask) == len(results) and all(mask):
-            return results
-        found = iter(results if isinstance(results, tuple) else (results,))
-        return [next(found) if wanted else None for wanted in mask]
+        return _in_places(results, mask)
 
     def find(self, arguments: Sequence[Any]) -> Any:
         """What runs a call of `first` that is like a recent one, with its tensors; or None."""
@@ -139,6 +136,15 @@ class Door:
     def first_unwatched(self, *arguments: Any) -> Any:
         """The same as `first` where nobody else is to see the call."""
         return self._first(arguments)
+
+
+def _in_places(results: Any, mask: Sequence[bool]) -> Sequence[Tensor | None]:
+    """The results that a mask names in their places, None in those of the others."""
+    given: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
+    if len(given) == len(mask):
+        return given
+    rest = iter(given)
+    return [next(rest) if wanted else None for wanted in mask]
 
 
 class _Inside:

@@ -73,7 +73,8 @@ class Shortcuts:
         """What a launch depends on, None for what is not remembered; addresses of tensors, and
         a 0 behind them, which is that of all that are left out."""
         key: list[object] = [TENSORS.get(Tensor), is_first]
-        addresses, has_none = [], False
+        addresses: list[int] = []
+        has_none = False
         for value in arguments:
             if isinstance(value, Tensor):
                 if not value.is_contiguous() or value.is_neg():
