@@ -264,11 +264,12 @@ def _node(operator: Operator, *, is_first: bool) -> Any:
 
 
 def _derivative(operator: Operator, ctx: Any, *gradients: Any) -> Any:
-    if all(gradient is None for gradient in gradients):
-        return (None,) * len(ctx.needs_input_grad)
     if operator.derivative is None:
-        refuse_derivative(operator.name)
-    return operator.derivative(ctx, *gradients)
+        if any(gradient is not None for gradient in gradients):
+            refuse_derivative(operator.name)
+    elif gradients[0] is not None:  # the others have none
+        return operator.derivative(ctx, *gradients)
+    return (None,) * len(ctx.needs_input_grad)
 
 
 def refuse_derivative(name: str) -> NoReturn:
