@@ -2,8 +2,8 @@
 """Calls that look like a recent one, by one check of PyTorch's own, and go straight to what it ran.
 
 The check is the one by which compiled code knows its inputs: of types, dispatch keys (so of modes,
-transformations, traces, autocast), dtypes, devices, shapes, strides, and whether gradients are
-recorded. Where PyTorch has it no more, all calls go the longer way.
+transformations, traces, autocast), dtypes, devices, shapes, strides, and which need gradients. It
+takes no tensor twice. Where PyTorch has it no more, all calls go the longer way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _NOTHING: tuple[Any, ...] = ()
 _ABSENT = frozenset([(None,) * n for n in range(9)])
 _TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 _n_modes = torch._C._len_torch_dispatch_stack
+_is_recording = torch.is_grad_enabled
 _all: list[Recent] = []
 
 
@@ -37,6 +38,9 @@ class Way(NamedTuple):
     run: Run
 
 
+_Ways = dict[object, tuple[Way, ...]]
+
+
 class Recent:
     """The recent kinds of calls of one operator.
 
@@ -47,7 +51,9 @@ class Recent:
     def __init__(self, n: int, tensors: Sequence[int], changing: int | None = None) -> None:
         self._tensors = tensors
         self._others = pick([i for i in range(n) if i not in tensors and i != changing])
-        self._n, self._n_missed, self._ways = n, 0, dict[object, tuple[Way, ...]]()
+        self._n, self._n_missed = n, 0
+        # By the other arguments; where gradients are not recorded, and where they are.
+        self._ways: tuple[_Ways, _Ways] = {}, {}
         _all.append(self)
 
     def find(self, arguments: Sequence[Any]) -> tuple[Run, tuple[Tensor, ...]] | None:
@@ -55,7 +61,7 @@ class Recent:
         if forward_ad._current_level >= 0 or _n_modes():
             return None
         try:
-            ways = self._ways.get(self._others(arguments), _NOTHING)
+            ways = self._ways[_is_recording()].get(self._others(arguments), _NOTHING)
         except (TypeError, IndexError):  # a list, or arguments are left out
             return None
         for is_like, tensors, absent, run in ways:
@@ -72,8 +78,9 @@ class Recent:
         self._n_missed += 1
         if self._n_missed % _OFTEN or len(arguments) != self._n:
             return
+        ways = self._ways[_is_recording()]
         try:
-            known = self._ways.get(others := self._others(arguments), _NOTHING)
+            known = ways.get(others := self._others(arguments), _NOTHING)
         except TypeError:
             return
         places = [i for i in self._tensors if arguments[i] is not None]
@@ -82,13 +89,14 @@ class Recent:
         is_like = guard(tensors(arguments))
         if is_like is not None:
             way = Way(is_like, tensors, pick(absent) if absent else None, run(tensors))
-            if len(self._ways) >= 8 * _MANY:
-                self._ways.clear()
-            self._ways[others] = (*known[-(_MANY - 1) :], way)
+            if len(ways) >= 8 * _MANY:
+                ways.clear()
+            ways[others] = (*known[1 - _MANY :], way)
 
     def forget(self) -> None:
         """All of them."""
-        self._ways.clear()
+        for ways in self._ways:
+            ways.clear()
 
 
 def forget() -> None:
@@ -101,17 +109,10 @@ def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
     """What says whether others are like these."""
     if _TensorGuards is None or not tensors:
         return None
-    likes = tensors if torch.is_grad_enabled() else [_without_gradient(x) for x in tensors]
-    shapes, strides = [list(x.shape) for x in likes], [list(x.stride()) for x in likes]
-    found = _TensorGuards(*likes, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    found = _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     is_like: Callable[..., bool] = found.check
     return is_like if is_like(*tensors) else None
-
-
-def _without_gradient(x: Tensor) -> Tensor:
-    """One of the same type; the check takes no gradient for recorded where none are."""
-    data = x.detach()
-    return torch.nn.Parameter(data, requires_grad=False) if type(x) is not Tensor else data
 
 
 def pick(places: Sequence[int]) -> Pick:
