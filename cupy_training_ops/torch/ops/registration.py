@@ -339,12 +339,16 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 def _kernel(operator: Operator) -> Callable[..., Any]:
     """What runs on a CPU and a GPU."""
 
-    defaults = _defaults(_overload(operator.name))
+    defaults, direct = _defaults(_overload(operator.name)), operator.direct
+    run: Callable[[Sequence[Any]], Any] = functools.partial(_launched, operator.body)
+    if direct is not None and direct.is_of(operator.body):
+        run = direct
 
     def kernel(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
-        return operator.body(launch, *arguments, *defaults[len(arguments) :])
+        given = [tuple(value) if type(value) is list else value for value in arguments]
+        return run((*given, *defaults[len(given) :]))
 
     return kernel
 

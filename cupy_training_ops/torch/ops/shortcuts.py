@@ -32,6 +32,10 @@ class Shortcuts:
         self._body, self.changing = body, changing
         self._known: dict[object, Launcher | None] = {}
 
+    def is_of(self, body: Callable[..., Any]) -> bool:
+        """Whether results are the body's."""
+        return self._body is body
+
     def __call__(self, arguments: Sequence[Any], is_first: bool = False) -> Any:
         """The results of the body; the first alone, where that is asked for."""
         kind, addresses = self._kind(arguments, is_first)
