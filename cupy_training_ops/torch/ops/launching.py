@@ -166,8 +166,8 @@ def launcher(
     computed = [n_given + i for i, result in enumerate(results_of) if result.spec is not None]
     computes_all, changes = len(computed) == len(results_of), bool(call.changing)
     make_first = makers[0] if len(makers) == 1 and computes_all else None
-    stream_address, is_current, queue = backend.stream_address, backend.is_current, ready.queue
-    rooms = _Rooms(call) if call.workspace_nbytes else None
+    stream_address, is_current = backend.stream_address, backend.is_current
+    queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
         values = made(inputs) if changes else ()
@@ -186,20 +186,12 @@ def launcher(
                 results = results if len(results) > 1 else results[0]
         row = addresses if takes_all else [addresses[place] for place in taken]
         stream = stream_address(device)
-        if not is_current(device):
+        if is_current(device):
+            queue(row, values, stream)
+        else:
             with backend.on(device):
-                _queue(row, stream, values)
-        elif rooms is None:
-            queue(row, values, stream)
-        else:
-            rooms.queue(row, values, stream)
+                queue(row, values, stream)
         return results
-
-    def _queue(row: list[int], stream: int, values: Sequence[object]) -> None:
-        if rooms is None:
-            queue(row, values, stream)
-        else:
-            rooms.queue(row, values, stream)
 
     return run
 
@@ -212,23 +204,23 @@ class _Rooms:
     """
 
     def __init__(self, call: KernelCall) -> None:
-        self._call, self._backend, self._device = call, call.backend, call.device
-        nbytes = call.workspace_nbytes
+        self._ready, self._backend, self._device = call.ready, call.backend, call.device
+        self._nbytes = nbytes = call.workspace_nbytes
+        self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device, None)
         form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
         self._is_kept = nbytes <= KEPT_NBYTES
         self._kept: dict[int, Tensor] = _rooms.setdefault(form, {})
 
     def queue(self, row: Sequence[int], values: Sequence[object], stream: int) -> None:
         """The launches, with such memory."""
-        ready, nbytes = self._call.ready, self._call.workspace_nbytes
         if not self._is_kept or self._backend.capturing(self._device):
-            room = self._backend.empty(Spec((nbytes,), UINT8), self._device)
-            ready.run_at(row, stream, address(room), values=values)
+            room = self._make(())  # held until all is queued
+            self._ready.run_at(row, stream, address(room), values=values)
             return
         kept = self._kept.pop(stream, None)
         if kept is None:
-            kept = self._backend.zeros(nbytes, self._device)
-        ready.run_at(row, stream, address(kept), is_clear=True, values=values)
+            kept = self._backend.zeros(self._nbytes, self._device)
+        self._ready.run_at(row, stream, address(kept), is_clear=True, values=values)
         self._kept[stream] = kept
 
 
