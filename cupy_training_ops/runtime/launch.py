@@ -265,7 +265,7 @@ class ReadyPlan:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
         if self._offsets:
             addresses = [*addresses, *[workspace + nbytes for nbytes in self._offsets]]
-        self._queue((), addresses, values, stream)
+        self.queue(addresses, values, stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
