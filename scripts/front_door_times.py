@@ -18,7 +18,7 @@ import itertools
 import math
 import multiprocessing
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -142,13 +142,8 @@ def least(some: Sequence[Callable[[], Any]], calls: int) -> list[float]:
 
 def median(call: Callable[[], Any]) -> float:
     """Microseconds of one call of a group."""
-    seconds: list[float] = []
     torch.cuda.synchronize()
-    for _ in range(GROUP):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1e6
+    return statistics.median(timeit.repeat(call, number=1, repeat=GROUP)) * 1e6
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
