@@ -65,9 +65,8 @@ def print_small(names: Sequence[str], calls: int) -> None:
     """A row for each function."""
     x = torch.randn(64, 64, device="cuda")
     click.echo(f"torch.add {least([lambda: torch.add(x, x)], calls)[0]:.1f} us\n")
-    click.echo(
-        "| host us | without | forward | backward | PyTorch's: the same |\n|---|---|---|---|---|"
-    )
+    columns = ("host us", "without", "forward", "backward", "PyTorch's: the same")
+    click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name in names:
         ours_and_theirs = zip(*host(small()[name], calls), strict=True)
         mine, other = ([f"{us:.1f}" for us in each] for each in ours_and_theirs)
