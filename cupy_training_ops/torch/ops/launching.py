@@ -22,6 +22,7 @@ from ...frame.foreign import Lent
 from ...frame.keys import CHANGES
 from ...frame.op import Op
 from ...frame.providers import KernelCall
+from ...runtime.arguments import getter
 from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
@@ -159,13 +160,10 @@ def launcher(
     it is given so many; made: the arguments that follow from numbers that change.
     """
     backend, device, ready = call.backend, call.device, call.ready
-    results_of, makers = call.prepared.results, call.makers_over(arrays)
-    places = [*spots, *range(n_given, n_given + len(results_of))]
-    taken = [places[place] for place in sorted(ready.taken)]
-    takes_all = taken == list(range(n_given + len(results_of)))
-    computed = [n_given + i for i, result in enumerate(results_of) if result.spec is not None]
-    computes_all, changes = len(computed) == len(results_of), bool(call.changing)
-    make_first = makers[0] if len(makers) == 1 and computes_all else None
+    makers = call.makers_over(arrays)
+    pick = _in_row(call, spots, n_given)
+    make_first = makers[0] if len(makers) == 1 else None
+    changes = bool(call.changing)
     stream_address, is_current = backend.stream_address, backend.is_current
     queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
@@ -177,14 +175,8 @@ def launcher(
             addresses.append(address(results))
         else:
             results = tuple([make(inputs) for make in makers])
-            if computes_all:
-                addresses += map(address, results)
-            else:
-                addresses += [0] * len(results_of)
-                for place, result in zip(computed, results, strict=True):
-                    addresses[place] = address(result)
-                results = results if len(results) > 1 else results[0]
-        row = addresses if takes_all else [addresses[place] for place in taken]
+            addresses += map(address, results)
+        row = addresses if pick is None else pick(addresses)
         stream = stream_address(device)
         if is_current(device):
             queue(row, values, stream)
@@ -194,6 +186,23 @@ def launcher(
         return results
 
     return run
+
+
+def _in_row(
+    call: KernelCall, spots: Sequence[int], n_given: int
+) -> Callable[[list[int]], Sequence[int]] | None:
+    """What puts addresses, of what is given and of new results, in the order of the launches'
+    arrays; None where they are. Results that are not computed have none, which is 0."""
+    places, n = [*spots], n_given
+    for result in call.prepared.results:
+        places.append(n if result.spec is not None else -1)
+        n += result.spec is not None
+    taken = [places[place] for place in sorted(call.ready.taken)]
+    if taken == list(range(n)):
+        return None
+    if -1 not in taken:
+        return getter(taken)
+    return lambda addresses: [addresses[place] if place >= 0 else 0 for place in taken]
 
 
 class _Rooms:
