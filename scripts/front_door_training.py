@@ -99,6 +99,7 @@ METHODS = {  # compiling takes longest, and comes last
     "save_on_cpu-equal": Method(around=offloaded, is_equal=True, steps=SLOW),
     "plain-captured": Method(is_captured=True),
     "ours-captured": Method(is_ours=True, is_captured=True),
+    "ours-compressed-captured": Method(is_ours=True, is_compressed=True, is_captured=True),
     "compiled": Method(is_compiled=True),
     "ours-compiled": Method(is_ours=True, is_compiled=True),
 }
@@ -121,6 +122,11 @@ class Training:
             method.around(block)  # type: ignore[misc]
         self.optimizer = self._optimizer()
         self.loss = torch.compile(self._loss) if method.is_compiled else self._loss
+        # One for all steps: a captured one compresses what those before it found good enough.
+        is_kept = method.is_compressed
+        self.kept: contextlib.AbstractContextManager[Any] = (
+            cto.torch.compressed_activations() if is_kept else contextlib.nullcontext()
+        )
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -140,17 +146,12 @@ class Training:
         return self.captured.clone()
 
     def _step(self) -> Tensor:
-        with self._kept(), torch.autocast(self.device.type, torch.bfloat16):
+        with self.kept, torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
-
-    def _kept(self) -> contextlib.AbstractContextManager[Any]:
-        if self.method.is_compressed:
-            return cto.torch.compressed_activations()
-        return contextlib.nullcontext()
 
     def _loss(self) -> Tensor:
         if self.method.is_chunked and self.task.head is not None:
