@@ -44,6 +44,7 @@ import cupy_training_ops as cto
 
 GB = 1e9
 LEARNING_RATE = 3e-4
+SKIPPED: tuple[str, ...] = ()  # modules that stay PyTorch's
 WARM_UP, TIMED = 5, 20
 SLOW = (2, 5)  # the same where a step takes a second
 PEERS = ("torchvision", "transformers")
@@ -117,7 +118,7 @@ class Training:
         with device:
             self.model = task.make()
         self.x, self.target = (each.to(device) for each in task.data(seed))
-        self.said = str(cto.torch.convert(self.model)) if method.is_ours else ""
+        self.said = str(cto.torch.convert(self.model, skip=SKIPPED)) if method.is_ours else ""
         for block in list(task.blocks(self.model))[:n_around]:
             method.around(block)  # type: ignore[misc]
         self.optimizer = self._optimizer()
