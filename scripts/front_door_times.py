@@ -3,20 +3,22 @@
 
     python3 scripts/front_door_times.py
 
-First host microseconds of small calls: without gradients, with them, backward. Then milliseconds of
-forward and backward over large arrays, by events: as Python calls them, and replayed from a CUDA
-graph, where the host takes no part; and memory at most beside what was there before, and beside the
-gradients, too. What cannot be captured is said in its place, and so is a way that fails: whatever
-comes after it is measured in a new process.
+First host microseconds of small calls: without gradients, with them, backward; ours and PyTorch's
+in turns, of each the least median of a hundred calls, since a host that others use, too, is slower
+for seconds. Then milliseconds of forward and backward over large arrays, by events: as Python calls
+them, and replayed from a CUDA graph, where the host takes no part; and memory at most beside what
+was there before, and beside the gradients, too. What cannot be captured is said in its place, and
+so is a way that fails: whatever comes after it is measured in a new process.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import multiprocessing
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -62,13 +64,13 @@ def main(only: str, calls: int, repeats: int, limit: float) -> None:
 def print_small(names: Sequence[str], calls: int) -> None:
     """A row for each function."""
     x = torch.randn(64, 64, device="cuda")
-    click.echo(f"torch.add {median(lambda: torch.add(x, x), calls):.1f} us\n")
-    click.echo(
-        "| host us | without | forward | backward | PyTorch's: the same |\n|---|---|---|---|---|"
-    )
+    click.echo(f"torch.add {least([lambda: torch.add(x, x)], calls)[0]:.1f} us\n")
+    columns = ("host us", "without", "forward", "backward", "PyTorch's: the same")
+    click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name in names:
-        cells = [host(function, calls) for function in small()[name]]
-        click.echo(f"| {name} | {cells[0]} | {cells[1].replace(' | ', ', ')} |")
+        ours_and_theirs = zip(*host(small()[name], calls), strict=True)
+        mine, other = ([f"{us:.1f}" for us in each] for each in ours_and_theirs)
+        click.echo(f"| {name} | {' | '.join(mine)} | {', '.join(other)} |")
 
 
 def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
@@ -86,12 +88,12 @@ def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
 
 def small() -> dict[str, tuple[Call, Call]]:
     """Functions of a square tensor."""
-    row = torch.ones(64, device="cuda")
+    row, shift = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
     target = torch.randint(64, (64,), device="cuda")
     return {
         "layer_norm": (
-            lambda x: ours.layer_norm(x, (64,), row, row),
-            lambda x: theirs.layer_norm(x, (64,), row, row),
+            lambda x: ours.layer_norm(x, (64,), row, shift),
+            lambda x: theirs.layer_norm(x, (64,), row, shift),
         ),
         "rms_norm": (
             lambda x: ours.rms_norm(x, (64,), row),
@@ -109,30 +111,38 @@ def small() -> dict[str, tuple[Call, Call]]:
     }
 
 
-def host(function: Call, calls: int) -> str:
-    """Microseconds without gradients, forward, and backward."""
+def host(functions: Sequence[Call], calls: int) -> list[list[float]]:
+    """Microseconds without gradients, forward, and backward, of each function."""
     x = torch.randn(64, 64, device="cuda")
-    plain = median(lambda: function(x), calls)
-    x.requires_grad_()
-    forward = median(lambda: function(x), calls)
-    y = function(x)
-    dy = torch.ones_like(y)
-    backward = median(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), calls)
-    return f"{plain:.1f} | {forward:.1f} | {backward:.1f}"
+    leaves = [torch.randn(64, 64, device="cuda", requires_grad=True) for _ in functions]
+    results = [function(leaf) for function, leaf in zip(functions, leaves, strict=True)]
+    ways = list(zip(functions, leaves, results, map(torch.ones_like, results), strict=True))
+    return [
+        least([lambda f=f: f(x) for f in functions], calls),
+        least([lambda f=f, leaf=leaf: f(leaf) for f, leaf, _, _ in ways], calls),
+        least([lambda given=given: _backward(*given) for _, *given in ways], calls),
+    ]
 
 
-def median(call: Callable[[], Any], calls: int) -> float:
-    """Microseconds of one call."""
-    for _ in range(20):
+def _backward(leaf: torch.Tensor, y: torch.Tensor, dy: torch.Tensor) -> None:
+    torch.autograd.grad(y, leaf, dy, retain_graph=True)
+
+
+def least(some: Sequence[Callable[[], Any]], calls: int) -> list[float]:
+    """Microseconds of one call of each, which have their turns."""
+    found: list[float] = [math.inf] * len(some)
+    for call in some * 20:
         call()
-    seconds: list[float] = []
-    while len(seconds) < calls:
-        torch.cuda.synchronize()
-        for _ in range(GROUP):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1e6
+    for _ in range(max(calls // GROUP, 1)):
+        for i, call in enumerate(some):
+            found[i] = min(found[i], median(call))
+    return found
+
+
+def median(call: Callable[[], Any]) -> float:
+    """Microseconds of one call of a group."""
+    torch.cuda.synchronize()
+    return statistics.median(timeit.repeat(call, number=1, repeat=GROUP)) * 1e6
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -44,6 +44,7 @@ import cupy_training_ops as cto
 
 GB = 1e9
 LEARNING_RATE = 3e-4
+SKIPPED: tuple[str, ...] = ()  # modules that stay PyTorch's
 WARM_UP, TIMED = 5, 20
 SLOW = (2, 5)  # the same where a step takes a second
 PEERS = ("torchvision", "transformers")
@@ -99,6 +100,7 @@ METHODS = {  # compiling takes longest, and comes last
     "save_on_cpu-equal": Method(around=offloaded, is_equal=True, steps=SLOW),
     "plain-captured": Method(is_captured=True),
     "ours-captured": Method(is_ours=True, is_captured=True),
+    "ours-compressed-captured": Method(is_ours=True, is_compressed=True, is_captured=True),
     "compiled": Method(is_compiled=True),
     "ours-compiled": Method(is_ours=True, is_compiled=True),
 }
@@ -116,11 +118,16 @@ class Training:
         with device:
             self.model = task.make()
         self.x, self.target = (each.to(device) for each in task.data(seed))
-        self.said = str(cto.torch.convert(self.model)) if method.is_ours else ""
+        self.said = str(cto.torch.convert(self.model, skip=SKIPPED)) if method.is_ours else ""
         for block in list(task.blocks(self.model))[:n_around]:
             method.around(block)  # type: ignore[misc]
         self.optimizer = self._optimizer()
         self.loss = torch.compile(self._loss) if method.is_compiled else self._loss
+        # One for all steps: a captured one compresses what those before it found good enough.
+        is_kept = method.is_compressed
+        self.kept: contextlib.AbstractContextManager[Any] = (
+            cto.torch.compressed_activations() if is_kept else contextlib.nullcontext()
+        )
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -140,17 +147,12 @@ class Training:
         return self.captured.clone()
 
     def _step(self) -> Tensor:
-        with self._kept(), torch.autocast(self.device.type, torch.bfloat16):
+        with self.kept, torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
-
-    def _kept(self) -> contextlib.AbstractContextManager[Any]:
-        if self.method.is_compressed:
-            return cto.torch.compressed_activations()
-        return contextlib.nullcontext()
 
     def _loss(self) -> Tensor:
         if self.method.is_chunked and self.task.head is not None:

@@ -142,7 +142,8 @@ def off(found: Measured, expected: Measured) -> float:
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @click.option("--tiny", is_flag=True, help="Small sizes.")
 @click.option("--steps", default=12, show_default=True, type=click.IntRange(WARM_UP + 1))
-def main(tiny: bool, steps: int) -> None:
+@click.option("--way", "chosen", multiple=True, type=click.Choice(list(WAYS)))
+def main(tiny: bool, steps: int, chosen: tuple[str, ...]) -> None:
     """Print a row for each way."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
@@ -153,8 +154,9 @@ def main(tiny: bool, steps: int) -> None:
     if dist.get_rank() == 0:
         click.echo(f"{dist.get_world_size()} ranks on {kind}: {task.label}")
         click.echo("| way | peak GB | step ms | last loss | off PyTorch |\n|---|---|---|---|---|")
-    ways = {n: w for n, w in WAYS.items() if kind == "cuda" or not w.is_converted}
-    for name, way in ways.items():
+    for name, way in WAYS.items():
+        if (chosen and name not in chosen) or (kind == "cpu" and way.is_converted):
+            continue
         found = measured(Training(task, way, device), steps, device)
         first = first or found
         distance = off(found, first)

@@ -267,11 +267,16 @@ class Call:
                 flat.append(value)
         return tuple(flat)
 
-    def _makers(self) -> list[Maker | None]:
+    def makers_over(self, places: Sequence[int]) -> list[Maker]:
+        """What makes new results, given what has the arrays at these places."""
+        return [make for make in self._makers(places) if make]
+
+    def _makers(self, places: Sequence[int] | None = None) -> list[Maker | None]:
         """What makes each result that is a new array."""
         prepared, specs = self.prepared, dict[tuple[object, object], int]()
-        for place, array in enumerate(prepared.arrays):
+        for i, array in enumerate(prepared.arrays):
             if array.info is not None and array.info.strides is None:
+                place = i if places is None else places[i]
                 specs.setdefault((array.info.shape, array.info.dtype), place)
 
         def maker(spec: Spec, own: layout.Order | None) -> Maker:

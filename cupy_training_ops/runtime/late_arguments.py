@@ -35,11 +35,15 @@ class LateArgument:
 
 
 def renewed(
-    late: Sequence[LateArgument], known: list[object], place: int, value: object
-) -> list[object]:
-    """Known arguments, but for those that follow from this place's value."""
-    found, given = known.copy(), {place: value}
-    for i, each in enumerate(late):
-        if place in each.places:
-            found[i] = each.of(given)
-    return found
+    late: Sequence[LateArgument], known: list[object], place: int
+) -> Callable[[object], list[object]]:
+    """What gives known arguments, but for those that follow from this place's value."""
+    following = [(i, each.of) for i, each in enumerate(late) if place in each.places]
+
+    def with_value(value: object) -> list[object]:
+        found, given = known.copy(), {place: value}
+        for i, of in following:
+            found[i] = of(given)
+        return found
+
+    return with_value

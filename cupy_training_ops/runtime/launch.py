@@ -127,6 +127,8 @@ class ReadyPlan:
             (*run, getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
         ]
         self._queued = self._as_packed(len(in_row), rows)
+        alone = self._queued[0] if self._queued and len(self._queued) == 1 else None
+        self._packed = alone if isinstance(alone, Packed) else None
 
     def _as_packed(
         self, n_taken: int, rows: Sequence[tuple[int, ...]]
@@ -154,7 +156,7 @@ class ReadyPlan:
                 PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
                 for step, row in some
             ]
-            queued.append(Packed(driver.launch, steps, n_words, self._constants, made))
+            queued.append(Packed(driver, steps, n_words, self._constants, made))
         return queued
 
     def tables(self, arrays: Sequence[Array | None]) -> list[object]:
@@ -171,7 +173,7 @@ class ReadyPlan:
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
         """The same from what is at one place, where the others are as in `known`."""
-        return partial(renewed, self._arguments.late, known, place)
+        return renewed(self._arguments.late, known, place)
 
     def run(
         self,
@@ -211,12 +213,7 @@ class ReadyPlan:
             _log.extend(step for *_, step in self._steps)
         for some in self._queued:
             if isinstance(some, Packed):
-                try:
-                    some.run(words, made, stream)
-                except RuntimeError as error:
-                    if not self._backend.driver or not self._backend.driver.serves_now(error):
-                        raise
-                    some.run(words, made, stream)
+                some.run(words, made, stream)
             else:
                 work, pick = some
                 row = (*arrays, *words[len(arrays) :], *self._constants, *made)
@@ -232,6 +229,13 @@ class ReadyPlan:
         """Whether they need no more than addresses and numbers, which `run_at` is given, too."""
         are_kernels = self._queued is not None and all(type(q) is Packed for q in self._queued)
         return are_kernels and not self.has_tables
+
+    def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
+        """The same where it `takes_numbers`: addresses of arrays and scratch, and numbers."""
+        if _log is not None or self._packed is None:
+            self._queue((), words, made, stream)
+        else:
+            self._packed.run(words, made, stream)
 
     @property
     def only_step(self) -> Step | None:
@@ -261,7 +265,7 @@ class ReadyPlan:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
         if self._offsets:
             addresses = [*addresses, *[workspace + nbytes for nbytes in self._offsets]]
-        self._queue((), addresses, values, stream)
+        self.queue(addresses, values, stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""

@@ -8,18 +8,17 @@ is addresses of arrays and numbers, and calls the driver once for each kernel.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import Driver
 from ..dtypes import Dtype
 from ..plan import align_up
 
 Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory
-DriverLaunch = Callable[..., object]  # of a head, a stream, the address of addresses, and 0
-
 WORD = np.dtype(np.uint64)
 _ALIGNMENT = 16  # of what is no word
 
@@ -44,13 +43,14 @@ class Packed:
 
     def __init__(
         self,
-        launch: DriverLaunch,
+        driver: Driver,
         steps: Sequence[PackedStep],
         n_words: int,
         constants: Sequence[Any],
         made: Sequence[Dtype | None],
     ) -> None:
-        self._launch, self._steps, self._constants = launch, steps, constants
+        self._driver, self._launch = driver, driver.launch
+        self._steps, self._constants = steps, constants
         self._offsets = [WORD.itemsize * i for i in range(n_words)]
         self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
         self._fixed = [self._span(getattr(value, "nbytes", 0)) for value in constants]
@@ -78,8 +78,14 @@ class Packed:
                     if span.start != span.stop:  # else it is no kernel's
                         memory[span] = value.tobytes()
                     known[i] = value
-        for head, arguments in block.launches:
-            launch(*head, stream, arguments, 0)
+        try:
+            for head, arguments in block.launches:
+                launch(*head, stream, arguments, 0)
+        except RuntimeError as error:
+            if not self._driver.serves_now(error):
+                raise
+            for head, arguments in block.launches:
+                launch(*head, stream, arguments, 0)
         self._free.append(block)
 
     def _span(self, nbytes: int) -> slice:

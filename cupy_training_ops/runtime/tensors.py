@@ -27,6 +27,7 @@ _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch,
 _FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}
 _COMPLEX = {o: dtype for dtype, o in _OWN.items() if dtype.kind == "c"}
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 PLAIN = (Tensor, torch.nn.Parameter)  # types that do nothing of their own
 
 
@@ -145,7 +146,7 @@ class TensorBackend(CudaBackend):
 
     def capturing(self, device: int) -> bool:
         """Whether the current stream is being captured into a graph."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:
         """It comes out of the graph's own pool."""

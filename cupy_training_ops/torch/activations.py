@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
+from collections.abc import MutableMapping
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..codecs.kept.entry import Lengths
 from ..codecs.kept.guards import TILES
+from ..codecs.kept.window import Step
 from ..errors import ProviderError
 from .account import Account
 from .coding import ALIGNED, Stream, current_stream
@@ -29,7 +31,7 @@ from .kinds import MANY, SMALL, Kind, Look, looks
 from .kinds import kind as new_kind
 from .kinds import look as new_look
 from .late import copied
-from .policies import NAME, policy_of
+from .policies import NAME, TorchPolicy, policy_of
 from .saved import Kept, Passed
 
 STRIDED = torch.strided
@@ -39,6 +41,9 @@ HELD = 2
 NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
 
 Saved = tuple[Kept, Look]
+# The newest step under each policy: one who makes a context for every step goes on where the last
+# one was, else the host would wait for the device within all of them.
+_steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
 
 
 class Entered(threading.local):
@@ -63,7 +68,7 @@ class CompressedActivations:
         self._known: dict[tuple[object, ...], weakref.ref[Kept]] = {}
         self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
         self._lengths = Lengths()
-        self._guarding = Guarding()
+        self._guarding = Guarding(_steps.get(self._policy))
         self._has_warned = False
 
     def __enter__(self) -> CompressedActivations:
@@ -86,6 +91,7 @@ class CompressedActivations:
             mode.__exit__(*error)
         self._known.clear()
         self._guarding.end()
+        _steps[self._policy] = self._guarding.window.last
         if error[0] is None:
             self._warn_of_little()
 

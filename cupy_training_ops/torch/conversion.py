@@ -96,6 +96,8 @@ def _of_transformers(module: torch.nn.Module) -> Any:
 def _rms_norm_of(cls: Any) -> Any:
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
+        if nn.is_compiling():  # as `nn` does
+            return cls.forward(self, hidden_states).to(nn.type_of_norm(hidden_states, weight))
         return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 
     def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:

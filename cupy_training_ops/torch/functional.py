@@ -113,9 +113,14 @@ def dropout(
 
 def _dropped(*given: Any) -> Tensor:
     """With seed and offset: numbers, or a tensor where they are drawn at each run."""
+    found = _dropout.find((*given, ()))
+    if found is not None and not (given[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        run, tensors = found
+        dropped: Tensor = run((*given, _drawn()), tensors)
+        return dropped
     device = given[0].device
     if is_watched(given):
-        dropped: Tensor = _dropout.registered(*given, _drawn_on(device))[0]
+        dropped = _dropout.registered(*given, _drawn_on(device))[0]
         return dropped
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return _dropout.first_unwatched(*given, _drawn_on(device))
@@ -180,10 +185,10 @@ def cross_entropy(
 
 def _records(x: Tensor) -> bool:
     """Whether autograd is to know of a call; inside vmap a tensor does not say whether it is."""
-    is_mapped = torch._C._are_functorch_transforms_active() and (
-        torch._C._functorch.is_batchedtensor(x)
-    )
-    return bool(torch.is_grad_enabled() and (x.requires_grad or is_mapped))
+    if not torch.is_grad_enabled():
+        return False
+    is_in_vmap = torch._C._are_functorch_transforms_active
+    return bool(x.requires_grad or (is_in_vmap() and torch._C._functorch.is_batchedtensor(x)))
 
 
 def _loss_dtype(x: Tensor) -> torch.dtype | None:

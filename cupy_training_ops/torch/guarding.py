@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT, RANGE, TILES, Guard
+from ..codecs.kept.window import Step
 from .consumers import SAME_NUMBERS
 from .kinds import MANY, Kind
 from .late import NUMBERS, Late, late
@@ -40,8 +41,8 @@ class Thread(threading.local):
 class Guarding:
     """The guards of one context, in all threads."""
 
-    def __init__(self) -> None:
-        self.window = Window()
+    def __init__(self, last: Step | None = None) -> None:
+        self.window = Window(last=last)
         self._thread = Thread()
         self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
 

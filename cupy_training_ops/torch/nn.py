@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 """PyTorch's modules by their names and arguments, over this package's functions.
 
-Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same.
+Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same. In compiled
+regions norms, activations and dropouts are PyTorch's: a compiler fuses them with what is around
+them, which it cannot do with an operator. Results have the type that they have elsewhere.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import refuse, shown
@@ -24,6 +27,9 @@ __all__ = [
     "ReLU",
     "Softmax",
 ]
+
+
+is_compiling = torch.compiler.is_compiling
 
 
 class Replacement:
@@ -45,6 +51,8 @@ class LayerNorm(Replacement, nn.LayerNorm):  # type: ignore[misc]
     """torch.nn.LayerNorm."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(input).to(type_of_norm(input, self.weight))
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
@@ -52,6 +60,8 @@ class RMSNorm(Replacement, nn.RMSNorm):  # type: ignore[misc]
     """torch.nn.RMSNorm."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(x).to(type_of_norm(x, self.weight))
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
@@ -59,6 +69,8 @@ class GELU(Replacement, nn.GELU):  # type: ignore[misc]
     """torch.nn.GELU."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(input).to(input.dtype)
         return functional.gelu(input, self.approximate)
 
 
@@ -66,6 +78,8 @@ class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
     """torch.nn.ReLU, which keeps a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(input)
         return functional.relu(input)
 
     @staticmethod
@@ -77,6 +91,8 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
     """torch.nn.Softmax."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(input).to(input.dtype)
         return functional.softmax(input, self.dim)
 
     @staticmethod
@@ -88,6 +104,8 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
     """torch.nn.LogSoftmax."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(input).to(input.dtype)
         return functional.log_softmax(input, self.dim)
 
     @staticmethod
@@ -99,6 +117,8 @@ class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
     """torch.nn.Dropout, whose mask takes a bit an element."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return super().forward(input)
         return functional.dropout(input, self.p, self.training)
 
     @staticmethod
@@ -141,6 +161,11 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
         if module.label_smoothing:
             return "label_smoothing", "0.0", shown(module.label_smoothing)
         return None
+
+
+def type_of_norm(x: Tensor, weight: Tensor | None) -> torch.dtype:
+    """Of a norm's result."""
+    return x.dtype if weight is None else weight.dtype
 
 
 def _not_in_place(module: Any) -> tuple[str, str, str] | None:

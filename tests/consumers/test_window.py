@@ -114,6 +114,25 @@ def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
     assert kept.report()["window"] == 4 * NBYTES
 
 
+def test_a_context_of_every_step_goes_on_where_the_one_before_it_was(
+    tensor, weight, late, monkeypatch
+) -> None:
+    """Whoever makes a new one for each step does not wait in each as in the first."""
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 2)
+    steps, waits = {}, []
+    monkeypatch.setattr("cupy_training_ops.torch.activations._steps", steps)
+    for _ in range(2):
+        late.clear()
+        kept = cto.torch.compressed_activations()
+        kept._guarding.window._limit = NBYTES
+        with kept:
+            made = [((tensor() * 1) @ weight).sum() for _ in range(8)]
+            waits.append([event.waits for event in late])
+        sum(made).backward()
+    assert waits == [[1] * 7 + [0], [1] * 4 + [0] * 4]
+    assert len(steps) == 1
+
+
 def test_originals_wait_in_the_room_of_codes_that_are_to_come(
     tensor, weight, late, monkeypatch
 ) -> None:

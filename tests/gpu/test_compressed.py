@@ -253,7 +253,8 @@ def test_the_host_is_ahead_while_guards_are_read(torch) -> None:
     total.backward()
 
 
-def test_the_window_bounds_originals(torch) -> None:
+def test_the_window_bounds_originals(torch, monkeypatch) -> None:
+    monkeypatch.setattr("cupy_training_ops.torch.activations._steps", {})  # a first step
     model, x = layers(torch, n=24)
     hooks = cto.torch.compressed_activations("default")
     with hooks:

@@ -198,6 +198,31 @@ def test_a_converted_model_is_compiled_and_exported(labels) -> None:
     torch.testing.assert_close(exported.module()(indices), converted(indices))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compilers_are_left_what_they_fuse(leaf, labels, autocast) -> None:
+    """With results as they are elsewhere; losses and embeddings are ours there, too."""
+    names = []
+
+    def noting(graph, _):
+        names.extend(str(node.target) for node in graph.graph.nodes if "call" in node.op)
+        return graph.forward
+
+    x = leaf(8, 16, dtype=torch.bfloat16 if autocast else torch.float32)
+    for name in MADE:
+        names.clear()
+        module = getattr(nn, name)(**MADE[name]).eval()
+        given = inputs_of(name, leaf, labels)
+        given = given if given[0].dtype == torch.int64 else (x.detach(), *given[1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = torch.compile(module, fullgraph=True, backend=noting)(*given)
+            expected = module(*given)
+        assert found.dtype == expected.dtype, name
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+        is_ours = any("cto" in called for called in names)
+        assert is_ours == (name in ("CrossEntropyLoss", "Embedding")), (name, names)
+
+
 def rms_norm_of(module_name: str, name: str, **named: float):
     """A module of the form that transformers gives its RMS norms."""
 
@@ -221,6 +246,8 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
     assert convert(norm).swapped == {"": "LlamaRMSNorm"}
     assert isinstance(norm, cls)
     torch.testing.assert_close(norm(x), expected)
+    compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")  # theirs, again
+    torch.testing.assert_close(compiled(x), expected)
     others = (
         rms_norm_of("mine", "LlamaRMSNorm", variance_epsilon=1e-6),
         rms_norm_of("transformers.models.gemma.modeling_gemma", "GemmaRMSNorm", eps=1e-6),

@@ -32,7 +32,7 @@ def made(leaf):
 
 
 def shortcut(door: str) -> shortcuts.Shortcuts:
-    return ops.DOORS[door]._launched
+    return ops.DOORS[door].operator.direct
 
 
 def test_the_next_call_does_not_come_to_the_body(made, monkeypatch) -> None:

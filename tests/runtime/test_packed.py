@@ -40,7 +40,7 @@ def value_at(address: int, dtype):
 def packed(*places):
     steps = [PackedStep((i, 10 + i), each) for i, each in enumerate(places)]
     driver = Driver(steps)
-    return Packed(driver.launch, steps, 3, CONSTANTS, MADE), driver
+    return Packed(driver, steps, 3, CONSTANTS, MADE), driver
 
 
 def row(rng):

@@ -63,7 +63,7 @@ class Waiting:
         return self.lacking
 
 
-class _Step:
+class Step:
     """Bytes of the arrays that one step gave a window, and of their codes."""
 
     __slots__ = ("code_nbytes", "nbytes")
@@ -71,7 +71,7 @@ class _Step:
     def __init__(self) -> None:
         self.nbytes = self.code_nbytes = 0
 
-    def room_beside(self, step: _Step) -> int:
+    def room_beside(self, step: Step) -> int:
         """What may wait in a later step, whose codes all come; early layers also need memory."""
         return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0) // 2
 
@@ -80,14 +80,15 @@ class Window(Locked):
     """The newest arrays that were encoded, a bounded number of bytes; and behind them closed ones,
     whose decision nothing changes any more, until the device has said what it is."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT, last: Step | None = None) -> None:
+        """last: the step before the first, by which it is known how many codes are to come."""
         super().__init__()
         self._limit = limit
         self._open: deque[Waiting] = deque()
         self._unread: deque[Waiting] = deque()  # of those
         self._closed: deque[Waiting] = deque()
         self._open_nbytes = self._closed_nbytes = 0
-        self._step, self._last = _Step(), _Step()
+        self._step, self.last = Step(), last or Step()
         self.most = 0  # bytes that waited
         self.decided: dict[
             Hashable, bool
@@ -115,7 +116,7 @@ class Window(Locked):
     def end_step(self) -> None:
         """The next one is taken to be like it: so it is known how many codes are to come."""
         with self.lock:
-            self._step, self._last = _Step(), self._step
+            self._step, self.last = Step(), self._step
 
     def finish(self, entry: Entry) -> None:
         """Decide now: the backward pass asks."""
@@ -155,7 +156,7 @@ class Window(Locked):
         """Close what is behind the limit; wait where too many bytes do."""
         while self._open_nbytes > self._limit and self._open[0].may_end(newest):
             self._close(self._open.popleft())
-        room = max(self._limit, self._last.room_beside(self._step))
+        room = max(self._limit, self.last.room_beside(self._step))
         while self._closed and self._open_nbytes + self._closed_nbytes > room:
             self._finish_closed()
 

@@ -98,7 +98,6 @@ def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
 
 
 def _keep_relu(ctx: Any, _: Sequence[Any], results: Any) -> None:
-    ctx.mark_non_differentiable(results[1])
     ctx.save_for_backward(results[1])
 
 

@@ -159,7 +159,6 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _keep(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     ctx.mask = tuple(arguments[-1])
-    ctx.mark_non_differentiable(*results[1:])
     ctx.save_for_backward(*results[1:])
 
 

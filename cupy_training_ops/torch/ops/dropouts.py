@@ -71,7 +71,6 @@ def _triple(
 
     def keep(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
         _, bias, _, ctx.p, _ = arguments
-        ctx.mark_non_differentiable(results[1])
         ctx.save_for_backward(results[1], bias)
 
     def derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:

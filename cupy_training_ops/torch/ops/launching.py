@@ -22,6 +22,7 @@ from ...frame.foreign import Lent
 from ...frame.keys import CHANGES
 from ...frame.op import Op
 from ...frame.providers import KernelCall
+from ...runtime.arguments import getter
 from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
@@ -44,7 +45,7 @@ _NUMBERS = (int, float, tuple)  # those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
 _ready: dict[object, Ready | None] = {}
-_rooms: dict[object, Tensor] = {}
+_rooms: dict[object, dict[int, Tensor]] = {}
 
 
 def _instance(cls: type[Op], **attributes: Any) -> Op:
@@ -165,56 +166,77 @@ def launcher(
     it is given so many; made: the arguments that follow from numbers that change.
     """
     backend, device, ready = call.backend, call.device, call.ready
-    results_of, makers = call.prepared.results, call.makers
-    places = [*spots, *range(n_given, n_given + len(results_of))]
-    taken = [places[place] for place in sorted(ready.taken)]
-    takes_all = taken == list(range(n_given + len(results_of)))
-    computed = [n_given + i for i, result in enumerate(results_of) if result.spec is not None]
-    computes_all, changes = len(computed) == len(results_of), bool(call.changing)
-    has_scratch, make_first = bool(call.workspace_nbytes), makers[0] if len(makers) == 1 else None
+    makers = call.makers_over(arrays)
+    pick = _in_row(call, spots, n_given)
+    make_first = makers[0] if len(makers) == 1 else None
+    changes = bool(call.changing)
+    stream_address, is_current = backend.stream_address, backend.is_current
+    queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
         values = made(inputs) if changes else ()
-        given = [inputs[place] for place in arrays]
-        if make_first is not None and computes_all:
-            results = [make_first(given)]
-            addresses.append(address(results[0]))
+        results: Any
+        if make_first is not None:
+            results = make_first(inputs)
+            addresses.append(address(results))
         else:
-            results = [make(given) for make in makers]
-            if computes_all:
-                addresses += map(address, results)
-            else:
-                addresses += [0] * len(results_of)
-                for place, result in zip(computed, results, strict=True):
-                    addresses[place] = address(result)
-        row = addresses if takes_all else [addresses[place] for place in taken]
-        stream = backend.stream_address(device)
-        key, scratch = _scratch(call, stream) if has_scratch else (None, None)
-        at, is_clear = 0 if scratch is None else address(scratch), key is not None
-        if backend.is_current(device):
-            ready.run_at(row, stream, at, is_clear=is_clear, values=values)
+            results = tuple([make(inputs) for make in makers])
+            addresses += map(address, results)
+        row = addresses if pick is None else pick(addresses)
+        stream = stream_address(device)
+        if is_current(device):
+            queue(row, values, stream)
         else:
             with backend.on(device):
-                ready.run_at(row, stream, at, is_clear=is_clear, values=values)
-        if key is not None:
-            _rooms[key] = scratch
-        return results[0] if len(results) == 1 else tuple(results)
+                queue(row, values, stream)
+        return results
 
     return run
 
 
-def _scratch(call: KernelCall, stream: int) -> tuple[object, Any]:
-    """Scratch memory, and the key to put it back by where its zeros are there.
+def _in_row(
+    call: KernelCall, spots: Sequence[int], n_given: int
+) -> Callable[[list[int]], Sequence[int]] | None:
+    """What puts addresses, of what is given and of new results, in the order of the launches'
+    arrays; None where they are. Results that are not computed have none, which is 0."""
+    places, n = [*spots], n_given
+    for result in call.prepared.results:
+        places.append(n if result.spec is not None else -1)
+        n += result.spec is not None
+    taken = [places[place] for place in sorted(call.ready.taken)]
+    if taken == list(range(n)):
+        return None
+    if -1 not in taken:
+        return getter(taken)
+    return lambda addresses: [addresses[place] if place >= 0 else 0 for place in taken]
+
+
+class _Rooms:
+    """Scratch memory of a call's launches.
 
     It is kept for each stream, and is one call's until its last launch: kernels leave zeros behind.
     A graph has its own, since it may run beside other calls.
     """
-    nbytes, backend = call.workspace_nbytes, call.backend
-    if nbytes > KEPT_NBYTES or backend.capturing(call.device):
-        return None, backend.empty(Spec((nbytes,), UINT8), call.device)
-    key = (backend, call.device, stream, call.ready.zeros_nbytes, nbytes)
-    kept = _rooms.pop(key, None)
-    return key, backend.zeros(nbytes, call.device) if kept is None else kept
+
+    def __init__(self, call: KernelCall) -> None:
+        self._ready, self._backend, self._device = call.ready, call.backend, call.device
+        self._nbytes = nbytes = call.workspace_nbytes
+        self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device, None)
+        form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
+        self._is_kept = nbytes <= KEPT_NBYTES
+        self._kept: dict[int, Tensor] = _rooms.setdefault(form, {})
+
+    def queue(self, row: Sequence[int], values: Sequence[object], stream: int) -> None:
+        """The launches, with such memory."""
+        if not self._is_kept or self._backend.capturing(self._device):
+            room = self._make(())  # held until all is queued
+            self._ready.run_at(row, stream, address(room), values=values)
+            return
+        kept = self._kept.pop(stream, None)
+        if kept is None:
+            kept = self._backend.zeros(self._nbytes, self._device)
+        self._ready.run_at(row, stream, address(kept), is_clear=True, values=values)
+        self._kept[stream] = kept
 
 
 def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:

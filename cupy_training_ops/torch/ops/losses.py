@@ -82,7 +82,6 @@ def _fake_in_place(*arguments: Any) -> Tensor:
 
 
 def _keep(ctx: Any, _: Sequence[Any], results: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(results[1])
     ctx.save_for_backward(results[1])
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import refuse
@@ -17,7 +16,7 @@ from ...families.layer_norm.operators import (
     SimplifiedLayerNormalizationGrad,
 )
 from .launching import Run, instance
-from .registration import Operator, is_watched, register
+from .registration import Operator, register
 from .shortcuts import Shortcuts
 
 
@@ -117,28 +116,10 @@ def _padded(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...
     return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])
 
 
-_SHORTCUTS = {
-    "rms_norm_backward": Shortcuts(_of_rms_norm),
-    "layer_norm_backward": Shortcuts(_of_layer_norm),
-}
-
-
-def _gradients(name: str, *arguments: Any) -> list[Tensor | None]:
-    """What a backward operator gives; None for what its mask leaves out."""
-    mask = arguments[-1]
-    if torch.is_grad_enabled() or is_watched(arguments):
-        found = DOORS[name](*arguments)
-        return [g if wanted else None for g, wanted in zip(found, mask, strict=True)]
-    found = _SHORTCUTS[name](arguments)
-    results = iter(found if isinstance(found, tuple) else (found,))
-    return [next(results) if wanted else None for wanted in mask]
-
-
 def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
     x, row, weight, _ = arguments
     _, inv_std = results
     ctx.row = tuple(row)
-    ctx.mark_non_differentiable(inv_std)
     ctx.save_for_backward(x, weight, inv_std)
 
 
@@ -146,7 +127,6 @@ def _keep_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
     x, row, weight, _, _ = arguments
     _, mean, inv_std = results
     ctx.row = tuple(row)
-    ctx.mark_non_differentiable(mean, inv_std)
     ctx.save_for_backward(x, weight, mean, inv_std)
 
 
@@ -154,7 +134,7 @@ def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
     x, weight, inv_std = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2])
-    dx, dweight = _gradients("rms_norm_backward", dy, x, ctx.row, weight, inv_std, mask)
+    dx, dweight = DOORS["rms_norm_backward"].wanted(dy, x, ctx.row, weight, inv_std, mask)
     return dx, None, dweight, None
 
 
@@ -162,8 +142,8 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     x, weight, *statistics = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
-    found = _gradients("layer_norm_backward", dy, x, ctx.row, weight, *statistics, mask)
-    dx, dweight, dbias = found
+    door = DOORS["layer_norm_backward"]
+    dx, dweight, dbias = door.wanted(dy, x, ctx.row, weight, *statistics, mask)
     return dx, None, dweight, dbias, None
 
 
@@ -181,6 +161,7 @@ DOORS = register(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
             _rms_norm_backward,
+            wanted=Shortcuts(_of_rms_norm),
         ),
         Operator(
             "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
@@ -196,6 +177,7 @@ DOORS = register(
             "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
             _layer_norm_backward,
+            wanted=Shortcuts(_of_layer_norm),
         ),
     )
 )

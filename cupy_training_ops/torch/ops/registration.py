@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from ...errors import refuse
 from .launching import infer, launch, launch_first
+from .recent import Pick, Recent, Run
 from .shortcuts import Shortcuts
 
 NAMESPACE = "cto"
@@ -42,6 +43,8 @@ KINDS = frozenset(
 
 
 # Bound once: each is asked in every call.
+_is_compiling = torch.compiler.is_compiling
+_n_functions = torch._C._len_torch_function_stack
 _n_modes = torch._C._len_torch_dispatch_stack
 _is_transformed = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
@@ -53,10 +56,11 @@ _BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_b
 class Operator:
     """One operator of the namespace.
 
-    keep: of arguments and results, what the derivative needs, and which results have none.
+    keep: of arguments and results, what the derivative needs; only the first result has one.
     derivative: gradients of all arguments, from those of the results. writes: the argument, by
     place, that the operator overwrites. direct: runs past the body where nobody
-    else sees a call, of arguments and `is_first`.
+    else sees a call, of arguments and `is_first`. wanted: the same of the results that the last
+    argument names, a mask.
     """
 
     schema: str
@@ -66,6 +70,7 @@ class Operator:
     fake: Callable[..., Any] | None = None  # where the body cannot run without data
     writes: int | None = None
     direct: Shortcuts | None = None
+    wanted: Shortcuts | None = None
 
     @property
     def name(self) -> str:
@@ -73,53 +78,142 @@ class Operator:
         return self.schema.partition("(")[0]
 
 
-@dataclass(frozen=True)
 class Door:
     """The shortest way to an operator: its launches; an autograd.Function around them; PyTorch's
     dispatcher where someone else wants to see the call."""
 
-    operator: Operator
-    registered: Any
-    defaults: tuple[Any, ...]
-    node: Any = field(init=False)
-    _first_node: Any = field(init=False)  # of the first result alone: the others cost time
-    _launched: Any = field(init=False)  # of arguments and `is_first`
-
-    def __post_init__(self) -> None:
-        launched = self.operator.direct or functools.partial(_launched, self.operator.body)
-        object.__setattr__(self, "_launched", launched)
-        object.__setattr__(self, "node", _node(self.operator, launched))
-        object.__setattr__(self, "_first_node", _node(self.operator, launched, is_first=True))
+    def __init__(self, operator: Operator, registered: Any) -> None:
+        self.operator, self.registered = operator, registered
+        self.defaults = _defaults(registered)
+        launched = operator.direct or functools.partial(_launched, operator.body)
+        self._every = _Inside(operator, launched, registered)
+        self.node = self._every.node
+        # Of the first result alone: the others cost time.
+        self._first = _Inside(operator, launched, registered, self.node)
+        self._wanted = _Inside(operator, operator.wanted, registered) if operator.wanted else None
 
     def __call__(self, *arguments: Any) -> Any:
         """The arguments of the schema, by position."""
+        if not _is_compiling():
+            found = self._every.recent.find(arguments)
+            if found is not None:
+                run, tensors = found
+                return run(arguments, tensors)
         arguments += self.defaults[len(arguments) :]
         if is_watched(arguments):
             return self.registered(*arguments)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return self._recorded(arguments)
-        return self._launched(arguments)
+        return self._every(arguments)
 
     def first(self, *arguments: Any) -> Any:
         """The first result; without gradients the others are not computed."""
+        if not _is_compiling():
+            found = self._first.recent.find(arguments)
+            if found is not None:
+                run, tensors = found
+                return run(arguments, tensors)
         if is_watched(arguments):
             return self.registered(*arguments)[0]
-        return self.first_unwatched(*arguments)
+        return self._first(arguments)
+
+    def wanted(self, *arguments: Any) -> Sequence[Tensor | None]:
+        """The results that a mask names, the last argument; None in the places of the others."""
+        mask, inside = arguments[-1], self._wanted
+        found = None if inside is None or _is_compiling() else inside.recent.find(arguments)
+        if found is not None:
+            run, tensors = found
+            results = run(arguments, tensors)
+        elif inside is None or torch.is_grad_enabled() or is_watched(arguments):
+            pairs = zip(self(*arguments), mask, strict=True)
+            return [result if wanted else None for result, wanted in pairs]
+        else:
+            results = inside(arguments)
+        return _in_places(results, mask)
+
+    def find(self, arguments: Sequence[Any]) -> Any:
+        """What runs a call of `first` that is like a recent one, with its tensors; or None."""
+        return None if _is_compiling() else self._first.recent.find(arguments)
 
     def first_unwatched(self, *arguments: Any) -> Any:
-        """The same where nobody else is to see the call."""
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            if torch._C._len_torch_function_stack():
-                return self._recorded(arguments)[0]
-            return self._first_node(*arguments)
-        return self._launched(arguments, True)
+        """The same as `first` where nobody else is to see the call."""
+        return self._first(arguments)
 
-    def _recorded(self, arguments: Sequence[Any]) -> Any:
-        """Through autograd's node, of which modes that look at functions are told."""
-        if torch._C._len_torch_function_stack():
-            tensors = [x for x in arguments if isinstance(x, Tensor)]
-            return torch.overrides.handle_torch_function(self.node, tensors, *arguments)
-        return self.node(*arguments)
+
+def _in_places(results: Any, mask: Sequence[bool]) -> Sequence[Tensor | None]:
+    """The results that a mask names in their places, None in those of the others."""
+    given: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
+    if len(given) == len(mask):
+        return given
+    rest = iter(given)
+    return [next(rest) if wanted else None for wanted in mask]
+
+
+class _Inside:
+    """What is behind a door where nobody else sees a call: launches, or autograd's node."""
+
+    def __init__(
+        self, operator: Operator, launched: Any, registered: Any, every: Any = None
+    ) -> None:
+        self._launched, self._is_first = launched, every is not None
+        self._apply = _node(operator, is_first=self._is_first)
+        self._every = every or self.node  # what modes are told of
+        self._takes_first = self._is_first and len(registered._schema.returns) > 1
+        schema = registered._schema.arguments
+        changing = launched.changing if isinstance(launched, Shortcuts) else None
+        tensors = [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
+        self.recent = Recent(len(schema), tensors, changing)
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        is_recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if not is_recorded:
+            results = self._launched(arguments, self._is_first)
+        elif not _n_functions():
+            results = self.node(*arguments)
+        else:
+            results = self._told(arguments)
+        self.recent.note(arguments, functools.partial(self._run, arguments, is_recorded))
+        return results
+
+    def node(self, *arguments: Any) -> Any:
+        """Through autograd's node."""
+        return self._apply(*arguments, self._all)
+
+    def _told(self, arguments: Sequence[Any]) -> Any:
+        """The same, where modes that look at functions are told."""
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        results = torch.overrides.handle_torch_function(self._every, tensors, *arguments)
+        return results[0] if self._takes_first else results
+
+    def _all(self, arguments: Sequence[Any]) -> Any:
+        return self._launched(arguments, False)
+
+    def _run(self, arguments: Sequence[Any], is_recorded: bool, tensors: Pick) -> Run:
+        """What calls like this one run."""
+        is_first = self._is_first and not is_recorded
+        straight = self._straight(arguments, is_first)
+        if not is_recorded:
+            return straight
+        apply, told = self._apply, self._told
+
+        def launched(arguments: Sequence[Any]) -> Any:
+            return straight(arguments, tensors(arguments))
+
+        def run(arguments: Sequence[Any], _: Any) -> Any:
+            return told(arguments) if _n_functions() else apply(*arguments, launched)
+
+        return run
+
+    def _straight(self, arguments: Sequence[Any], is_first: bool) -> Run:
+        """Their launches."""
+        longer = self._launched
+        if isinstance(longer, Shortcuts):
+            found = longer.straight(arguments, is_first)
+            if found is not None:
+                return found
+        return lambda arguments, _: longer(arguments, is_first)
+
+
+def _is_tensor(kind: Any) -> bool:
+    return str(kind) in ("Tensor", "Optional[Tensor]")
 
 
 def is_watched(arguments: Sequence[Any]) -> bool:
@@ -128,7 +222,7 @@ def is_watched(arguments: Sequence[Any]) -> bool:
     So is the dispatcher where tensors have no data, or gradients come as a batch.
     """
     return (
-        torch.compiler.is_compiling()
+        _is_compiling()
         or not KINDS.issuperset(map(type, arguments))
         or _n_modes() > 0
         or _is_transformed()
@@ -143,39 +237,39 @@ def _launched(body: Callable[..., Any], arguments: Sequence[Any], is_first: bool
     return body(launch_first if is_first else launch, *arguments)
 
 
-def _node(operator: Operator, launched: Any, *, is_first: bool = False) -> Any:
-    """Autograd's node around the launches; what applies it."""
+def _node(operator: Operator, *, is_first: bool) -> Any:
+    """Autograd's node around the launches, which it is given last; what applies it."""
     n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
     missing = (None,) * n_others if is_first else ()
 
     class Node(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            results = launched(arguments)
-            _keep(operator, ctx, arguments, results)
-            return results[0] if is_first else results
+        def forward(ctx: Any, *given: Any) -> Any:
+            arguments = given[:-1]
+            results = given[-1](arguments)
+            ctx.set_materialize_grads(False)
+            if operator.keep is not None:
+                operator.keep(ctx, arguments, results)
+                if n_others and not is_first:
+                    ctx.mark_non_differentiable(*results[1:])
+            return results[0] if n_others and is_first else results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            return _derivative(operator, ctx, *gradients, *missing)
+            return *_derivative(operator, ctx, *gradients, *missing), None
 
     Node.__name__ = Node.__qualname__ = operator.name
     # Of the Python function above it, what is left is done by `is_watched`.
     return super(torch.autograd.Function, Node).apply
 
 
-def _keep(operator: Operator, ctx: Any, arguments: Sequence[Any], results: Any) -> None:
-    ctx.set_materialize_grads(False)
-    if operator.keep is not None:
-        operator.keep(ctx, arguments, results)
-
-
 def _derivative(operator: Operator, ctx: Any, *gradients: Any) -> Any:
-    if all(gradient is None for gradient in gradients):
-        return (None,) * len(ctx.needs_input_grad)
     if operator.derivative is None:
-        refuse_derivative(operator.name)
-    return operator.derivative(ctx, *gradients)
+        if any(gradient is not None for gradient in gradients):
+            refuse_derivative(operator.name)
+    elif gradients[0] is not None:  # the others have none
+        return operator.derivative(ctx, *gradients)
+    return (None,) * len(ctx.needs_input_grad)
 
 
 def refuse_derivative(name: str) -> NoReturn:
@@ -203,7 +297,7 @@ def _registered(operator: Operator) -> Door:
         else:
             library.impl(name, _writing(operator), "Autograd")
     found = _overload(name)
-    return Door(operator, found, _defaults(found))
+    return Door(operator, found)
 
 
 def _overload(name: str) -> Any:
@@ -226,7 +320,11 @@ def _library() -> Any:
 
 def _register_autograd(operator: Operator, qualified: str, library: Any) -> None:
     def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        _keep(operator, ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+        if operator.keep is not None:
+            operator.keep(ctx, inputs, output)
+            if isinstance(output, tuple):
+                ctx.mark_non_differentiable(*output[1:])
 
     n_arguments = len(_defaults(_overload(operator.name)))
 
@@ -241,12 +339,16 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 def _kernel(operator: Operator) -> Callable[..., Any]:
     """What runs on a CPU and a GPU."""
 
-    defaults = _defaults(_overload(operator.name))
+    defaults, direct = _defaults(_overload(operator.name)), operator.direct
+    run: Callable[[Sequence[Any]], Any] = functools.partial(_launched, operator.body)
+    if direct is not None and direct.is_of(operator.body):
+        run = direct
 
     def kernel(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
-        return operator.body(launch, *arguments, *defaults[len(arguments) :])
+        given = [tuple(value) if type(value) is list else value for value in arguments]
+        return run((*given, *defaults[len(given) :]))
 
     return kernel
 

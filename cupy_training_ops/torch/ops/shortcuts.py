@@ -13,6 +13,7 @@ from ...frame.providers import KernelCall
 from ..coding import ALIGNED
 from . import launching
 from .launching import Launcher, Ready, launch, launch_first
+from .recent import Run
 
 _MANY = 1024  # kinds of calls of an operator that are remembered
 _UNKNOWN: Any = object()
@@ -23,42 +24,82 @@ class Shortcuts:
 
     The body is one that hands its own tensors to one operator, and gives back what comes, as it
     is; a call in which it makes other tensors is not remembered. All that is not a tensor is part
-    of the kind, but for numbers that change from call to call: a tuple at this place.
+    of the kind, but for numbers that change from call to call: at this place a tuple, as the
+    operator has it once it is checked.
     """
 
     def __init__(self, body: Callable[..., Any], changing: int | None = None) -> None:
-        self._body, self._changing = body, changing
+        self._body, self.changing = body, changing
         self._known: dict[object, Launcher | None] = {}
+
+    def is_of(self, body: Callable[..., Any]) -> bool:
+        """Whether results are the body's."""
+        return self._body is body
 
     def __call__(self, arguments: Sequence[Any], is_first: bool = False) -> Any:
         """The results of the body; the first alone, where that is asked for."""
-        key: list[object] = [TENSORS.get(Tensor), is_first]
-        addresses = []
-        for value in arguments:
-            if isinstance(value, Tensor):
-                if not value.is_contiguous() or value.is_neg():
-                    return self._run(arguments, is_first)
-                at = launching.address(value)
-                if not at:
-                    return self._run(arguments, is_first)
-                key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
-                addresses.append(at)
-            elif value is None:
-                key.append(None)
-                addresses.append(0)
-            else:
-                key.append(value)
-        if self._changing is not None and isinstance(arguments[self._changing], tuple):
-            key.pop()  # the last
-        try:
-            known = self._known.get(kind := tuple(key), _UNKNOWN)
-        except TypeError:  # a list, or another value that may change
-            known = None
+        kind, addresses = self._kind(arguments, is_first)
+        if kind is None:
+            return self._run(arguments, is_first)
+        known = self._known.get(kind, _UNKNOWN)
         if known is None:
             return self._run(arguments, is_first)
         if known is _UNKNOWN:
             return self._learn(kind, arguments, is_first)
         return known(arguments, addresses)
+
+    def straight(self, arguments: Sequence[Any], is_first: bool) -> Run | None:
+        """What runs calls whose tensors are like these, if that is known."""
+        kind, addresses = self._kind(arguments, is_first)
+        launch = None if kind is None else self._known.get(kind)
+        if launch is None or not all(at % ALIGNED == 0 for at in addresses):
+            return None
+        return self._over(launch, any(value is None for value in arguments), is_first)
+
+    def _over(self, launch: Launcher, has_none: bool, is_first: bool) -> Run:
+        longer, address, changing = self, launching.address, self.changing
+        unaligned = ALIGNED - 1
+
+        def run(arguments: Sequence[Any], given: Sequence[Tensor]) -> Any:
+            addresses = list(map(address, given))
+            for at in addresses:
+                if at & unaligned or not at:
+                    return longer(arguments, is_first)
+            if has_none:
+                addresses.append(0)
+            if changing is not None and type(arguments[changing]) is not tuple:
+                return longer(arguments, is_first)
+            return launch(arguments, addresses)
+
+        return run
+
+    def _kind(self, arguments: Sequence[Any], is_first: bool) -> tuple[object, list[int]]:
+        """What a launch depends on, None for what is not remembered; addresses of tensors, and
+        a 0 behind them, which is that of all that are left out."""
+        key: list[object] = [TENSORS.get(Tensor), is_first]
+        addresses: list[int] = []
+        has_none = False
+        for value in arguments:
+            if isinstance(value, Tensor):
+                if not value.is_contiguous() or value.is_neg():
+                    return None, addresses
+                at = launching.address(value)
+                if not at:
+                    return None, addresses
+                key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
+                addresses.append(at)
+            else:
+                has_none = has_none or value is None
+                key.append(value)
+        if has_none:
+            addresses.append(0)
+        if self.changing is not None and isinstance(arguments[self.changing], tuple):
+            key.pop()  # the last
+        try:
+            hash(kind := tuple(key))
+        except TypeError:  # a list, or another value that may change
+            return None, addresses
+        return kind, addresses
 
     def _run(self, arguments: Sequence[Any], is_first: bool) -> Any:
         return self._body(launch_first if is_first else launch, *arguments)
@@ -79,7 +120,7 @@ class Shortcuts:
         if len(self._known) >= _MANY:
             self._known.clear()
         is_all = len(launched) == 1 and _are_same(results, launched[0][0])
-        self._known[kind] = _past(given, *launched[0][1:], self._changing) if is_all else None
+        self._known[kind] = _past(given, *launched[0][1:], self.changing) if is_all else None
         return results
 
 
@@ -96,16 +137,20 @@ def _past(
     """A launcher over the arguments; None where the body did more than hand them on."""
     if ready is None:
         return None
-    places = [i for i, value in enumerate(given) if value is None or isinstance(value, Tensor)]
-    spots = {id(given[place]): spot for spot, place in enumerate(places)}
+    tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
+    spots = {id(given[place]): spot for spot, place in enumerate(tensors)}
+    has_none = any(value is None for value in given)
+    if has_none:
+        spots[id(None)] = len(tensors)  # where there is a 0
     padded = (*inputs, *[None] * len(ready.arrays))
     found = [spots.get(id(padded[place])) for place in ready.arrays]
     taken = [spot for spot in found if spot is not None]
     if len(taken) < len(found):
         return None
     made = _made(given, inputs, ready.call, changing)
-    arrays = [places[spot] for spot in taken]
-    return launching.launcher(ready.call, arrays, taken, len(places), made)
+    places = [*tensors, 0]  # nothing is made like what is left out
+    arrays, n_given = [places[spot] for spot in taken], len(tensors) + has_none
+    return launching.launcher(ready.call, arrays, taken, n_given, made)
 
 
 def _made(
@@ -116,5 +161,5 @@ def _made(
     place = next((i for i in call.changing if inputs[i] is given[changing or 0]), None)
     if changing is None or place is None:
         return lambda _: known
-    values, freeze = call.ready.values_but(known, place), dict(call.freezing)[place]
-    return lambda arguments: values(freeze(arguments[changing]))
+    values = call.ready.values_but(known, place)
+    return lambda arguments: values(arguments[changing])

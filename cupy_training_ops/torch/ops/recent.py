@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Calls that look like a recent one, by one check of PyTorch's own, and go straight to what it ran.
+
+The check is the one by which compiled code knows its inputs: of types, dispatch keys (so of modes,
+transformations, traces, autocast), dtypes, devices, shapes, strides, and which need gradients. It
+takes no tensor twice. Where PyTorch has it no more, all calls go the longer way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+Run = Callable[[Sequence[Any], tuple[Tensor, ...]], Any]  # of arguments, and of their tensors
+
+_MANY = 8  # ways in with the same numbers
+_OFTEN = 8  # calls of the longer way for one that is noted
+_NOTHING: tuple[Any, ...] = ()
+_ABSENT = frozenset([(None,) * n for n in range(9)])
+_TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+_n_modes = torch._C._len_torch_dispatch_stack
+_is_recording = torch.is_grad_enabled
+_all: list[Recent] = []
+
+
+class Way(NamedTuple):
+    """How calls of one kind are known, and what they run."""
+
+    is_like: Callable[..., bool]
+    tensors: Pick
+    absent: Pick | None  # what has to be None
+    run: Run
+
+
+_Ways = dict[object, tuple[Way, ...]]
+
+
+class Recent:
+    """The recent kinds of calls of one operator.
+
+    tensors: the places of arguments that are tensors, or None. changing: the place of one that is
+    no part of a kind.
+    """
+
+    def __init__(self, n: int, tensors: Sequence[int], changing: int | None = None) -> None:
+        self._tensors = tensors
+        self._others = pick([i for i in range(n) if i not in tensors and i != changing])
+        self._n, self._n_missed = n, 0
+        # By the other arguments; where gradients are not recorded, and where they are.
+        self._ways: tuple[_Ways, _Ways] = {}, {}
+        _all.append(self)
+
+    def find(self, arguments: Sequence[Any]) -> tuple[Run, tuple[Tensor, ...]] | None:
+        """What runs such a call, which nobody else wants to see, and its tensors."""
+        if forward_ad._current_level >= 0 or _n_modes():
+            return None
+        try:
+            ways = self._ways[_is_recording()].get(self._others(arguments), _NOTHING)
+        except (TypeError, IndexError):  # a list, or arguments are left out
+            return None
+        for is_like, tensors, absent, run in ways:
+            given = tensors(arguments)
+            if is_like(*given) and (absent is None or absent(arguments) in _ABSENT):
+                return run, given
+        return None
+
+    def note(self, arguments: Sequence[Any], run: Callable[[Pick], Run]) -> None:
+        """That such a call went the longer way: the next ones run this, given what picks tensors.
+
+        Few are noted, so that calls whose shapes are never the same do not pay for it.
+        """
+        self._n_missed += 1
+        if self._n_missed % _OFTEN or len(arguments) != self._n:
+            return
+        ways = self._ways[_is_recording()]
+        try:
+            known = ways.get(others := self._others(arguments), _NOTHING)
+        except TypeError:
+            return
+        places = [i for i in self._tensors if arguments[i] is not None]
+        absent = [i for i in self._tensors if arguments[i] is None]
+        tensors = pick(places)
+        is_like = guard(tensors(arguments))
+        if is_like is not None:
+            way = Way(is_like, tensors, pick(absent) if absent else None, run(tensors))
+            if len(ways) >= 8 * _MANY:
+                ways.clear()
+            ways[others] = (*known[1 - _MANY :], way)
+
+    def forget(self) -> None:
+        """All of them."""
+        for ways in self._ways:
+            ways.clear()
+
+
+def forget() -> None:
+    """All ways of all operators, where tensors are to run on another backend: in tests."""
+    for recent in _all:
+        recent.forget()
+
+
+def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
+    """What says whether others are like these."""
+    if _TensorGuards is None or not tensors:
+        return None
+    shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    found = _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    is_like: Callable[..., bool] = found.check
+    return is_like if is_like(*tensors) else None
+
+
+def pick(places: Sequence[int]) -> Pick:
+    """What takes a tuple of the items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    start = places[0] if places else 0
+    return itemgetter(slice(start, start + len(places)))
