@@ -18,8 +18,8 @@ struct Place {
     u32 x, y, height;  // threads of a column: `height`, none where y is not below
     u32 n_columns;     // of the tile
     u32 n_channels;
-    i64 row;     // the thread's first one
-    i32 n_rows;  // of the part, of the thread
+    i64 row, rows_on;  // the thread's first one, and how far its next one is
+    i32 n_rows;        // of the part, of the thread
 
     __device__ Place(const Columns& columns, u32 tile, u32 part) {
         x = threadIdx.x % columns.width, y = threadIdx.x / columns.width;
@@ -29,11 +29,11 @@ struct Place {
         n_channels = rest < columns.channels ? static_cast<u32>(rest) : columns.channels;
         n_columns = n_channels * columns.length;
         first = channel * columns.length;
-        row = part * columns.span + y;
-        const i64 rows_left = columns.n_rows - row, own = columns.span - y;
-        const i64 n = rows_left < own ? rows_left : own;
-        const bool inside = y < height && x * W < n_columns && n > 0;
-        n_rows = inside ? (static_cast<u32>(n) + height - 1) / height : 0;
+        // Parts take turns, so that what is read at a time lies together.
+        row = part * height + y, rows_on = columns.n_parts * height;
+        const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
+        const bool inside = y < height && x * W < n_columns;
+        n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
     }
     // Columns of the thread that the tile has.
     __device__ u32 own_columns() const {
@@ -117,7 +117,7 @@ struct InColumns {
     }
     // From a row of the thread to its next.
     __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
-        return at.height * columns.n_channels * columns.length;
+        return at.rows_on * columns.n_channels * columns.length;
     }
     // The same rows by way of shared memory.
     template <bool LAST>

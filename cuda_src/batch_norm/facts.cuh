@@ -49,13 +49,14 @@ static_assert(sizeof(Pieces) == 80);
 struct Columns {
     long long n_rows;
     long long n_channels;
-    long long span;
+    long long n_parts;
+    long long turns;
     unsigned int length;
     unsigned int channels;
     unsigned int width;
     bool aligned;
 };
-static_assert(sizeof(Columns) == 40);
+static_assert(sizeof(Columns) == 48);
 
 struct Held {
     long long n_channels;
@@ -101,11 +102,12 @@ static_assert(offsetof(Pieces, elements_on) == 64);
 static_assert(offsetof(Pieces, wrap) == 72);
 static_assert(offsetof(Columns, n_rows) == 0);
 static_assert(offsetof(Columns, n_channels) == 8);
-static_assert(offsetof(Columns, span) == 16);
-static_assert(offsetof(Columns, length) == 24);
-static_assert(offsetof(Columns, channels) == 28);
-static_assert(offsetof(Columns, width) == 32);
-static_assert(offsetof(Columns, aligned) == 36);
+static_assert(offsetof(Columns, n_parts) == 16);
+static_assert(offsetof(Columns, turns) == 24);
+static_assert(offsetof(Columns, length) == 32);
+static_assert(offsetof(Columns, channels) == 36);
+static_assert(offsetof(Columns, width) == 40);
+static_assert(offsetof(Columns, aligned) == 44);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
 static_assert(offsetof(Held, n_tiles) == 12);

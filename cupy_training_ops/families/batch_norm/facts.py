@@ -41,14 +41,15 @@ Pieces = Struct(
     wrap=i64,
 )
 
-# A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows. A
-# part has `span` rows, below 2^31. `aligned`: each slot lies at a multiple of 16 bytes, in all
-# arrays.
+# A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows. Parts
+# take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies at a
+# multiple of 16 bytes, in all arrays.
 Columns = Struct(
     "Columns",
     n_rows=i64,
     n_channels=i64,
-    span=i64,
+    n_parts=i64,
+    turns=i64,
     length=u32,
     channels=u32,
     width=u32,

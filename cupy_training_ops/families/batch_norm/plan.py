@@ -181,19 +181,20 @@ class Call:
         rounds = _rounds(channels.outer * n_tiles * row_nbytes)
         n_items = rounds * blocks * self.device.multiprocessors
         wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
-        n_parts = min(most, max(1, wanted))
-        span = max(1, ceil_div(channels.outer, n_parts))
+        threads = ceil_div(tile * channels.length, width)  # of a row
+        rows = THREADS // threads  # of a block at a time
+        n_parts = max(1, min(most, wanted, ceil_div(channels.outer, rows)))
         layout = by_value(
             Columns,
             n_rows=channels.outer,
             n_channels=channels.n,
-            span=span,
+            n_parts=n_parts,
+            turns=ceil_div(channels.outer, n_parts * rows),
             length=channels.length,
             channels=tile,
-            width=ceil_div(tile * channels.length, width),
+            width=threads,
             aligned=aligned and whole,
         )
-        n_parts = ceil_div(channels.outer, span)
         work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
         return self._scheduled(kernel, blocks, channels.n, layout, work, ring)
 
