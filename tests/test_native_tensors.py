@@ -38,10 +38,12 @@ NATIVE = [s for s in SAMPLES if get_op(s.op).takes_tensors and not s.attributes.
 
 
 def like(value):
-    """A hollow array like an array; anything else as it is."""
+    """A hollow array like an array, its axes in the same order; anything else as it is."""
     if not isinstance(value, np.ndarray | np.generic):
         return value
-    return hollow(value.shape, value.dtype)
+    axes = sorted(range(value.ndim), key=lambda axis: -value.strides[axis])
+    dense = hollow(tuple(value.shape[axis] for axis in axes), value.dtype)
+    return dense.transpose(*np.argsort(axes)) if axes else dense
 
 
 def kernels(launches) -> list[tuple]:

@@ -15,8 +15,8 @@ extern "C" __global__ void probe_sums(const u32* has, const u32* from, const u32
     if (blockIdx.x == 0)
         for (u32 tile = threadIdx.x; tile < tiles; tile += THREADS)
             prefix::say(words, tile, has[tile], tile % 2 == 0);
-    prefix::Span<THREADS> span(words, from[blockIdx.x], end[blockIdx.x]);
-    const prefix::Heard heard = prefix::of_block(span.heard(), parts);
+    prefix::Span<THREADS, true> span(words, from[blockIdx.x], end[blockIdx.x]);
+    const prefix::Heard heard = prefix::of_block<true>(span.heard(), parts);
     // Marks change no sum, and one of two neighbours has one.
     const bool sound = heard.marked || end[blockIdx.x] - from[blockIdx.x] < 2;
     if (threadIdx.x == THREADS - 1) sums[blockIdx.x] = sound ? heard.sum : ~0ull;

@@ -41,9 +41,9 @@ Pieces = Struct(
     wrap=i64,
 )
 
-# A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows. Parts
-# take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies at a
-# multiple of 16 bytes, in all arrays.
+# A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
+# Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
+# at a multiple of 16 bytes, in all arrays.
 Columns = Struct(
     "Columns",
     n_rows=i64,

@@ -128,7 +128,8 @@ def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
     assert (layout["channels"], layout["padded_channels"], layout["tiles"]) == (0, 0, 1)
     stage, step, _ = planned("ConvGrad", DEVICES[1], LAYERS[1], "B").steps
     assert stage.args[-1]["x"]["blocks"] == stage.args[-1]["w"]["blocks"] == 0
-    assert step.args[0] is step.args[3] is None  # no X, no sums of W
+    assert step.args[0] is step.args[1]  # dY in the place of X: addresses of it are computed
+    assert step.args[3] is None  # no sums of W
     assert step.args[-2]["column_tiles"] == 1
 
 
