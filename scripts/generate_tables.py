@@ -85,8 +85,14 @@ def speed_table() -> str:
     text = (ROOT / "docs" / "performance.md").read_text("utf-8")
     method = text.partition("\n## ")[0]
     (gpu,) = re.findall(r"^(NVIDIA \w+), driver", method, re.MULTILINE)
-    first, *_, last = sorted(re.findall(r"\d{4}-\d\d-\d\d", method))
-    head = [f"{gpu}, {first} to {last}", "ms", "of the copy rate", "PyTorch", "its ms"]
+    days = sorted(set(re.findall(r"\d{4}-\d\d-\d\d", method)))
+    head = [
+        f"{gpu}, {' to '.join(days[:1] + days[1:][-1:])}",
+        "ms",
+        "of the copy rate",
+        "PyTorch",
+        "its ms",
+    ]
     rows = [
         head,
         ["---"] * len(head),
