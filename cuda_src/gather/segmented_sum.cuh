@@ -93,10 +93,10 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key child = static_cast<Key>(node.item) * FANOUT;
-    Key position[NODE_DEPTH];  // asked for before it is known whether they are needed
+    Key position[NODE_DEPTH<Key>];  // asked for before it is known whether they are needed
     if (level.unit == FANOUT) {
 #pragma unroll
-        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = entries[child + d].position;
+        for (int d = 0; d < NODE_DEPTH<Key>; ++d) position[d] = entries[child + d].position;
     }
     const Key key = entries[node.item * level.unit].key;
     const Key last = entries[(node.item + 1) * level.unit - 1].key;

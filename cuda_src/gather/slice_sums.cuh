@@ -13,7 +13,9 @@ using radix_sort::Entry;
 using vec::Vec;
 
 constexpr int DEPTH = 4;  // slices whose loads are in flight together
-constexpr int NODE_DEPTH = 8;
+// The same of nodes; positions of 64 bits take twice the registers.
+template <class Key>
+constexpr int NODE_DEPTH = sizeof(Key) == 8 ? 4 : 8;
 
 // No load that was written before is left for later, which the compiler does to save registers.
 __device__ __forceinline__ void all_are_asked_for() {
@@ -108,33 +110,33 @@ struct Sum {
     // positions of the next slices are on their way while these are loaded.
     template <class T, class Key>
     __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first,
-                                                 Key (&position)[NODE_DEPTH]) {
+                                                 Key (&position)[NODE_DEPTH<Key>]) {
 #pragma unroll 1
-        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
-            Vec<T, N> loaded[NODE_DEPTH];
+        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH<Key>) {
+            Vec<T, N> loaded[NODE_DEPTH<Key>];
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d)
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d)
                 loaded[d] = load(slices.dy + position[d] * slices.width);
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d)
-                position[d] = slices.entries[min(first + NODE_DEPTH + d, end - 1)].position;
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d)
+                position[d] = slices.entries[min(first + NODE_DEPTH<Key> + d, end - 1)].position;
             all_are_asked_for();
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d) add(loaded[d]);
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d) add(loaded[d]);
         }
     }
     template <class Key>
     __device__ __forceinline__ void add_children(const NodeSums<A, Key>& nodes, Key first) {
         const A* from = nodes.at(first);
 #pragma unroll 1
-        for (int i = 0; i < FANOUT; i += NODE_DEPTH) {
-            Vec<A, N> loaded[NODE_DEPTH];
+        for (int i = 0; i < FANOUT; i += NODE_DEPTH<Key>) {
+            Vec<A, N> loaded[NODE_DEPTH<Key>];
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d) loaded[d] = load(from + d * nodes.width);
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d) loaded[d] = load(from + d * nodes.width);
             all_are_asked_for();
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d) add(loaded[d]);
-            from += NODE_DEPTH * nodes.width;
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d) add(loaded[d]);
+            from += NODE_DEPTH<Key> * nodes.width;
         }
     }
 
@@ -143,21 +145,21 @@ struct Sum {
     __device__ __forceinline__ void add_those_of(Key key, const SortedSlices<T, Key, N>& slices,
                                                  Key first) {
 #pragma unroll 1
-        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
-            bool has_key[NODE_DEPTH];
-            const T* from[NODE_DEPTH];
-            Vec<T, N> loaded[NODE_DEPTH];
+        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH<Key>) {
+            bool has_key[NODE_DEPTH<Key>];
+            const T* from[NODE_DEPTH<Key>];
+            Vec<T, N> loaded[NODE_DEPTH<Key>];
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d) {
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d) {
                 has_key[d] = slices.entries[first + d].key == key;
                 from[d] = slices.at(first + d);
             }
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d)
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d)
                 if (has_key[d]) loaded[d] = load(from[d]);
             all_are_asked_for();
 #pragma unroll
-            for (int d = 0; d < NODE_DEPTH; ++d)
+            for (int d = 0; d < NODE_DEPTH<Key>; ++d)
                 if (has_key[d]) add(loaded[d]);
         }
     }
