@@ -14,7 +14,7 @@ using slots::T;
 using ACC = Acc<T>;
 
 // Blocks on a multiprocessor at least; what sees windows spills with four.
-constexpr int RESIDENT = 4, RESIDENT_WINDOWS = 3;
+constexpr int RESIDENT = 4, RESIDENT_WINDOWS = sizeof(T) == 8 ? 2 : 3;
 constexpr int OF_ROWS = ROWS<sizeof(T)>;
 
 // x > y. Also of subnormals, which -ftz=true makes the compiler's own comparison take for 0.
