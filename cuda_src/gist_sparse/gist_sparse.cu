@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
                           aligned});
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
     const i64 tiles = tiles_of<T>(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
