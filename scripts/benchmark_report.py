@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from operator_pages import row_of
 
 N_WORST = 5
 EAGER_COLUMNS = ("case", "ms (p20, p80)", "peer", "its ms", "ours / its")
@@ -53,7 +54,7 @@ def single(results: list[Record], family: str | None) -> Iterator[str]:
     yield machine_line(results)
     yield ""
     yield from summary(cases(results, family))
-    yield "| " + " | ".join(COLUMNS) + " |"
+    yield row_of(COLUMNS)
     yield "|" + "---|" * len(COLUMNS)
     for r in cases(results, family):
         yield row(r)
@@ -88,10 +89,10 @@ def floor_of(r: Record) -> float:
 def eager_table(results: list[Record]) -> Iterator[str]:
     """Calls outside a graph, the host's time included."""
     if results:
-        yield "| case, called eagerly | " + " | ".join(EAGER_COLUMNS[1:]) + " |"
+        yield row_of(["case, called eagerly", *EAGER_COLUMNS[1:]])
         yield "|" + "---|" * len(EAGER_COLUMNS)
         for r in results:
-            yield "| " + " | ".join(cells(r)[name] for name in EAGER_COLUMNS) + " |"
+            yield row_of(list(map(cells(r).__getitem__, EAGER_COLUMNS)))
         yield ""
 
 
@@ -108,7 +109,7 @@ def machine_line(results: list[Record]) -> str:
 
 def row(r: Record) -> str:
     """One case as a table row; beyond its aim, or slower than a peer, it is set in bold."""
-    return "| " + " | ".join(cells(r)[name] for name in COLUMNS) + " |"
+    return row_of(list(map(cells(r).__getitem__, COLUMNS)))
 
 
 def cells(r: Record) -> dict[str, str]:

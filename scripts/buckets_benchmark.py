@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import click
 import numpy as np
-from sharded_benchmark import Call, Clock, Row, medians, report
+from sharded_benchmark import Call, Clock, Row, measuring, medians, report
 from train_data_parallel import library
 
 import cupy_training_ops as cto
@@ -140,10 +140,7 @@ def without_sync(wrapped: Any, backward: Callable[[], None]) -> None:
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON of all rows.")
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
-@click.option("--quick", is_flag=True, help="Small sizes.")
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
+@measuring
 def main(out: Path | None, provider: str, quick: bool, rounds: int) -> None:
     """Measure, and print a line for each figure."""
     with cto.ProcessGroup() as group:

@@ -85,14 +85,9 @@ def speed_table() -> str:
     text = (ROOT / "docs" / "performance.md").read_text("utf-8")
     method = text.partition("\n## ")[0]
     (gpu,) = re.findall(r"^(NVIDIA \w+), driver", method, re.MULTILINE)
-    days = sorted(set(re.findall(r"\d{4}-\d\d-\d\d", method)))
-    head = [
-        f"{gpu}, {' to '.join(days[:1] + days[1:][-1:])}",
-        "ms",
-        "of the copy rate",
-        "PyTorch",
-        "its ms",
-    ]
+    days = re.findall(r"\d{4}-\d\d-\d\d", method)
+    span = " to ".join(sorted({min(days), max(days)}))
+    head = [f"{gpu}, {span}", "ms", "of the copy rate", "PyTorch", "its ms"]
     rows = [
         head,
         ["---"] * len(head),

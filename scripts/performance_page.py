@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 from benchmark_report import Record, cells, machine_line, records
+from operator_pages import row_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 MACHINE = "NVIDIA "  # the page's line of the machine begins with it
@@ -65,7 +66,7 @@ def kind_of(columns: list[str]) -> str:
 def joined(record: Record, columns: list[str]) -> str:
     """A row of a table with these columns."""
     filled_cells = cells(record)
-    return "| " + " | ".join(filled_cells["case" if c == EAGER else c] for c in columns) + " |"
+    return row_of([filled_cells["case" if c == EAGER else c] for c in columns])
 
 
 def split(line: str) -> list[str]:

@@ -118,11 +118,23 @@ def report(out: Path | None, group: cto.ProcessGroup, found: Iterator[Row]) -> N
         out.write_text(json.dumps(rows, indent=1))
 
 
+def measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of commands that measure over ranks."""
+    out = click.Path(dir_okay=False, path_type=Path)
+    for option in (
+        click.option("--rounds", default=20, show_default=True, type=click.IntRange(1)),
+        click.option("--quick", is_flag=True, help="Small sizes."),
+        click.option(
+            "--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True
+        ),
+        click.option("--out", type=out, help="JSON of all rows."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON of all rows.")
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
-@click.option("--quick", is_flag=True, help="Small sizes.")
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
+@measuring
 def main(out: Path | None, provider: str, quick: bool, rounds: int) -> None:
     """Measure, and print a line for each figure."""
     with cto.ProcessGroup() as group:

@@ -13,7 +13,7 @@ namespace cto::pooling {
 using slots::T;
 using ACC = Acc<T>;
 
-// Blocks on a multiprocessor at least; what sees windows spills with four.
+// Blocks on a multiprocessor at least; what sees windows spills with four, of float64 with three.
 constexpr int RESIDENT = 4, RESIDENT_WINDOWS = sizeof(T) == 8 ? 2 : 3;
 constexpr int OF_ROWS = ROWS<sizeof(T)>;
 

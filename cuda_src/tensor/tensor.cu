@@ -118,6 +118,7 @@ struct AllParts {
         const u32 i = find_part(start, n_parts, position, if_even);
         const i64 width = parts[i + 1].start - parts[i].start, own = position - start(i);
         const bool is_short = own >> 32 == 0 && width >> 32 == 0;
+        // Unsigned: dividing words with signs, CUDA 13 spills for 10.0.
         const i64 row = is_short ? static_cast<u32>(own) / static_cast<u32>(width)
                                  : static_cast<u64>(own) / static_cast<u64>(width);
         return {row * whole_width + parts[i].start + (own - row * width),

@@ -28,6 +28,34 @@ def labels(seed):
     return lambda n_classes, *shape: torch.randint(n_classes, shape, generator=generator)
 
 
+@pytest.fixture
+def made(leaf):
+    """Makes normal float32 tensors that require no gradients."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    return lambda *shape: leaf(*shape, dtype=torch.float32, gradients=False)
+
+
+@pytest.fixture
+def emulation(monkeypatch):
+    """In its context the host's tensors run on emulated kernels, which watch the memory of all."""
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from tensor_backends import EmulatedTensors, tensors_on
+
+    from cupy_training_ops.torch.ops import launching
+
+    backend = EmulatedTensors()
+    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
+    return lambda: tensors_on(backend)
+
+
+@pytest.fixture
+def emulated(emulation):
+    """The whole test is in that context."""
+    with emulation() as backend:
+        yield backend
+
+
 @pytest.fixture(autouse=True)
 def every_kind_is_noted(monkeypatch):
     """The second call of a kind goes straight to the launches of the first, not the ninth."""

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
+from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.frame.op import Op  # noqa: E402
@@ -38,24 +38,12 @@ def as_floats(leaf):
     return lambda *shape, **given: leaf(*shape, dtype=torch.float32, **given)
 
 
-@pytest.fixture
-def emulated(monkeypatch):
-    """Tensors of the host run on emulated kernels, which watch the memory of all of them."""
-    backend = EmulatedTensors()
-
-    def address(tensor):
-        return backend.pointers([tensor])[0]
-
-    monkeypatch.setattr(launching, "address", address)
-    return lambda: tensors_on(backend)
-
-
 @pytest.mark.parametrize("case", KERNELS)
-def test_kernels_give_what_the_host_gives(leaf, labels, emulated, case) -> None:
+def test_kernels_give_what_the_host_gives(leaf, labels, emulation, case) -> None:
     """Twice: the second call is one like the first."""
     ours, _, leaves = pairs(as_floats(leaf), labels)[case]
     expected = with_gradients(ours, leaves)
-    with emulated():
+    with emulation():
         for _ in range(2):
             found = with_gradients(ours, leaves)
             for a, b in zip(found, expected, strict=True):
@@ -64,7 +52,7 @@ def test_kernels_give_what_the_host_gives(leaf, labels, emulated, case) -> None:
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("is_biased", [False, True])
-def test_a_dropout_is_that_of_the_host(leaf, emulated, gradients, is_biased) -> None:
+def test_a_dropout_is_that_of_the_host(leaf, emulation, gradients, is_biased) -> None:
     """Seeds that are new in each call are no part of what is looked up."""
     x, bias, residual = (leaf(*s, dtype=torch.float32).detach() for s in ((8, 40), (40,), (8, 40)))
     given = {"bias": bias, "residual": residual} if is_biased else {}
@@ -76,7 +64,7 @@ def test_a_dropout_is_that_of_the_host(leaf, emulated, gradients, is_biased) -> 
         return [*results, *(torch.autograd.grad(y, x, residual)[0] for y in results if gradients)]
 
     expected = both()
-    with emulated():
+    with emulation():
         found = both()
     assert not any(torch.equal(*two) for two in itertools.combinations(found[:3], 2))
     for a, b in zip(found, expected, strict=True):
@@ -151,12 +139,12 @@ def test_another_kind_of_call_is_prepared_anew(backend, leaf, monkeypatch, chang
     assert backend.launches
 
 
-def test_unusual_tensors_are_taken_as_before(leaf, emulated) -> None:
+def test_unusual_tensors_are_taken_as_before(leaf, emulation) -> None:
     """Negative ones and empty ones are no launch's; others are made dense first."""
     x = leaf(4, 6, dtype=torch.float32, gradients=False)
     negative = torch.complex(x, -x).conj().imag
     unusual = (x.t(), x[:, ::2], negative, torch.zeros(0, 6), torch.zeros(4, 6).neg())
-    with emulated():
+    with emulation():
         for tensor in unusual:
             expected = torch.softmax(tensor, -1)
             torch.testing.assert_close(functional.softmax(tensor, -1), expected)
@@ -171,10 +159,10 @@ def test_refusals_are_those_of_the_host(backend, leaf, labels) -> None:
     assert not backend.launches
 
 
-def test_scratch_memory_is_kept_for_a_stream_and_clean(leaf, labels, emulated) -> None:
+def test_scratch_memory_is_kept_for_a_stream_and_clean(leaf, labels, emulation) -> None:
     """Kernels leave the zeros behind that the next call expects."""
     scores, target = leaf(4096, 16, dtype=torch.float32, gradients=False), labels(16, 4096)
-    with emulated():
+    with emulation():
         losses = [functional.cross_entropy(scores, target) for _ in range(3)]
     assert losses[0] == losses[1] == losses[2]
     torch.testing.assert_close(losses[0], torch.nn.functional.cross_entropy(scores, target))

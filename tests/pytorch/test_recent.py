@@ -10,17 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
+from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import launching, recent, registration  # noqa: E402
-
-
-@pytest.fixture
-def made(leaf):
-    return lambda *shape: leaf(*shape, dtype=torch.float32, gradients=False)
+from cupy_training_ops.torch.ops import recent, registration  # noqa: E402
 
 
 @pytest.fixture
@@ -77,14 +72,6 @@ class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.seen = [*getattr(self, "seen", []), str(function)]
         return function(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def emulated(monkeypatch):
-    backend = EmulatedTensors()
-    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
-    with tensors_on(backend):
-        yield backend
 
 
 @pytest.mark.usefixtures("emulated")

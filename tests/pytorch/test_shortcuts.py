@@ -10,25 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
+from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import launching, norms, shortcuts  # noqa: E402
-
-
-@pytest.fixture
-def emulated(monkeypatch):
-    """Tensors of the host run on emulated kernels, which watch the memory of all of them."""
-    backend = EmulatedTensors()
-    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
-    with tensors_on(backend):
-        yield backend
-
-
-@pytest.fixture
-def made(leaf):
-    return lambda *shape: leaf(*shape, dtype=torch.float32, gradients=False)
+from cupy_training_ops.torch.ops import norms, shortcuts  # noqa: E402
 
 
 def shortcut(door: str) -> shortcuts.Shortcuts:
@@ -140,7 +126,7 @@ def test_calls_in_inference_mode(made) -> None:
     assert functional.dropout(x, 0.5).requires_grad is False
 
 
-def test_dropouts_of_several_ratios_in_turns(made, monkeypatch) -> None:
+def test_dropouts_of_several_ratios_in_turns(made, emulation, monkeypatch) -> None:
     """Seeds are numbers of each call, ratios those of a kind."""
     x, dy = made(8, 40), made(8, 40)
     ratios = [0.25, 0.5, 0.25, 0.75, 0.5, 0.25]
@@ -153,9 +139,7 @@ def test_dropouts_of_several_ratios_in_turns(made, monkeypatch) -> None:
         return [*found, *kept, *(torch.autograd.grad(y, leaf, dy)[0] for y in kept)]
 
     expected = computed()
-    backend = EmulatedTensors()
-    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
-    with tensors_on(backend):
+    with emulation():
         found = computed()
         monkeypatch.setattr(shortcut("bitmask_dropout"), "_body", None)
         again = computed()
