@@ -131,16 +131,32 @@ def test_tickets_give_each_item_once_and_never_wait_for_a_later_one(
 @pytest.mark.parametrize("kib", [227, 163, 99, 64])
 def test_tiles_and_rings_fit_into_shared_memory(rng, kib) -> None:
     """Those of all blocks of a multiprocessor, with what the system takes for each."""
-    device, rings = Device(132, (9, 0), kib * 1024), set()
     for outer, n, length in rng.integers((1, 64, 1), (600, 2048, 300), (300, 3)).tolist():
-        for n_arrays, itemsize, n_fields in ((1, 2, 3), (2, 2, 2), (1, 4, 3), (2, 4, 2)):
-            channels = Channels(outer, n, length)
-            found = plan_held.tiles(device, channels, n_arrays, itemsize, 4, n_fields)
+        for of_arrays in ((1, 2, 3), (2, 2, 2), (1, 4, 3), (2, 4, 2)):
+            found = tiles_of(kib, Channels(outer, n, length), *of_arrays)
             if found is not None:
                 assert found.blocks * (found.shared_nbytes + 1024) <= (kib + 1) * 1024
                 assert found.ring.rows >= found.depth
-                rings.add(found.ring.rows // found.depth)
-    assert len(rings) > 1  # some have room for the rows of another tile
+
+
+@pytest.mark.parametrize(
+    ("kib", "channels", "of_arrays"),
+    [
+        (227, Channels(7, 1304, 242), (1, 2, 3)),
+        (163, Channels(179, 342, 11), (1, 4, 3)),
+        (99, Channels(22, 817, 34), (2, 4, 2)),
+        (64, Channels(270, 747, 6), (1, 4, 3)),
+    ],
+)
+def test_a_ring_has_the_rows_of_more_tiles_where_they_fit(kib, channels, of_arrays) -> None:
+    found = tiles_of(kib, channels, *of_arrays)
+    assert found is not None
+    assert found.ring.rows >= 2 * found.depth
+
+
+def tiles_of(kib: int, channels: Channels, n_arrays: int, itemsize: int, n_fields: int):
+    device = Device(132, (9, 0), kib * 1024)
+    return plan_held.tiles(device, channels, n_arrays, itemsize, 4, n_fields)
 
 
 @given(
