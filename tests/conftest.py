@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from xla_flags import FLAGS
@@ -32,7 +32,7 @@ from counts import Counts
 from emulator.toolchain import cache_folder
 from messages import Messages
 from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
-from tiers import Tiers, missing, most_workers, skip_unless_available
+from tiers import Tiers, missing, skip_unless_available, workers
 from watchdog import Watchdog
 
 from cupy_training_ops.runtime import kernel_cache
@@ -107,10 +107,10 @@ def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
     os.environ[variable] = lent.name
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     """At most four on a machine with a GPU, unless a number is asked for."""
-    return most_workers()
+    return workers((yield))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -140,9 +140,10 @@ def is_installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def most_workers() -> int | None:
-    """How many workers `-n auto` starts, or None for as many as there are cores."""
-    return None if gpu_reason() is not None else min(GPU_WORKERS, os.cpu_count() or 1)
+def workers(cores: int) -> int:
+    """How many workers `-n auto` starts: without a GPU one more than there are cores, as some tests
+    wait for processes most of their time."""
+    return cores + 1 if gpu_reason() is not None else min(GPU_WORKERS, cores)
 
 
 def note_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
