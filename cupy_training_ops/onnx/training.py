@@ -44,7 +44,9 @@ class TrainingSession:
 
     Inputs are given by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
-    array, too.
+    array, too. A step that is refused has changed nothing. One that is stopped in its backward part
+    (Ctrl-C, memory that is out) has changed neither parameters nor running statistics nor the
+    states of random numbers; gradients begin anew after it.
     """
 
     def __init__(
@@ -205,7 +207,11 @@ class TrainingSession:
         """Forward and backward: gradients are added to those since the last `apply`."""
         feeds = self._given("accumulate", self._user, inputs, named)
         feeds[RESET] = np.array([self._is_reset])
-        found = self._run_training(feeds)
+        try:
+            found = self._run_training(feeds)
+        except BaseException:
+            self._is_reset |= self._training.is_in_sums
+            raise
         self._is_reset = False
         self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
         return next(iter(self.outputs.values()))

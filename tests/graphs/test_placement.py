@@ -30,7 +30,22 @@ class Box:
         assert isinstance(inside, np.ndarray)
         self.inside, self.dtype = inside, inside.dtype
         self.shape, self.ndim, self.size = inside.shape, inside.ndim, inside.size
-        self.flags = inside.flags
+        self.flags, self.nbytes = inside.flags, inside.nbytes
+
+    def __getitem__(self, place: slice) -> Box:
+        return Box(self.inside[place])
+
+    def __setitem__(self, place: Any, value: Box) -> None:
+        self.inside[place] = value.inside
+
+    def view(self, dtype: Any) -> Box:
+        return Box(self.inside.view(dtype))
+
+    def reshape(self, shape: Any) -> Box:
+        return Box(self.inside.reshape(shape))
+
+    def copy(self) -> Box:
+        return Box(self.inside.copy())
 
 
 class Device:
@@ -51,6 +66,9 @@ class Device:
     def asnumpy(self, box: Box) -> np.ndarray:
         self.fetched.append(box.inside)
         return box.inside
+
+    def zeros(self, shape: Any, dtype: Any) -> Box:
+        return Box(np.zeros(shape, dtype))
 
     def zeros_like(self, box: Box) -> Box:
         return Box(np.zeros_like(box.inside))
