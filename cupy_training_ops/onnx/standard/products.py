@@ -22,6 +22,8 @@ def product(
     xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: int = 0, out: Array = None
 ) -> Array:
     """alpha a @ b; one of a batch with one matrix is a single large one."""
+    if xp.__name__ == "cupy" and 1 in (a.ndim, b.ndim) and a.ndim and b.ndim:
+        return _of_vectors(xp, a, b, alpha, tf32)
     if xp.__name__ == "cupy":
         from .. import cublas
 
@@ -37,6 +39,15 @@ def product(
     if alpha != 1:
         y *= scalar(y, alpha)
     return y
+
+
+def _of_vectors(xp: Module, a: Array, b: Array, alpha: float, tf32: int) -> Array:
+    """A vector is a matrix of one row in front, of one column behind, whose extent is left out."""
+    rows = a[None] if a.ndim == 1 else a
+    columns = b[:, None] if b.ndim == 1 else b
+    y = product(xp, rows, columns, alpha, tf32)
+    y = y[..., 0, :] if a.ndim == 1 else y
+    return y[..., 0] if b.ndim == 1 else y
 
 
 @standard("Gemm")
