@@ -90,10 +90,15 @@ def fused_matmul(
     transBatchA: int = 0,  # noqa: N803
     transBatchB: int = 0,  # noqa: N803
     allow_tf32: int = 0,
+    transY: int = 0,  # noqa: N803
 ) -> Array:
-    """With transBatch the first dimension is the one before last: (M, batch, K)."""
-    turned = _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB)
-    return product(xp, *turned, alpha, allow_tf32)
+    """With transBatch the first dimension is the one before last: (M, batch, K). With transY, which
+    is of this package's own, the result's last two dimensions are swapped."""
+    a, b = _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB)
+    if transY and a.ndim > 1 and b.ndim > 1:
+        return product(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), alpha, allow_tf32)
+    y = product(xp, a, b, alpha, allow_tf32)
+    return y.swapaxes(-1, -2) if transY else y
 
 
 def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
