@@ -106,3 +106,75 @@ def test_a_factor_of_integers_may_be_a_fraction() -> None:
     found = result("Gemm", x, x, x, alpha=1.5, beta=0.5)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("op", ["Erf", "Gelu", "BiasGelu"])
+def test_a_scalar_stays_one(op: str) -> None:
+    x = np.array(0.5, np.float32)
+    version = 20 if op == "Gelu" else 18
+    found = result(op, *[x] * (1 + (op == "BiasGelu")), version=version)
+    assert found.shape == ()
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_an_exclusive_sum_has_what_is_before_and_nothing_else(reverse: int) -> None:
+    x = np.array([1, 1e8, np.inf, 2, np.nan], np.float32)[:: 1 - 2 * reverse]
+    expected = np.float32([0, 1, 1e8, np.inf, np.inf])[:: 1 - 2 * reverse]
+    found = result("CumSum", x, np.array(-1), exclusive=1, reverse=reverse)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 0, 4)])
+def test_rows_of_nothing_are_nothing(op: str, shape: tuple[int, ...]) -> None:
+    version = 13 if op == "Hardmax" else 11
+    found = result(op, np.zeros(shape, np.float32), axis=-1, version=version)
+    assert found.shape == shape
+
+
+LONG = 9000
+IN_FLOAT32 = {  # an operator, its inputs' shapes, and its attributes
+    "Softmax": ([(2, LONG)], {}),
+    "LogSoftmax": ([(2, LONG)], {}),
+    "LpNormalization": ([(2, LONG)], {}),
+    "InstanceNormalization": ([(2, 3, LONG), (3,), (3,)], {}),
+    "Mean": ([(4,)] * 12, {}),
+    "Einsum": ([(3, LONG), (LONG, 2)], {"equation": "ij,jk->ik"}),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("op", IN_FLOAT32)
+def test_what_sums_half_types_sums_them_in_float32(op: str, dtype: np.dtype, rng) -> None:
+    shapes, attributes = IN_FLOAT32[op]
+    inputs = [(9000 * rng.uniform(0.5, 1, shape)).astype(dtype) for shape in shapes]
+    if op == "Einsum" or "Softmax" in op:
+        inputs = [(x * dtype.type(1e-4)).astype(dtype) for x in inputs]
+    found = result(op, *inputs, version=11 if "Softmax" in op else 18, **attributes)
+    wide = [x.astype(np.float64) for x in inputs]
+    expected = result(op, *wide, version=11 if "Softmax" in op else 18, **attributes)
+    assert found.dtype == dtype
+    most = 1e-2 * float(np.abs(expected).max())
+    np.testing.assert_allclose(found.astype(np.float64), expected, 1e-2, most)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_running_sum_of_half_types_is_rounded_once(dtype: np.dtype) -> None:
+    ones = np.ones(5000, dtype)
+    assert result("CumSum", ones, np.array(0))[-1] == dtype.type(5000)
+    added = result("ScatterElements", ones[:1], np.zeros(5000, int), ones, reduction="add")
+    assert added == dtype.type(5001)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_statistics_of_half_types_are_of_float32(dtype: np.dtype, rng) -> None:
+    x = (300 * rng.standard_normal((4, 2, 999))).astype(dtype)
+    each = np.ones(2, np.float32)
+    names = [f"x{i}" for i in range(5)]
+    node = helper.make_node("BatchNormalization", names, ["y", "m", "v"], training_mode=1)
+    inputs = [x, *[each.astype(dtype)] * 2, each, each]
+    found = cto.onnx.call(node, inputs, version=15)
+    wide = [array.astype(np.float64) for array in inputs]
+    for a, b in zip(found, cto.onnx.call(node, wide, version=15), strict=True):
+        np.testing.assert_allclose(a.astype(np.float64), b, 1e-2, 1e-2)
+    assert [a.dtype for a in found] == [dtype, np.float32, np.float32]

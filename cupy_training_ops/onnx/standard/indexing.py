@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
+from .halves import wide
 from .table import standard
 
 Array = Any
@@ -80,8 +81,9 @@ def _scattered(
     functions = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     if reduction not in functions:
         raise ArgumentError(f"expected a reduction among {sorted(functions)}, got {reduction!r}")
-    getattr(xp, functions[reduction]).at(found, places, updates)
-    return found
+    found = wide(found)
+    getattr(xp, functions[reduction]).at(found, places, wide(updates))
+    return found.astype(x.dtype, copy=False)
 
 
 @standard("OneHot", host=(1,), grows=True)

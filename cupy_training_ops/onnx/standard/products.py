@@ -6,7 +6,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .elementwise import scalar
+from .halves import wide
 from .table import standard
 
 Array = Any
@@ -109,4 +112,6 @@ def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
 
 @standard("Einsum", keeps=True)
 def einsum(xp: Module, *arrays: Array, equation: str) -> Array:
+    if xp is np:  # whose sums are of the arrays' type
+        return xp.einsum(equation, *map(wide, arrays)).astype(arrays[0].dtype, copy=False)
     return xp.einsum(equation, *arrays)
