@@ -7,6 +7,7 @@ looked at by the operator itself; those that a GPU is given are looked at before
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import HostArray
 from ..errors import ArgumentError, cut
 from .graph import Graph, Node
 from .kinds import Run, Runner
@@ -64,12 +66,9 @@ class Labels:
         if node is None:
             return
         self._ranges[name] = None
-        value = None if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
-        if value is not None and value.dtype.kind in "iu" and value.size:
-            ignored = node.attributes.get("ignore_index")
-            counted = value if ignored is None else value[value != ignored]
-            if counted.size:
-                self._ranges[name] = int(counted.min()), int(counted.max())
+        if not hasattr(value, "__cuda_array_interface__"):
+            with contextlib.suppress(ValueError):  # which whoever feeds it is told
+                self._ranges[name] = _range(np.asarray(value), node.attributes.get("ignore_index"))
 
     def check(self, classes: Mapping[str, int]) -> None:
         """Refuse what was looked at last, of which there are so many classes."""
@@ -82,3 +81,11 @@ class Labels:
             wrong = found[0] if found[0] < 0 else found[1]
             expected = f"labels from 0 to {classes - 1}"
             raise ArgumentError(f"{cut(name)}: expected {expected}, got {wrong}")
+
+
+def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
+    """The least and the largest; None where there are none."""
+    counted = labels if ignored is None else labels[labels != ignored]
+    if labels.dtype.kind not in "iu" or not counted.size:
+        return None
+    return int(counted.min()), int(counted.max())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import dtype_name
+from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
@@ -191,6 +191,9 @@ class Session:
             raise ArgumentError(f"{node.title}: {error}") from error
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
+        for k, slot in enumerate(outputs):
+            if values[slot] is None and slot not in dead:
+                raise ArgumentError(f"{node.title}: its output {k} is not computed here")
         for slot in dead:
             values[slot] = None
 
@@ -223,9 +226,9 @@ class Session:
         if it is there, and not read on the host."""
         said, host = self._said[name], self.is_on_host(name)
         if said.is_sequence and isinstance(value, list | tuple):
-            found: Any = [self._taken(item, host) for item in value]
+            found: Any = [self._taken(name, item, host) for item in value]
         else:
-            found = self._taken(value, host)
+            found = self._taken(name, value, host)
         self._check(said, found)
         return found
 
@@ -243,15 +246,22 @@ class Session:
                 expected = f"{len(said.shape)} dimensions"
                 refuse("Session", cut(said.name), expected, f"shape {array.shape}")
 
-    def _taken(self, value: Any, host: bool) -> Any:
+    def _taken(self, name: str, value: Any, host: bool) -> Any:
         """An array."""
         if self.xp is np:
-            return np.asarray(value)
+            return _on_host(name, value)
         if not isinstance(value, self.xp.ndarray):
             if not hasattr(value, "__cuda_array_interface__"):
-                return np.asarray(value)
+                return _on_host(name, value)
             value = self.xp.asarray(value)
         return self.xp.asnumpy(value) if host else value
+
+
+def _on_host(name: str, value: Any) -> HostArray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of several lengths
+        raise ArgumentError(f"Session: {cut(name)}: {error}") from None
 
 
 def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:

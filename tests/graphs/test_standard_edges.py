@@ -178,3 +178,68 @@ def test_statistics_of_half_types_are_of_float32(dtype: np.dtype, rng) -> None:
     for a, b in zip(found, cto.onnx.call(node, wide, version=15), strict=True):
         np.testing.assert_allclose(a.astype(np.float64), b, 1e-2, 1e-2)
     assert [a.dtype for a in found] == [dtype, np.float32, np.float32]
+
+
+WRONG_AXES = [  # of inputs of two dimensions
+    ("Softmax", {"axis": 2}, 11),
+    ("LogSoftmax", {"axis": -3}, 11),
+    ("Flatten", {"axis": 3}, 18),
+    ("Flatten", {"axis": -3}, 18),
+    ("OneHot", {"axis": 3}, 18),
+    ("GatherElements", {"axis": 2}, 18),
+    ("ScatterElements", {"axis": -3}, 18),
+    ("Trilu", {}, 18),
+    ("EyeLike", {}, 18),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "version"), WRONG_AXES)
+def test_an_axis_that_is_not_there_is_refused(op: str, attributes: dict, version: int) -> None:
+    x, places = np.ones((2, 2), np.float32), np.zeros((2, 2), np.int64)
+    inputs = {
+        "OneHot": (places, np.array(2), np.ones(2)),
+        "GatherElements": (x, places),
+        "ScatterElements": (x, places, x),
+        "Trilu": (x[0],),
+        "EyeLike": (x[0],),
+    }
+    with pytest.raises(cto.ArgumentError, match="expected (from|at least 2|2 dim)"):
+        result(op, *inputs.get(op, (x,)), version=version, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "version"),
+    [
+        ("DepthToSpace", {"blocksize": 1, "mode": "RCD"}, 18),
+        ("Gelu", {"approximate": "erf"}, 20),
+        ("LpNormalization", {"p": 3}, 18),
+        ("Pad", {"mode": "symmetric"}, 18),
+        ("BatchNormalization", {"spatial": 0}, 7),
+    ],
+)
+def test_a_way_that_there_is_not_is_refused(op: str, attributes: dict, version: int) -> None:
+    x = np.ones((1, 1, 2, 2), np.float32)
+    inputs = [x, *{"Pad": [np.ones(8, int)], "BatchNormalization": [x[0, 0, 0, :1]] * 4}.get(op, ())]
+    with pytest.raises(cto.ArgumentError, match="is not computed here"):
+        result(op, *inputs, version=version, **attributes)
+
+
+@pytest.mark.parametrize("version", [9, 14])
+def test_an_output_that_is_not_made_is_no_none(version: int) -> None:
+    """Statistics of a normalisation that uses those it is given."""
+    x, each = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    feeds = {"x": x, **dict.fromkeys("abcd", each)}
+    text = f"""<ir_version: 8, opset_import: ["" : {version}]>
+    g (float[2, 3] x, float[3] a, float[3] b, float[3] c, float[3] d) => (float y{{}}) {{{{
+        y, m, v = BatchNormalization(x, a, b, c, d) }}}}"""
+    model = onnx.parser.parse_model(text.format(""))
+    np.testing.assert_allclose(cto.onnx.Session(model).run(feeds)["y"], 1, 1e-4)
+    session = cto.onnx.Session(onnx.parser.parse_model(text.format(", float m")))
+    with pytest.raises(cto.ArgumentError, match="its output 1 is not computed here"):
+        session.run(feeds)
+
+
+def test_lists_of_several_lengths_are_no_array() -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) { y = Neg(x) }'
+    with pytest.raises(cto.ArgumentError, match="Session: x: .*inhomogeneous"):
+        cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": [[1.0], [2.0, 3.0]]})

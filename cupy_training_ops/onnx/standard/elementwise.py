@@ -230,7 +230,7 @@ def erf(xp: Module, x: Array) -> Array:
     return found.astype(x.dtype)
 
 
-@standard("Gelu", since=20)
+@standard("Gelu", since=20, only={"approximate": ("none", "tanh")})
 def gelu(xp: Module, x: Array, *, approximate: str = "none") -> Array:
     name = "Gelu" if approximate == "none" else "FastGelu"
     return get_op(name).shared()(dense(xp, x))

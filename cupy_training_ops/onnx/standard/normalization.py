@@ -13,7 +13,7 @@ Array = Any
 Module = Any
 
 
-@standard("BatchNormalization", since=7)
+@standard("BatchNormalization", since=7, only={"spatial": (1,)})
 def batch_normalization(
     xp: Module,
     x: Array,
@@ -60,7 +60,7 @@ def instance_normalization(
     return centred / width * scale.reshape(each) + bias.reshape(each)
 
 
-@standard("LpNormalization")
+@standard("LpNormalization", only={"p": (2, 1)})
 @widened
 def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     power = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else None

@@ -13,7 +13,7 @@ from ...registry import get_op
 from ..ours import dense
 from .elementwise import scalar
 from .halves import wide, widened
-from .table import standard
+from .table import axis_of, standard
 
 Array = Any
 Module = Any
@@ -189,7 +189,7 @@ def _row_sums(x: Array, axis: int) -> Array:
 
 
 def _row_axes(x: Array, axis: int) -> tuple[int, ...]:
-    return tuple(range(axis % max(x.ndim, 1), x.ndim))
+    return tuple(range(axis_of(axis, x.ndim), x.ndim)) if x.ndim else ()
 
 
 @standard("Hardmax", since=13)
