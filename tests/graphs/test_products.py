@@ -92,7 +92,8 @@ def test_every_layout_is_read_as_it_is(products, a, b, rng) -> None:
 @pytest.mark.parametrize(
     ("a", "b"), [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,))]
 )
-def test_vectors_are_multiplied_by_the_same_call(products, a, b, rng) -> None:
+@pytest.mark.usefixtures("products")
+def test_vectors_are_multiplied_by_the_same_call(a, b, rng) -> None:
     """CuPy's own refuse a capture."""
     x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
     device = SimpleNamespace(__name__="cupy", matmul=lambda *_, **__: pytest.fail("CuPy's own"))

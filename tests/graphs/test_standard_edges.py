@@ -203,7 +203,7 @@ def test_an_axis_that_is_not_there_is_refused(op: str, attributes: dict, version
         "Trilu": (x[0],),
         "EyeLike": (x[0],),
     }
-    with pytest.raises(cto.ArgumentError, match="expected (from|at least 2|2 dim)"):
+    with pytest.raises(cto.ArgumentError, match=r"expected (from|at least 2|2 dim)"):
         result(op, *inputs.get(op, (x,)), version=version, **attributes)
 
 
@@ -219,7 +219,10 @@ def test_an_axis_that_is_not_there_is_refused(op: str, attributes: dict, version
 )
 def test_a_way_that_there_is_not_is_refused(op: str, attributes: dict, version: int) -> None:
     x = np.ones((1, 1, 2, 2), np.float32)
-    inputs = [x, *{"Pad": [np.ones(8, int)], "BatchNormalization": [x[0, 0, 0, :1]] * 4}.get(op, ())]
+    inputs = [
+        x,
+        *{"Pad": [np.ones(8, int)], "BatchNormalization": [x[0, 0, 0, :1]] * 4}.get(op, ()),
+    ]
     with pytest.raises(cto.ArgumentError, match="is not computed here"):
         result(op, *inputs, version=version, **attributes)
 
@@ -241,5 +244,5 @@ def test_an_output_that_is_not_made_is_no_none(version: int) -> None:
 
 def test_lists_of_several_lengths_are_no_array() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) { y = Neg(x) }'
-    with pytest.raises(cto.ArgumentError, match="Session: x: .*inhomogeneous"):
+    with pytest.raises(cto.ArgumentError, match=r"Session: x: .*inhomogeneous"):
         cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": [[1.0], [2.0, 3.0]]})

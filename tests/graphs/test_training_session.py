@@ -290,7 +290,13 @@ def test_sums_come_behind_all_that_may_refuse() -> None:
     model = onnx.parser.parse_model(BESIDE)
     session = cto.onnx.Session(model)
     buffer, x = np.ones((), np.float32), np.ones((2, 3), np.float32)
-    feeds = {"x": x, "b": buffer, "buffer": buffer.copy(), "one": buffer, "reset": np.zeros(1, bool)}
+    feeds = {
+        "x": x,
+        "b": buffer,
+        "buffer": buffer.copy(),
+        "one": buffer,
+        "reset": np.zeros(1, bool),
+    }
     with pytest.raises(cto.ArgumentError, match="labels from 0 to 2, got 3"):
         session.run({**feeds, "labels": np.array([0, 3])})
     assert feeds["buffer"] == 1
