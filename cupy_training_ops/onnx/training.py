@@ -199,6 +199,7 @@ class TrainingSession:
 
     def step(self, *inputs: Any, **named: Any) -> Any:
         """Forward, backward, and the optimizer; the loss comes back."""
+        self._need_optimizer()
         loss = self.accumulate(*inputs, **named)
         self.apply()
         return loss
@@ -218,17 +219,21 @@ class TrainingSession:
 
     def apply(self) -> None:
         """A step of the optimizer by the accumulated gradients, which begin anew after it."""
-        if self._optimizer is None or self._run_optimizer is None:
-            raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
+        optimizer, run = self._need_optimizer()
         if self._is_reset:
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),
             "step": np.array([self.step_count + 1], np.int64),
         }
-        self._run_optimizer({n: feeds[n] for n in self._optimizer.inputs if n in feeds})
+        run({n: feeds[n] for n in optimizer.inputs if n in feeds})
         self.step_count += 1
         self._is_reset = True
+
+    def _need_optimizer(self) -> tuple[Session, Run]:
+        if self._optimizer is None or self._run_optimizer is None:
+            raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
+        return self._optimizer, self._run_optimizer
 
     def eval(self, *inputs: Any, **named: Any) -> Any:
         """The loss of the eval model; all its outputs are in `outputs`.

@@ -193,6 +193,9 @@ def test_what_is_not_there_is_said_when_it_is_asked_for(tmp_path: Path) -> None:
     for name in ("training_model.onnx", "checkpoint"):
         shutil.copy(DATA / "mlp" / name, tmp_path / name)
     session, (x, labels) = cto.onnx.TrainingSession(tmp_path), first_batch()
+    with pytest.raises(cto.ArgumentError, match="no optimizer_model"):
+        session.step(x, labels)
+    assert not any(gradient.any() for gradient in session.gradients.values())
     session.accumulate(x, labels)
     with pytest.raises(cto.ArgumentError, match="no optimizer_model"):
         session.apply()
