@@ -89,6 +89,16 @@ def test_every_layout_is_read_as_it_is(products, a, b, rng) -> None:
         np.testing.assert_allclose(found, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
 
 
+def test_sums_of_nothing_are_zero_whatever_was_there(products, monkeypatch) -> None:
+    there = SimpleNamespace(empty=lambda shape, dtype: np.full(shape, np.nan, dtype))
+    monkeypatch.setattr(products, "cupy", there)
+    found = products.product(np.ones((3, 0), np.float32), np.ones((0, 5), np.float32))
+    np.testing.assert_array_equal(found, np.zeros((3, 5)))
+    out = np.full((3, 5), 2, np.float32)
+    products.product(np.ones((3, 0)), np.ones((0, 5)), beta=0.5, out=out)
+    np.testing.assert_array_equal(out, np.ones((3, 5)))
+
+
 @pytest.mark.parametrize(
     ("a", "b"), [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,))]
 )

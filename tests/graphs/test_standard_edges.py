@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 import cupy_training_ops as cto
+from cupy_training_ops.onnx.standard import elementwise
 
 HALVES = (np.dtype(np.float16), cto.dtypes.BFLOAT16)
 
@@ -114,6 +115,26 @@ def test_a_scalar_stays_one(op: str) -> None:
     version = 20 if op == "Gelu" else 18
     found = result(op, *[x] * (1 + (op == "BiasGelu")), version=version)
     assert found.shape == ()
+
+
+def test_a_devices_erf_is_of_its_inputs_type(monkeypatch) -> None:
+    """CuPy's makes float64 of float16."""
+    special = pytest.importorskip("cupyx.scipy.special")
+    monkeypatch.setattr(special, "erf", lambda x: np.tanh(x.astype(np.float64)))
+    assert elementwise.erf(None, np.ones(3, np.float16)).dtype == np.float16
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.int64, np.uint8, np.bool_])
+def test_extremes_of_nothing_are_the_types_ends(op: str, dtype: type) -> None:
+    sign = -1 if op == "ReduceMax" else 1
+    kind = np.dtype(dtype).kind
+    ends = np.iinfo(dtype) if kind in "iu" else None
+    end = ends and (ends.max if sign > 0 else ends.min)
+    expected = {"f": sign * np.inf, "b": sign > 0}.get(kind, end)
+    found = result(op, np.zeros((2, 0, 3), dtype), np.array([1]), version=20)
+    np.testing.assert_array_equal(found, np.full((2, 1, 3), expected, dtype))
+    assert result(op, np.zeros((2, 0), dtype), np.array([0]), version=20).shape == (1, 0)
 
 
 @pytest.mark.parametrize("reverse", [0, 1])

@@ -221,7 +221,7 @@ def erf(xp: Module, x: Array) -> Array:
     if xp is not np:
         from cupyx.scipy import special
 
-        return special.erf(x)
+        return special.erf(x).astype(x.dtype, copy=False)  # of half types it makes float64
     z = math.sqrt(2) * x.astype(np.float64)
     with np.errstate(all="ignore"):
         far = 2 * get_op("Gelu").shared()(dense(np, z)) / z - 1

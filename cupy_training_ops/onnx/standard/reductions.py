@@ -32,13 +32,20 @@ def _named(name: str) -> Reduce:
 
 def _largest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     """Of nothing the least number that there is."""
-    initial = {} if x.size else {"initial": -_most(x) if x.dtype.kind == "f" else _least(x)}
-    return x.max(axis=axes, keepdims=keep, **initial)
+    if not x.size:
+        return _of_nothing(xp, x, axes, keep, -np.inf if x.dtype.kind == "f" else _least(x))
+    return x.max(axis=axes, keepdims=keep)
 
 
 def _smallest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    initial = {} if x.size else {"initial": _most(x)}
-    return x.min(axis=axes, keepdims=keep, **initial)
+    if not x.size:
+        return _of_nothing(xp, x, axes, keep, _most(x))
+    return x.min(axis=axes, keepdims=keep)
+
+
+def _of_nothing(xp: Module, x: Array, axes: Any, keep: bool, value: Any) -> Array:
+    """What a reduction without elements gives; CuPy's take no `initial`."""
+    return xp.full(x.sum(axis=axes, keepdims=keep).shape, value, x.dtype)
 
 
 def _most(x: Array) -> Any:
