@@ -345,13 +345,24 @@ def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
     assert run([np.zeros((2, 4)), None]) == "done"
 
 
-@pytest.mark.parametrize("name", ["cnn_max", "gpt", "transformer", "tied"])
+@pytest.mark.parametrize("name", ["cnn_max", "gpt", "transformer", "tied", "mse", "frozen"])
 def test_gradients_are_added_as_soon_as_they_are_made(name: str) -> None:
     nodes = cto.onnx.TrainingSession(DATA / name).graph.nodes
     places = {output: i for i, node in enumerate(nodes) for output in node.outputs}
     sums = [node for node in nodes if node.op_type == "InPlaceAccumulatorV2"]
     apart = [places[node.outputs[0]] - places[node.inputs[1]] for node in sums]
     assert sum(apart) <= 2 * len(sums) < len(sums) ** 2
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "mse", "frozen"])
+def test_outputs_are_made_before_gradients_which_do_not_wait_for_each_other(name: str) -> None:
+    """Upstream's graphs make some losses at their very end."""
+    graph = cto.onnx.TrainingSession(DATA / name).graph
+    places = {output: i for i, node in enumerate(graph.nodes) for output in node.outputs}
+    sums = [i for i, node in enumerate(graph.nodes) if node.op_type == "InPlaceAccumulatorV2"]
+    results = [item.name for item in graph.outputs if not item.name.endswith("accumulation.out")]
+    gradients = [i for i, node in enumerate(graph.nodes) if node.op_type.endswith("Grad")]
+    assert max(places[name] for name in results) < min(sums) < max(gradients)
 
 
 PLAIN = Runner(lambda _: lambda _: "done")
