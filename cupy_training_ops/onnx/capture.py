@@ -40,15 +40,16 @@ class Captures:
 
     def __call__(self, feeds: Arrays) -> dict[str, Any]:
         """The session's results; of its feeds those that are not fixed are given."""
+        self._session.n_begun = 0
         given = {name: self._session.checked(name, value) for name, value in feeds.items()}
         for name, value in given.items():
             self._session.labels.look_at(name, value)
-        self._session.labels.check()
         form = self._form(given)
         self._side = self._side or graphs.side_stream(self)
         self._side.go_on(cupy.cuda.get_current_stream())
         if form.graph is None:
             return self._first_runs(form, given, self._side)
+        self._session.labels.check(form.classes)
         form.take(given)
         return form.replay()
 
@@ -77,7 +78,8 @@ class Captures:
                     "before, so that none can be captured"
                 )
             try:
-                return self._noted(form, given)
+                with self._session.all_or_nothing():
+                    return self._noted(form, given)
             except BaseException:  # replays would count on zeros that it has not left behind
                 self._forms.clear()
                 raise
@@ -105,15 +107,17 @@ class Captures:
             is_same = arena.is_used
         except OtherMemoryError:
             is_same = False
-        except OpError:
-            raise
-        except BaseException:  # not what the next one would come to
-            form.plan = None
+        except BaseException as error:
+            self._session.n_begun = 0  # on the device
+            if not isinstance(error, OpError):  # not what the next one would come to
+                form.plan = None
             raise
         if not is_same:
             form.plan = None
             return False
+        self._session.n_begun = 0  # of a replay
         form.graph, form.results, form.memory = captured.graph, results, self._memory
+        form.classes = self._session.labels.classes.copy()
         form.sent = [array for s in self._session.program.senders for array in s.known.values()]
         form.own = frozenset(n for n, a in results.items() if self._is_own(a))
         return True
@@ -146,6 +150,7 @@ class _Form:
         self.inputs: dict[str, Any] = {}  # at the places that replays read
         self.results: dict[str, Any] = {}
         self.own: frozenset[str] = frozenset()
+        self.classes: dict[str, int] = {}  # of labels
 
     def take(self, given: Arrays) -> None:
         """Copy feeds to where replays read them; what is read on the host is the same."""

@@ -74,7 +74,10 @@ def product(
     if not out.size:
         return out
     if not k:
-        out *= a.dtype.type(beta)
+        if beta:
+            out *= a.dtype.type(beta)
+        else:  # what is there may be NaN
+            out.fill(0)
         return out
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:  # one large product
         a, m, batch = a.reshape(-1, k), m * math.prod(batch), ()

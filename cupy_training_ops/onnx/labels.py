@@ -7,6 +7,7 @@ looked at by the operator itself; those that a GPU is given are looked at before
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import HostArray
 from ..errors import ArgumentError, cut
 from .graph import Graph, Node
 from .kinds import Run, Runner
@@ -40,7 +42,7 @@ class Labels:
         losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
         self._losses = {node.inputs[1]: node for node in losses if node.inputs[1] in names}
         self._ranges: dict[str, tuple[int, int] | None] = {}
-        self._classes: dict[str, int] = {}
+        self.classes: dict[str, int] = {}  # of the last run
 
     def runners(self, graph: Graph, found: Mapping[int, Runner]) -> dict[int, Runner]:
         """The same, with losses that look at the labels' range."""
@@ -54,30 +56,36 @@ class Labels:
         return replace(known, make=lambda xp: partial(self._run, node, known.make(xp)))
 
     def _run(self, node: Node, run: Run, values: list[Any], **given: Any) -> Any:
-        self._classes[node.inputs[1]] = values[0].shape[1]
-        self._check(node.inputs[1])
+        self.classes[node.inputs[1]] = values[0].shape[1]
+        self._check(node.inputs[1], values[0].shape[1])
         return run(values, **given)
 
     def look_at(self, name: str, value: Any) -> None:
-        """Note what is fed under a name; refuse it where the classes are known already."""
+        """Note what is fed under a name."""
         node = self._losses.get(name)
         if node is None:
             return
         self._ranges[name] = None
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
-            ignored = node.attributes.get("ignore_index")
-            counted = value if ignored is None else value[value != ignored]
-            if counted.size:
-                self._ranges[name] = int(counted.min()), int(counted.max())
+        if not hasattr(value, "__cuda_array_interface__"):
+            with contextlib.suppress(ValueError):  # which whoever feeds it is told
+                self._ranges[name] = _range(np.asarray(value), node.attributes.get("ignore_index"))
 
-    def check(self) -> None:
-        """Refuse what was looked at since the last run, if classes are known."""
-        for name in self._classes:
-            self._check(name)
+    def check(self, classes: Mapping[str, int]) -> None:
+        """Refuse what was looked at last, of which there are so many classes."""
+        for name, n in classes.items():
+            self._check(name, n)
 
-    def _check(self, name: str) -> None:
-        found, classes = self._ranges.get(name), self._classes[name]
+    def _check(self, name: str, classes: int) -> None:
+        found = self._ranges.get(name)
         if found is not None and not (found[0] >= 0 and found[1] < classes):
             wrong = found[0] if found[0] < 0 else found[1]
             expected = f"labels from 0 to {classes - 1}"
             raise ArgumentError(f"{cut(name)}: expected {expected}, got {wrong}")
+
+
+def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
+    """The least and the largest; None where there are none."""
+    counted = labels if ignored is None else labels[labels != ignored]
+    if labels.dtype.kind not in "iu" or not counted.size:
+        return None
+    return int(counted.min()), int(counted.max())

@@ -22,6 +22,7 @@ from .runner import runner
 HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
 SMALL = 64  # elements of a constant that may as well be on the host
+APART = 256  # bytes, from one array to the next in one memory
 LARGEST_KEPT = 64 << 10  # bytes of a copy that is kept for the next run
 MOST_KEPT = 64  # of one value
 Place = tuple[str, bool]  # a value, and whether it is on the host
@@ -36,6 +37,8 @@ class Program(NamedTuple):
     results: tuple[tuple[str, int], ...]
     constants: Mapping[str, int]
     states: Mapping[str, int]  # constants that steps update
+    written: tuple[Any, ...]  # the memory of these
+    n_before_sums: int  # steps before the first that updates what is fed
     copied: frozenset[int]  # results that may have a constant's memory
     senders: tuple[Sender, ...]
 
@@ -124,17 +127,42 @@ class Compiler:
         kept = wanted | given | {slot for slot, _ in self._feeds.values()}
         self._let_repeat(wanted)
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
+        states = {n: slot for n, slot in constants.items() if n in self._updated}
         steps = with_ends(directly(self._steps, wanted), kept | {ABSENT})
+        steps = in_place(steps, kept | {ABSENT})
         return Program(
-            tuple(in_place(steps, kept | {ABSENT})),
+            tuple(steps),
             self._values,
             self._feeds,
             results,
             constants,
-            {n: slot for n, slot in constants.items() if n in self._updated},
+            states,
+            self._side_by_side(states.values()),
+            self._n_before_sums(steps),
             lasting(self._steps, wanted, given),
             tuple(self._senders.values()),
         )
+
+    def _side_by_side(self, slots: Collection[int]) -> tuple[Any, ...]:
+        """Arrays on the device in one memory, which one copy keeps; others as they are."""
+        there = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
+        nbytes = {slot: -(-self._values[slot].nbytes // APART) * APART for slot in there}
+        memory = self._xp.zeros(sum(nbytes.values()), np.uint8)
+        start = 0
+        for slot in there:
+            array = self._values[slot]
+            part = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            part[...] = array
+            self._values[slot] = part
+            start += nbytes[slot]
+        others = tuple(self._values[slot] for slot in slots if slot not in there)
+        return (memory, *others) if there else others
+
+    def _n_before_sums(self, steps: Sequence[Step]) -> int:
+        """How many steps there are before the first that has an array that is fed and updated."""
+        summed = written_slots(steps) & {slot for slot, _ in self._feeds.values()}
+        found = (i for i, step in enumerate(steps) if summed.intersection(step.inputs))
+        return next(found, len(steps))
 
     def _has(self, name: str) -> bool:
         return (name, HOST) in self._slots or (name, DEVICE) in self._slots

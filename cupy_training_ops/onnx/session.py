@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import dtype_name
+from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
@@ -83,6 +83,8 @@ class Session:
         self.graph, self.xp = graph, xp
         self._said = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, found, arrays).compile()
+        self._written = self.program.written
+        self.n_begun = 0  # steps of a run
 
     @property
     def states(self) -> dict[str, Any]:
@@ -96,6 +98,13 @@ class Session:
             slot = self.program.constants.get(name)
             if slot is not None:
                 self.program.values[slot] = array
+        own = [array for name, array in self.states.items() if name not in other.states]
+        self._written = (*other._written, *own) if self.states else ()
+
+    @property
+    def is_in_sums(self) -> bool:
+        """Whether the last run came to steps that add to what is fed."""
+        return self.n_begun > self.program.n_before_sums
 
     def report(self) -> dict[str, Any]:
         """What waited as codes in the last run, as ActivationStash.report says it."""
@@ -117,15 +126,14 @@ class Session:
         """The graph's outputs by name; arrays that it updates in place are those given."""
         for name, value in feeds.items():
             self.labels.look_at(name, value)
-        return self.run_seen(feeds)
+        with self.all_or_nothing():
+            return self.run_seen(feeds)
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         """`run` for feeds beside these, which are the same arrays each time."""
         known: list[list[Any]] = []
 
-        def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
-            for name, value in feeds.items():
-                self.labels.look_at(name, value)
+        def values_of(feeds: Mapping[str, Any]) -> list[Any]:
             places = {name: self.program.feeds[name][0] for name in feeds} if known else {}
             values = known[0].copy() if known else self._fed({**fixed, **feeds})
             for name, place in places.items():
@@ -134,13 +142,31 @@ class Session:
                 own = {self.program.feeds[name][0] for name in fixed}
                 given = {place for place, _ in self.program.feeds.values()} - own
                 known.append([None if i in given else v for i, v in enumerate(values)])
-            return self._ran(values)
+            return values
+
+        def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+            for name, value in feeds.items():
+                self.labels.look_at(name, value)
+            with self.all_or_nothing():
+                return self._ran(values_of(feeds))
 
         return run
 
     def run_seen(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of feeds whose labels were looked at."""
+        """The same of feeds whose labels were looked at, and setting nothing back."""
         return self._ran(self._fed(feeds))
+
+    @contextlib.contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Constants that a run updates are set back if it does not come to its end."""
+        self.n_begun = 0
+        before = [(array, array.copy()) for array in self._written]
+        try:
+            yield
+        except BaseException:
+            for array, old in before:
+                array[...] = old
+            raise
 
     def _ran(self, values: list[Any]) -> dict[str, Any]:
         self._run(values)
@@ -150,7 +176,7 @@ class Session:
     def _run(self, values: list[Any]) -> None:
         kept = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), kept:
-            for step in self.program.steps:
+            for self.n_begun, step in enumerate(self.program.steps, 1):
                 self._run_step(step, values)
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
@@ -165,6 +191,9 @@ class Session:
             raise ArgumentError(f"{node.title}: {error}") from error
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
+        for k, slot in enumerate(outputs):
+            if values[slot] is None and slot not in dead:
+                raise ArgumentError(f"{node.title}: its output {k} is not computed here")
         for slot in dead:
             values[slot] = None
 
@@ -197,9 +226,9 @@ class Session:
         if it is there, and not read on the host."""
         said, host = self._said[name], self.is_on_host(name)
         if said.is_sequence and isinstance(value, list | tuple):
-            found: Any = [self._taken(item, host) for item in value]
+            found: Any = [self._taken(name, item, host) for item in value]
         else:
-            found = self._taken(value, host)
+            found = self._taken(name, value, host)
         self._check(said, found)
         return found
 
@@ -217,15 +246,22 @@ class Session:
                 expected = f"{len(said.shape)} dimensions"
                 refuse("Session", cut(said.name), expected, f"shape {array.shape}")
 
-    def _taken(self, value: Any, host: bool) -> Any:
+    def _taken(self, name: str, value: Any, host: bool) -> Any:
         """An array."""
         if self.xp is np:
-            return np.asarray(value)
+            return _on_host(name, value)
         if not isinstance(value, self.xp.ndarray):
             if not hasattr(value, "__cuda_array_interface__"):
-                return np.asarray(value)
+                return _on_host(name, value)
             value = self.xp.asarray(value)
         return self.xp.asnumpy(value) if host else value
+
+
+def _on_host(name: str, value: Any) -> HostArray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of several lengths
+        raise ArgumentError(f"Session: {cut(name)}: {error}") from None
 
 
 def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:

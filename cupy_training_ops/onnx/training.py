@@ -44,7 +44,9 @@ class TrainingSession:
 
     Inputs are given by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
-    array, too.
+    array, too. A step that is refused has changed nothing. One that is stopped in its backward part
+    (Ctrl-C, memory that is out) has changed neither parameters nor running statistics nor the
+    states of random numbers; gradients begin anew after it.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class TrainingSession:
 
     def step(self, *inputs: Any, **named: Any) -> Any:
         """Forward, backward, and the optimizer; the loss comes back."""
+        self._need_optimizer()
         loss = self.accumulate(*inputs, **named)
         self.apply()
         return loss
@@ -205,24 +208,32 @@ class TrainingSession:
         """Forward and backward: gradients are added to those since the last `apply`."""
         feeds = self._given("accumulate", self._user, inputs, named)
         feeds[RESET] = np.array([self._is_reset])
-        found = self._run_training(feeds)
+        try:
+            found = self._run_training(feeds)
+        except BaseException:
+            self._is_reset |= self._training.is_in_sums
+            raise
         self._is_reset = False
         self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
         return next(iter(self.outputs.values()))
 
     def apply(self) -> None:
         """A step of the optimizer by the accumulated gradients, which begin anew after it."""
-        if self._optimizer is None or self._run_optimizer is None:
-            raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
+        optimizer, run = self._need_optimizer()
         if self._is_reset:
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),
             "step": np.array([self.step_count + 1], np.int64),
         }
-        self._run_optimizer({n: feeds[n] for n in self._optimizer.inputs if n in feeds})
+        run({n: feeds[n] for n in optimizer.inputs if n in feeds})
         self.step_count += 1
         self._is_reset = True
+
+    def _need_optimizer(self) -> tuple[Session, Run]:
+        if self._optimizer is None or self._run_optimizer is None:
+            raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
+        return self._optimizer, self._run_optimizer
 
     def eval(self, *inputs: Any, **named: Any) -> Any:
         """The loss of the eval model; all its outputs are in `outputs`.

@@ -81,8 +81,11 @@ def _turns(node: Node) -> bool:
 
 
 def _turned(node: Node, name: str) -> Node:
-    """The product of the transposed factors in the other order."""
+    """The product of the transposed factors in the other order; of one whose factors may be
+    vectors this is found out as it runs."""
     known = node.attributes
+    if node.op_type == "FusedMatMul":
+        return replace(node, outputs=(name,), attributes={**known, "transY": 1})
     flags = {"transA": 1 - known.get("transB", 0), "transB": 1 - known.get("transA", 0)}
     a, b = node.inputs[:2]
     return replace(node, inputs=(b, a), outputs=(name,), attributes={**known, **flags})

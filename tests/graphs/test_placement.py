@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Where values are, with a device that lends nobody its arrays: what is copied, and when.
-
-A Box stands for an array on a device: NumPy computes nothing of it. What runs a node on the device
-is given boxes and gives boxes, but for what its declaration says is on the host.
-"""
+"""Where values are, with a device that lends nobody its arrays: what is copied, and when."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,101 +10,20 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx import program, session
+from cupy_training_ops.onnx import session
+
+from . import boxes
+from .boxes import Box, Device, opened
 
 DATA = Path(__file__).parent / "data"
 GRAPHS = sorted(path.name for path in DATA.iterdir())
 
 
-class Box:
-    """An array on the device, which says its form alone."""
-
-    __array_ufunc__ = None
-
-    def __init__(self, inside: np.ndarray) -> None:
-        assert isinstance(inside, np.ndarray)
-        self.inside, self.dtype = inside, inside.dtype
-        self.shape, self.ndim, self.size = inside.shape, inside.ndim, inside.size
-        self.flags = inside.flags
-
-
-class Device:
-    """An array module whose arrays are boxes."""
-
-    ndarray = Box
-
-    def __init__(self) -> None:
-        self.sent: list[Box] = []
-        self.fetched: list[np.ndarray] = []
-
-    def asarray(self, array: Any) -> Box:
-        if isinstance(array, Box):
-            return array
-        self.sent.append(Box(np.array(array)))
-        return self.sent[-1]
-
-    def asnumpy(self, box: Box) -> np.ndarray:
-        self.fetched.append(box.inside)
-        return box.inside
-
-    def zeros_like(self, box: Box) -> Box:
-        return Box(np.zeros_like(box.inside))
-
-
-def opened(value: Any) -> Any:
-    assert isinstance(value, Box), f"{type(value).__name__} where a device array is needed"
-    return value.inside
-
-
 @pytest.fixture
 def device(monkeypatch) -> Device:
     """The device, on which nodes are run by NumPy behind its back."""
-    found = Device()
-
-    def boxed(known):
-        return replace(known, make=lambda xp: run_of(known, xp))
-
-    def run_of(known, xp):
-        run = known.make(np)
-        if xp is np:
-            return lambda values, **over: run([checked_on_host(v) for v in values], **over)
-
-        def on_device(values, out=None):
-            inside = [unboxed(known, k, value) for k, value in enumerate(values)]
-            outs = None if out is None else {k: opened(a) for k, a in out.items()}
-            results = run(inside) if outs is None else run(inside, out=outs)
-            return [r if k in known.makes_host else each(r, box) for k, r in enumerate(results)]
-
-        return on_device
-
-    def runners(*given):
-        return {i: boxed(known) for i, known in program.runners(*given).items()}
-
-    monkeypatch.setattr(session, "runners", runners)
-    return found
-
-
-def each(value: Any, function: Any) -> Any:
-    return [function(v) for v in value] if isinstance(value, list | tuple) else function(value)
-
-
-def box(value: Any) -> Any:
-    return None if value is None else Box(value)
-
-
-def checked_on_host(value: Any) -> Any:
-    assert value is None or isinstance(value, np.ndarray | list)
-    return value
-
-
-def unboxed(known: Any, k: int, value: Any) -> Any:
-    if value is None:
-        return None
-    if k in known.host:
-        return checked_on_host(value)
-    if known.shapes_only or k in known.either:
-        return value.inside if isinstance(value, Box) else value
-    return each(value, opened)
+    monkeypatch.setattr(session, "runners", boxes.runners)
+    return Device()
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cupy_training_ops.dtypes import BFLOAT16
+from cupy_training_ops.onnx import standard
 
 SHAPES = [
     ((3, 4), (4, 5)),
@@ -85,6 +87,29 @@ def test_every_layout_is_read_as_it_is(products, a, b, rng) -> None:
     for first, second in itertools.product(WAYS, WAYS):
         found = products.product(WAYS[first](x), WAYS[second](y), alpha=0.5)
         np.testing.assert_allclose(found, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_nothing_are_zero_whatever_was_there(products, monkeypatch) -> None:
+    there = SimpleNamespace(empty=lambda shape, dtype: np.full(shape, np.nan, dtype))
+    monkeypatch.setattr(products, "cupy", there)
+    found = products.product(np.ones((3, 0), np.float32), np.ones((0, 5), np.float32))
+    np.testing.assert_array_equal(found, np.zeros((3, 5)))
+    out = np.full((3, 5), 2, np.float32)
+    products.product(np.ones((3, 0)), np.ones((0, 5)), beta=0.5, out=out)
+    np.testing.assert_array_equal(out, np.ones((3, 5)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,))]
+)
+@pytest.mark.usefixtures("products")
+def test_vectors_are_multiplied_by_the_same_call(a, b, rng) -> None:
+    """CuPy's own refuse a capture."""
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
+    device = SimpleNamespace(__name__="cupy", matmul=lambda *_, **__: pytest.fail("CuPy's own"))
+    found = standard.products.product(device, x, y, alpha=0.5)
+    assert found.shape == (x @ y).shape
+    np.testing.assert_allclose(found, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
 
 
 def test_transposed_and_cut_factors_are_not_copied(products, rng, monkeypatch) -> None:

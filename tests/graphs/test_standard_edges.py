@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 import cupy_training_ops as cto
+from cupy_training_ops.onnx.standard import elementwise
 
 HALVES = (np.dtype(np.float16), cto.dtypes.BFLOAT16)
 
@@ -106,3 +107,163 @@ def test_a_factor_of_integers_may_be_a_fraction() -> None:
     found = result("Gemm", x, x, x, alpha=1.5, beta=0.5)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("op", ["Erf", "Gelu", "BiasGelu"])
+def test_a_scalar_stays_one(op: str) -> None:
+    x = np.array(0.5, np.float32)
+    version = 20 if op == "Gelu" else 18
+    found = result(op, *[x] * (1 + (op == "BiasGelu")), version=version)
+    assert found.shape == ()
+
+
+def test_a_devices_erf_is_of_its_inputs_type(monkeypatch) -> None:
+    """CuPy's makes float64 of float16."""
+    special = pytest.importorskip("cupyx.scipy.special")
+    monkeypatch.setattr(special, "erf", lambda x: np.tanh(x.astype(np.float64)))
+    assert elementwise.erf(None, np.ones(3, np.float16)).dtype == np.float16
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.int64, np.uint8, np.bool_])
+def test_extremes_of_nothing_are_the_types_ends(op: str, dtype: type) -> None:
+    sign = -1 if op == "ReduceMax" else 1
+    kind = np.dtype(dtype).kind
+    ends = np.iinfo(dtype) if kind in "iu" else None
+    end = ends and (ends.max if sign > 0 else ends.min)
+    expected = {"f": sign * np.inf, "b": sign > 0}.get(kind, end)
+    found = result(op, np.zeros((2, 0, 3), dtype), np.array([1]), version=20)
+    np.testing.assert_array_equal(found, np.full((2, 1, 3), expected, dtype))
+    assert result(op, np.zeros((2, 0), dtype), np.array([0]), version=20).shape == (1, 0)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_an_exclusive_sum_has_what_is_before_and_nothing_else(reverse: int) -> None:
+    x = np.array([1, 1e8, np.inf, 2, np.nan], np.float32)[:: 1 - 2 * reverse]
+    expected = np.float32([0, 1, 1e8, np.inf, np.inf])[:: 1 - 2 * reverse]
+    found = result("CumSum", x, np.array(-1), exclusive=1, reverse=reverse)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 0, 4)])
+def test_rows_of_nothing_are_nothing(op: str, shape: tuple[int, ...]) -> None:
+    version = 13 if op == "Hardmax" else 11
+    found = result(op, np.zeros(shape, np.float32), axis=-1, version=version)
+    assert found.shape == shape
+
+
+LONG = 9000
+IN_FLOAT32 = {  # an operator, its inputs' shapes, and its attributes
+    "Softmax": ([(2, LONG)], {}),
+    "LogSoftmax": ([(2, LONG)], {}),
+    "LpNormalization": ([(2, LONG)], {}),
+    "InstanceNormalization": ([(2, 3, LONG), (3,), (3,)], {}),
+    "Mean": ([(4,)] * 12, {}),
+    "Einsum": ([(3, LONG), (LONG, 2)], {"equation": "ij,jk->ik"}),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("op", IN_FLOAT32)
+def test_what_sums_half_types_sums_them_in_float32(op: str, dtype: np.dtype, rng) -> None:
+    shapes, attributes = IN_FLOAT32[op]
+    inputs = [(9000 * rng.uniform(0.5, 1, shape)).astype(dtype) for shape in shapes]
+    if op == "Einsum" or "Softmax" in op:
+        inputs = [(x * dtype.type(1e-4)).astype(dtype) for x in inputs]
+    found = result(op, *inputs, version=11 if "Softmax" in op else 18, **attributes)
+    wide = [x.astype(np.float64) for x in inputs]
+    expected = result(op, *wide, version=11 if "Softmax" in op else 18, **attributes)
+    assert found.dtype == dtype
+    most = 1e-2 * float(np.abs(expected).max())
+    np.testing.assert_allclose(found.astype(np.float64), expected, 1e-2, most)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_running_sum_of_half_types_is_rounded_once(dtype: np.dtype) -> None:
+    ones = np.ones(5000, dtype)
+    assert result("CumSum", ones, np.array(0))[-1] == dtype.type(5000)
+    added = result("ScatterElements", ones[:1], np.zeros(5000, int), ones, reduction="add")
+    assert added == dtype.type(5001)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_statistics_of_half_types_are_of_float32(dtype: np.dtype, rng) -> None:
+    x = (300 * rng.standard_normal((4, 2, 999))).astype(dtype)
+    each = np.ones(2, np.float32)
+    names = [f"x{i}" for i in range(5)]
+    node = helper.make_node("BatchNormalization", names, ["y", "m", "v"], training_mode=1)
+    inputs = [x, *[each.astype(dtype)] * 2, each, each]
+    found = cto.onnx.call(node, inputs, version=15)
+    wide = [array.astype(np.float64) for array in inputs]
+    for a, b in zip(found, cto.onnx.call(node, wide, version=15), strict=True):
+        np.testing.assert_allclose(a.astype(np.float64), b, 1e-2, 1e-2)
+    assert [a.dtype for a in found] == [dtype, np.float32, np.float32]
+
+
+WRONG_AXES = [  # of inputs of two dimensions
+    ("Softmax", {"axis": 2}, 11),
+    ("LogSoftmax", {"axis": -3}, 11),
+    ("Flatten", {"axis": 3}, 18),
+    ("Flatten", {"axis": -3}, 18),
+    ("OneHot", {"axis": 3}, 18),
+    ("GatherElements", {"axis": 2}, 18),
+    ("ScatterElements", {"axis": -3}, 18),
+    ("Trilu", {}, 18),
+    ("EyeLike", {}, 18),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "version"), WRONG_AXES)
+def test_an_axis_that_is_not_there_is_refused(op: str, attributes: dict, version: int) -> None:
+    x, places = np.ones((2, 2), np.float32), np.zeros((2, 2), np.int64)
+    inputs = {
+        "OneHot": (places, np.array(2), np.ones(2)),
+        "GatherElements": (x, places),
+        "ScatterElements": (x, places, x),
+        "Trilu": (x[0],),
+        "EyeLike": (x[0],),
+    }
+    with pytest.raises(cto.ArgumentError, match=r"expected (from|at least 2|2 dim)"):
+        result(op, *inputs.get(op, (x,)), version=version, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "version"),
+    [
+        ("DepthToSpace", {"blocksize": 1, "mode": "RCD"}, 18),
+        ("Gelu", {"approximate": "erf"}, 20),
+        ("LpNormalization", {"p": 3}, 18),
+        ("Pad", {"mode": "symmetric"}, 18),
+        ("BatchNormalization", {"spatial": 0}, 7),
+    ],
+)
+def test_a_way_that_there_is_not_is_refused(op: str, attributes: dict, version: int) -> None:
+    x = np.ones((1, 1, 2, 2), np.float32)
+    inputs = [
+        x,
+        *{"Pad": [np.ones(8, int)], "BatchNormalization": [x[0, 0, 0, :1]] * 4}.get(op, ()),
+    ]
+    with pytest.raises(cto.ArgumentError, match="is not computed here"):
+        result(op, *inputs, version=version, **attributes)
+
+
+@pytest.mark.parametrize("version", [9, 14])
+def test_an_output_that_is_not_made_is_no_none(version: int) -> None:
+    """Statistics of a normalisation that uses those it is given."""
+    x, each = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    feeds = {"x": x, **dict.fromkeys("abcd", each)}
+    text = f"""<ir_version: 8, opset_import: ["" : {version}]>
+    g (float[2, 3] x, float[3] a, float[3] b, float[3] c, float[3] d) => (float y{{}}) {{{{
+        y, m, v = BatchNormalization(x, a, b, c, d) }}}}"""
+    model = onnx.parser.parse_model(text.format(""))
+    np.testing.assert_allclose(cto.onnx.Session(model).run(feeds)["y"], 1, 1e-4)
+    session = cto.onnx.Session(onnx.parser.parse_model(text.format(", float m")))
+    with pytest.raises(cto.ArgumentError, match="its output 1 is not computed here"):
+        session.run(feeds)
+
+
+def test_lists_of_several_lengths_are_no_array() -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) { y = Neg(x) }'
+    with pytest.raises(cto.ArgumentError, match=r"Session: x: .*inhomogeneous"):
+        cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": [[1.0], [2.0, 3.0]]})

@@ -193,6 +193,9 @@ def test_what_is_not_there_is_said_when_it_is_asked_for(tmp_path: Path) -> None:
     for name in ("training_model.onnx", "checkpoint"):
         shutil.copy(DATA / "mlp" / name, tmp_path / name)
     session, (x, labels) = cto.onnx.TrainingSession(tmp_path), first_batch()
+    with pytest.raises(cto.ArgumentError, match="no optimizer_model"):
+        session.step(x, labels)
+    assert not any(gradient.any() for gradient in session.gradients.values())
     session.accumulate(x, labels)
     with pytest.raises(cto.ArgumentError, match="no optimizer_model"):
         session.apply()
@@ -226,6 +229,104 @@ def test_a_label_that_is_no_class_is_refused_and_changes_nothing(label: int) -> 
     assert session.step_count == 0
 
 
+def everything(session) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in session._state_arrays().items()}
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "gpt"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refused_step_has_changed_nothing(name: str, begun: bool) -> None:
+    """Neither running statistics nor gradients of the batches before."""
+    session, answers = opened(name, seed=3)
+    if begun:
+        session.accumulate(answers["x"][0], answers["labels"][0])
+    before = everything(session)
+    labels = answers["labels"][1].copy()
+    labels[-1] = 10**6
+    with pytest.raises(cto.ArgumentError, match="labels from 0"):
+        session.step(answers["x"][1], labels)
+    assert everything(session) == before
+    plain, _ = opened(name, seed=3)
+    for i in range(not begun, 2):
+        plain.accumulate(answers["x"][i], answers["labels"][i])
+    session.accumulate(answers["x"][1], answers["labels"][1])
+    assert everything(session) == everything(plain)
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "dropout"])
+def test_a_step_stopped_anywhere_leaves_states_and_no_half_sums(name: str, monkeypatch) -> None:
+    plain, answers = opened(name, seed=3)
+    x, labels = answers["x"], answers["labels"]
+    n_steps = len(plain._training.program.steps)
+    plain.accumulate(x[0], labels[0])
+    sums = plain._training.program.n_before_sums
+    plain.accumulate(x[1], labels[1])
+    anew, _ = opened(name, seed=3)
+    anew.accumulate(x[0], labels[0])
+    anew._is_reset = True
+    anew.accumulate(x[1], labels[1])
+    for place in range(n_steps):
+        session, _ = opened(name, seed=3)
+        session.accumulate(x[0], labels[0])
+        with monkeypatch.context() as context:
+            context.setattr(session._training, "_run_step", stopping(session._training, place))
+            with pytest.raises(KeyboardInterrupt):
+                session.accumulate(x[1], labels[1])
+        session.accumulate(x[1], labels[1])
+        assert everything(session) == everything(plain if place < sums else anew), place
+
+
+def stopping(session, place: int):
+    """What runs a step and is stopped behind so many."""
+    steps = iter(range(place, -1, -1))
+
+    def run(*given) -> None:
+        type(session)._run_step(session, *given)
+        if not next(steps):
+            raise KeyboardInterrupt
+
+    return run
+
+
+def test_sums_come_behind_all_that_may_refuse() -> None:
+    """A bias beside the loss, whose gradient is a constant."""
+    model = onnx.parser.parse_model(BESIDE)
+    session = cto.onnx.Session(model)
+    buffer, x = np.ones((), np.float32), np.ones((2, 3), np.float32)
+    feeds = {
+        "x": x,
+        "b": buffer,
+        "buffer": buffer.copy(),
+        "one": buffer,
+        "reset": np.zeros(1, bool),
+    }
+    with pytest.raises(cto.ArgumentError, match="labels from 0 to 2, got 3"):
+        session.run({**feeds, "labels": np.array([0, 3])})
+    assert feeds["buffer"] == 1
+    session.run({**feeds, "labels": np.array([0, 2])})
+    assert feeds["buffer"] == 2
+
+
+BESIDE = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g (float[2, 3] x, int64[2] labels, float b, float buffer, float one, bool[1] reset)
+=> (float loss, bool[1] done) {
+    db = Identity(one)
+    done = com.microsoft.InPlaceAccumulatorV2(buffer, db, reset)
+    of_labels = SoftmaxCrossEntropyLoss(x, labels)
+    loss = Add(of_labels, b)
+}"""
+
+
+def test_labels_in_a_list_are_looked_at_as_well() -> None:
+    session, _ = opened()
+    labels = Labels(session.graph)
+    (name,) = labels._losses
+    labels.look_at(name, [0, 7])
+    with pytest.raises(cto.ArgumentError, match="labels from 0 to 3, got 7"):
+        labels.check({name: 4})
+    labels.check({name: 8})
+
+
 def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
     session, answers = opened()
     labels = Labels(session.graph)
@@ -238,19 +339,30 @@ def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
         with pytest.raises(cto.ArgumentError, match=f"labels from 0 to 3, got {wrong}"):
             run([np.zeros((2, 4)), None])
         with pytest.raises(cto.ArgumentError, match="labels from 0 to 3"):
-            labels.check()
+            labels.check(labels.classes)
     labels.look_at(name, answers["labels"][0])
-    labels.check()
+    labels.check(labels.classes)
     assert run([np.zeros((2, 4)), None]) == "done"
 
 
-@pytest.mark.parametrize("name", ["cnn_max", "gpt", "transformer", "tied"])
+@pytest.mark.parametrize("name", ["cnn_max", "gpt", "transformer", "tied", "mse", "frozen"])
 def test_gradients_are_added_as_soon_as_they_are_made(name: str) -> None:
     nodes = cto.onnx.TrainingSession(DATA / name).graph.nodes
     places = {output: i for i, node in enumerate(nodes) for output in node.outputs}
     sums = [node for node in nodes if node.op_type == "InPlaceAccumulatorV2"]
     apart = [places[node.outputs[0]] - places[node.inputs[1]] for node in sums]
     assert sum(apart) <= 2 * len(sums) < len(sums) ** 2
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "mse", "frozen"])
+def test_outputs_are_made_before_gradients_which_do_not_wait_for_each_other(name: str) -> None:
+    """Upstream's graphs make some losses at their very end."""
+    graph = cto.onnx.TrainingSession(DATA / name).graph
+    places = {output: i for i, node in enumerate(graph.nodes) for output in node.outputs}
+    sums = [i for i, node in enumerate(graph.nodes) if node.op_type == "InPlaceAccumulatorV2"]
+    results = [item.name for item in graph.outputs if not item.name.endswith("accumulation.out")]
+    gradients = [i for i, node in enumerate(graph.nodes) if node.op_type.endswith("Grad")]
+    assert max(places[name] for name in results) < min(sums) < max(gradients)
 
 
 PLAIN = Runner(lambda _: lambda _: "done")

@@ -60,6 +60,22 @@ def test_values_are_those_of_the_graph_as_it_is_written(part: int, rng) -> None:
             np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.parametrize(
+    ("a", "b"), [((3,), (4, 3, 5)), ((2, 4, 3), (3,)), ((3,), (2, 4, 3, 5)), ((2, 4, 3), (3, 5))]
+)
+def test_a_product_that_is_transposed_may_be_of_a_vector(a, b, rng) -> None:
+    x, y = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in (a, b))
+    expected = (x @ y).swapaxes(-1, -2)
+    perm = [*range(expected.ndim - 2), expected.ndim - 1, expected.ndim - 2]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[{",".join(map(str, a))}] x, float[{",".join(map(str, b))}] y) => (float z)
+        {{ p = com.microsoft.FusedMatMul <alpha = 0.5> (x, y) z = Transpose <perm={perm}> (p) }}"""
+    )
+    session = cto.onnx.Session(model.SerializeToString())
+    np.testing.assert_allclose(session.run({"x": x, "y": y})["z"], 0.5 * expected, 1e-5, 1e-5)
+
+
 def operators(text: str) -> list[str]:
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {text}'

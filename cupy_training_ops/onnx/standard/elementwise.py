@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...registry import get_op
+from ..ours import dense
 from . import packed
+from .halves import widened
 from .table import standard
 
 Array = Any
@@ -110,6 +112,7 @@ def scalar(x: Array, value: float) -> Any:
 
 
 @standard("Mean", since=6)
+@widened
 def mean(xp: Module, *arrays: Array) -> Array:
     return functools.reduce(xp.add, arrays) / scalar(arrays[0], len(arrays))
 
@@ -218,19 +221,19 @@ def erf(xp: Module, x: Array) -> Array:
     if xp is not np:
         from cupyx.scipy import special
 
-        return special.erf(x)
+        return special.erf(x).astype(x.dtype, copy=False)  # of half types it makes float64
     z = math.sqrt(2) * x.astype(np.float64)
     with np.errstate(all="ignore"):
-        far = 2 * get_op("Gelu").shared()(np.ascontiguousarray(z)) / z - 1
+        far = 2 * get_op("Gelu").shared()(dense(np, z)) / z - 1
     near = 2 / math.sqrt(math.pi) * (x - x.astype(np.float64) ** 3 / 3)
     found = np.where(np.abs(x) < _SMALL, near, np.where(np.isinf(z), np.sign(z), far))
     return found.astype(x.dtype)
 
 
-@standard("Gelu", since=20)
+@standard("Gelu", since=20, only={"approximate": ("none", "tanh")})
 def gelu(xp: Module, x: Array, *, approximate: str = "none") -> Array:
     name = "Gelu" if approximate == "none" else "FastGelu"
-    return get_op(name).shared()(xp.ascontiguousarray(x))
+    return get_op(name).shared()(dense(xp, x))
 
 
 @standard("IsNaN")
@@ -267,4 +270,4 @@ def where(xp: Module, condition: Array, x: Array, y: Array) -> Array:
 
 @standard("BiasGelu")
 def bias_gelu(xp: Module, x: Array, bias: Array) -> Array:
-    return get_op("Gelu").shared()(xp.ascontiguousarray(x + bias))
+    return get_op("Gelu").shared()(dense(xp, x + bias))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
-from .table import standard
+from .halves import wide
+from .table import axis_of, standard
 
 Array = Any
 Module = Any
@@ -64,9 +65,10 @@ def scatter_nd(
 def _along(xp: Module, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     """Indices of all dimensions, of which those along the axis are given."""
     found = []
+    place = axis_of(axis, x.ndim)
     for i, n in enumerate(indices.shape):
         shape = [-1 if j == i else 1 for j in range(indices.ndim)]
-        found.append(indices if i == axis % x.ndim else xp.arange(n).reshape(shape))
+        found.append(indices if i == place else xp.arange(n).reshape(shape))
     return tuple(found)
 
 
@@ -80,14 +82,15 @@ def _scattered(
     functions = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     if reduction not in functions:
         raise ArgumentError(f"expected a reduction among {sorted(functions)}, got {reduction!r}")
-    getattr(xp, functions[reduction]).at(found, places, updates)
-    return found
+    found = wide(found)
+    getattr(xp, functions[reduction]).at(found, places, wide(updates))
+    return found.astype(x.dtype, copy=False)
 
 
 @standard("OneHot", host=(1,), grows=True)
 def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int = -1) -> Array:
     n = int(depth.reshape(-1)[0])
-    place = axis % (indices.ndim + 1)
+    place = axis_of(axis, indices.ndim + 1)
     shape = [-1 if i == place else 1 for i in range(indices.ndim + 1)]
     counted = xp.where(indices < 0, indices + n, indices)
     hot = xp.expand_dims(counted, place) == xp.arange(n).reshape(shape)
@@ -114,6 +117,8 @@ def top_k(
 
 @standard("Trilu", host=(1,))
 def trilu(xp: Module, x: Array, k: Any = None, *, upper: int = 1) -> Array:
+    if x.ndim < 2:
+        raise ArgumentError(f"expected at least 2 dimensions, got {x.ndim}")
     return (xp.triu if upper else xp.tril)(x, 0 if k is None else int(k.reshape(-1)[0]))
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from .elementwise import scalar
+from .halves import wide, widened
 from .table import standard
 
 Array = Any
 Module = Any
 
 
-@standard("BatchNormalization", since=7)
+@standard("BatchNormalization", since=7, only={"spatial": (1,)})
 def batch_normalization(
     xp: Module,
     x: Array,
@@ -30,10 +31,13 @@ def batch_normalization(
     axes = (0, *range(2, x.ndim))
     if not training_mode:
         return _normalized(xp, x, scale, bias, mean, var, epsilon)
-    own_mean, own_var = x.mean(axis=axes), x.var(axis=axes)
-    y = _normalized(xp, x, scale, bias, own_mean, own_var, epsilon)
-    old, new = scalar(mean, momentum), scalar(mean, 1 - momentum)
-    return y, mean * old + own_mean * new, var * old + own_var * new
+    own_mean, own_var = wide(x).mean(axis=axes), wide(x).var(axis=axes)
+    y = _normalized(xp, wide(x), wide(scale), wide(bias), own_mean, own_var, epsilon)
+    running = [
+        (wide(old) * momentum + own * (1 - momentum)).astype(old.dtype)
+        for old, own in ((mean, own_mean), (var, own_var))
+    ]
+    return y.astype(x.dtype, copy=False), *running
 
 
 def _normalized(
@@ -46,6 +50,7 @@ def _normalized(
 
 
 @standard("InstanceNormalization")
+@widened
 def instance_normalization(
     xp: Module, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
 ) -> Array:
@@ -55,7 +60,8 @@ def instance_normalization(
     return centred / width * scale.reshape(each) + bias.reshape(each)
 
 
-@standard("LpNormalization")
+@standard("LpNormalization", only={"p": (2, 1)})
+@widened
 def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     power = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else None
     norm = xp.sqrt((x * x).sum(axis=axis, keepdims=True)) if power is None else power

@@ -6,7 +6,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .elementwise import scalar
+from .halves import wide
 from .table import standard
 
 Array = Any
@@ -22,6 +25,8 @@ def product(
     xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: int = 0, out: Array = None
 ) -> Array:
     """alpha a @ b; one of a batch with one matrix is a single large one."""
+    if xp.__name__ == "cupy" and 1 in (a.ndim, b.ndim) and a.ndim and b.ndim:
+        return _of_vectors(xp, a, b, alpha, tf32)
     if xp.__name__ == "cupy":
         from .. import cublas
 
@@ -37,6 +42,15 @@ def product(
     if alpha != 1:
         y *= scalar(y, alpha)
     return y
+
+
+def _of_vectors(xp: Module, a: Array, b: Array, alpha: float, tf32: int) -> Array:
+    """A vector is a matrix of one row in front, of one column behind, whose extent is left out."""
+    rows = a[None] if a.ndim == 1 else a
+    columns = b[:, None] if b.ndim == 1 else b
+    y = product(xp, rows, columns, alpha, tf32)
+    y = y[..., 0, :] if a.ndim == 1 else y
+    return y[..., 0] if b.ndim == 1 else y
 
 
 @standard("Gemm")
@@ -79,10 +93,15 @@ def fused_matmul(
     transBatchA: int = 0,  # noqa: N803
     transBatchB: int = 0,  # noqa: N803
     allow_tf32: int = 0,
+    transY: int = 0,  # noqa: N803
 ) -> Array:
-    """With transBatch the first dimension is the one before last: (M, batch, K)."""
-    turned = _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB)
-    return product(xp, *turned, alpha, allow_tf32)
+    """With transBatch the first dimension is the one before last: (M, batch, K). With transY, which
+    is of this package's own, the result's last two dimensions are swapped."""
+    a, b = _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB)
+    if transY and a.ndim > 1 and b.ndim > 1:
+        return product(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), alpha, allow_tf32)
+    y = product(xp, a, b, alpha, allow_tf32)
+    return y.swapaxes(-1, -2) if transY else y
 
 
 def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
@@ -93,4 +112,6 @@ def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
 
 @standard("Einsum", keeps=True)
 def einsum(xp: Module, *arrays: Array, equation: str) -> Array:
+    if xp is np:  # whose sums are of the arrays' type
+        return xp.einsum(equation, *map(wide, arrays)).astype(arrays[0].dtype, copy=False)
     return xp.einsum(equation, *arrays)

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATS
+from ...dtypes import FLOATS
 from ...registry import get_op
+from ..ours import dense
 from .elementwise import scalar
-from .table import standard
+from .halves import wide, widened
+from .table import axis_of, standard
 
 Array = Any
 Module = Any
@@ -30,13 +32,20 @@ def _named(name: str) -> Reduce:
 
 def _largest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     """Of nothing the least number that there is."""
-    initial = {} if x.size else {"initial": -_most(x) if x.dtype.kind == "f" else _least(x)}
-    return x.max(axis=axes, keepdims=keep, **initial)
+    if not x.size:
+        return _of_nothing(xp, x, axes, keep, -np.inf if x.dtype.kind == "f" else _least(x))
+    return x.max(axis=axes, keepdims=keep)
 
 
 def _smallest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    initial = {} if x.size else {"initial": _most(x)}
-    return x.min(axis=axes, keepdims=keep, **initial)
+    if not x.size:
+        return _of_nothing(xp, x, axes, keep, _most(x))
+    return x.min(axis=axes, keepdims=keep)
+
+
+def _of_nothing(xp: Module, x: Array, axes: Any, keep: bool, value: Any) -> Array:
+    """What a reduction without elements gives; CuPy's take no `initial`."""
+    return xp.full(x.sum(axis=axes, keepdims=keep).shape, value, x.dtype)
 
 
 def _most(x: Array) -> Any:
@@ -95,8 +104,7 @@ def _typed(reduce: Reduce) -> Reduce:
     """Half types are reduced in float32; a result is of its input's type."""
 
     def run(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-        wide = x.astype(FLOAT32) if x.dtype in (FLOAT16, BFLOAT16) else x
-        return reduce(xp, wide, axes, keep).astype(x.dtype, copy=False)
+        return reduce(xp, wide(x), axes, keep).astype(x.dtype, copy=False)
 
     return run
 
@@ -106,7 +114,7 @@ def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     if xp.__name__ != "cupy" or x.dtype not in SUMMED or axes == ():
         return _typed(_in_type("sum"))(xp, x, axes, keep)
     op = get_op("ReduceSumTraining").shared(keepdims=keep)
-    return op(xp.ascontiguousarray(x), axes or ())
+    return op(dense(xp, x), axes or ())
 
 
 def _put(name: str, reduce: Reduce, since: int) -> None:
@@ -152,15 +160,20 @@ standard("ArgMin")(_arg("argmin"))
 
 
 @standard("CumSum", host=(1,))
+@widened
 def cum_sum(xp: Module, x: Array, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Array:
-    place = int(axis.reshape(-1)[0])
+    place, shape = int(axis.reshape(-1)[0]), x.shape
     x = xp.flip(x, place) if reverse else x
+    if exclusive:  # what is before each element: to take it off again would cost it its bits
+        x = xp.moveaxis(x, place, 0)[:-1]
+        before = xp.zeros((min(1, shape[place]), *x.shape[1:]), x.dtype)
+        x = xp.moveaxis(xp.concatenate([before, x]), 0, place)
     total = xp.cumsum(x, axis=place, dtype=x.dtype)
-    total = total - x if exclusive else total
     return xp.flip(total, place) if reverse else total
 
 
 @standard("Softmax", until=12)
+@widened
 def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
     """Over all dimensions from the axis on."""
     e = xp.exp(_below_top(x, axis))
@@ -168,13 +181,14 @@ def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
 
 
 @standard("LogSoftmax", until=12)
+@widened
 def log_softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
     below = _below_top(x, axis)
     return below - xp.log(_row_sums(xp.exp(below), axis))
 
 
 def _below_top(x: Array, axis: int) -> Array:
-    return x - x.max(axis=_row_axes(x, axis), keepdims=True)
+    return x - x.max(axis=_row_axes(x, axis), keepdims=True) if x.size else x
 
 
 def _row_sums(x: Array, axis: int) -> Array:
@@ -182,11 +196,13 @@ def _row_sums(x: Array, axis: int) -> Array:
 
 
 def _row_axes(x: Array, axis: int) -> tuple[int, ...]:
-    return tuple(range(axis % max(x.ndim, 1), x.ndim))
+    return tuple(range(axis_of(axis, x.ndim), x.ndim)) if x.ndim else ()
 
 
 @standard("Hardmax", since=13)
 def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
+    if not x.size:
+        return x.copy()
     first = xp.expand_dims(x.argmax(axis=axis), axis)
     shape = [1] * x.ndim
     shape[axis] = -1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import HostArray
-from .table import standard
+from .table import axis_of, standard
 
 Array = Any
 Module = Any
@@ -97,7 +97,7 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     has_sizes = sizes is not None and len(sizes) > 0
     for i, axis in enumerate(chosen):
         n = x.shape[axis]

@@ -14,7 +14,7 @@ from ...dtypes import FLOAT32, to_dtype
 from ...errors import ArgumentError
 from ...registry import get_op
 from .reductions import places
-from .table import standard
+from .table import axis_of, standard
 
 Array = Any
 Module = Any
@@ -28,6 +28,9 @@ def extents(shape: Any) -> tuple[int, ...]:
     if excess is not None:
         raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
     return found
+
+
+BLOCKS = {"mode": ("DCR", "CRD")}  # of channels and blocks
 
 
 @standard("Identity", view=True)
@@ -79,7 +82,7 @@ def _swaps_last(rank: int, perm: Sequence[int] | None) -> bool:
 
 @standard("Flatten", view=True)
 def flatten(xp: Module, x: Array, *, axis: int = 1) -> Array:
-    place = axis + x.ndim if axis < 0 else axis
+    place = axis if axis == x.ndim or not x.ndim else axis_of(axis, x.ndim)
     return x.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:]))
 
 
@@ -201,15 +204,20 @@ def range_(xp: Module, start: Any, limit: Any, delta: Any) -> Array:
 
 @standard("EyeLike", shapes_only=True, grows=True)
 def eye_like(xp: Module, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+    if x.ndim != 2:
+        raise ArgumentError(f"expected 2 dimensions, got {x.ndim}")
     return xp.eye(*x.shape, k=k, dtype=x.dtype if dtype is None else to_dtype(dtype))
 
 
-@standard("Pad", until=10)
+PAD = {"mode": ("constant", "reflect", "edge", "wrap")}
+
+
+@standard("Pad", until=10, only=PAD)
 def pad_2(xp: Module, x: Array, *, pads: Any, mode: str = "constant", value: float = 0) -> Array:
     return pad(xp, x, pads, np.array(value, x.dtype), mode=mode)
 
 
-@standard("Pad", host=(1, 2, 3), grows=True, since=11)
+@standard("Pad", host=(1, 2, 3), grows=True, since=11, only=PAD)
 def pad(
     xp: Module,
     x: Array,
@@ -233,7 +241,7 @@ def pad(
     return xp.pad(x[cut], wider, mode=mode)
 
 
-@standard("DepthToSpace", view=True)
+@standard("DepthToSpace", view=True, only=BLOCKS)
 def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b, inner = blocksize, c // blocksize**2
@@ -244,7 +252,7 @@ def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
     return moved.reshape(n, inner, h * b, w * b)
 
 
-@standard("SpaceToDepth", view=True)
+@standard("SpaceToDepth", view=True, only=BLOCKS)
 def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b = blocksize

@@ -84,6 +84,13 @@ def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
     return put
 
 
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ArgumentError(f"axis: expected from {-rank} to {rank - 1}, got {axis}")
+    return axis % rank
+
+
 def find(name: str, version: int) -> Standard | None:
     """The function of an operator in an opset."""
     serving = (item for item in TABLE.get(name, ()) if item.since <= version <= item.until)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""Half types: what sums them computes in float32, and rounds once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+
+Array = Any
+Module = Any
+HALVES = (FLOAT16, BFLOAT16)
+
+
+def wide(x: Array) -> Array:
+    """An array of a half type in float32; anything else as it is."""
+    return x.astype(FLOAT32) if getattr(x, "dtype", None) in HALVES else x
+
+
+def widened(function: Callable[..., Array]) -> Callable[..., Array]:
+    """The function of an array of a half type and others, in float32."""
+
+    @functools.wraps(function)
+    def run(xp: Module, *arrays: Array, **attributes: Any) -> Array:
+        if arrays[0].dtype not in HALVES:
+            return function(xp, *arrays, **attributes)
+        y = function(xp, *map(wide, arrays), **attributes)
+        return y.astype(arrays[0].dtype)
+
+    return run

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""A device that lends nobody its arrays, with NumPy behind it.
+
+A Box stands for an array on a device: NumPy computes nothing of it. What runs a node on the device
+is given boxes and gives boxes, but for what its declaration says is on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cupy_training_ops.onnx import program
+
+
+class Box:
+    """An array on the device, which says its form alone."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, inside: np.ndarray) -> None:
+        assert isinstance(inside, np.ndarray)
+        self.inside, self.dtype = inside, inside.dtype
+        self.shape, self.ndim, self.size = inside.shape, inside.ndim, inside.size
+        self.flags, self.nbytes = inside.flags, inside.nbytes
+
+    def __getitem__(self, place: slice) -> Box:
+        return Box(self.inside[place])
+
+    def __setitem__(self, place: Any, value: Box) -> None:
+        self.inside[place] = value.inside
+
+    def view(self, dtype: Any) -> Box:
+        return Box(self.inside.view(dtype))
+
+    def reshape(self, shape: Any) -> Box:
+        return Box(self.inside.reshape(shape))
+
+    def copy(self) -> Box:
+        return Box(self.inside.copy())
+
+    def fill(self, value: Any) -> None:
+        self.inside[...] = value
+
+    def set(self, array: np.ndarray) -> None:
+        assert array.shape == self.shape
+        assert array.dtype == self.dtype
+        self.inside[...] = array
+
+    def get(self) -> np.ndarray:
+        return self.inside.copy()
+
+
+class Device:
+    """An array module whose arrays are boxes."""
+
+    ndarray = Box
+
+    def __init__(self) -> None:
+        self.sent: list[Box] = []
+        self.fetched: list[np.ndarray] = []
+
+    def asarray(self, array: Any) -> Box:
+        if isinstance(array, Box):
+            return array
+        self.sent.append(Box(np.array(array)))
+        return self.sent[-1]
+
+    def asnumpy(self, box: Box) -> np.ndarray:
+        self.fetched.append(box.inside)
+        return box.inside
+
+    def zeros(self, shape: Any, dtype: Any) -> Box:
+        return Box(np.zeros(shape, dtype))
+
+    def zeros_like(self, box: Box) -> Box:
+        return Box(np.zeros_like(box.inside))
+
+
+def opened(value: Any) -> Any:
+    assert isinstance(value, Box), f"{type(value).__name__} where a device array is needed"
+    return value.inside
+
+
+def each(value: Any, function: Any) -> Any:
+    return [function(v) for v in value] if isinstance(value, list | tuple) else function(value)
+
+
+def runners(*given: Any) -> Any:
+    """What runs the nodes, on the device by NumPy behind its back."""
+    return {i: _boxed(known) for i, known in program.runners(*given).items()}
+
+
+def _boxed(known: Any) -> Any:
+    return replace(known, make=lambda xp: _run_of(known, xp))
+
+
+def _run_of(known: Any, xp: Any) -> Any:
+    run = known.make(np)
+    if xp is np:
+        return lambda values, **over: run([_checked_on_host(v) for v in values], **over)
+
+    def on_device(values, out=None):
+        inside = [_unboxed(known, k, value) for k, value in enumerate(values)]
+        outs = None if out is None else {k: opened(a) for k, a in out.items()}
+        results = run(inside) if outs is None else run(inside, out=outs)
+        return [r if k in known.makes_host else each(r, _box) for k, r in enumerate(results)]
+
+    return on_device
+
+
+def _box(value: Any) -> Any:
+    return None if value is None else Box(value)
+
+
+def _checked_on_host(value: Any) -> Any:
+    assert value is None or isinstance(value, np.ndarray | list)
+    return value
+
+
+def _unboxed(known: Any, k: int, value: Any) -> Any:
+    if value is None:
+        return None
+    if k in known.host:
+        return _checked_on_host(value)
+    if known.shapes_only or k in known.either:
+        return value.inside if isinstance(value, Box) else value
+    return each(value, opened)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Captured steps without a GPU: a capture runs and is undone, a replay runs the session again.
+
+So what is played is all that is around a graph: forms, places of feeds and results, what is
+refused, and what is left where a step is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_training_ops as cto
+from cupy_training_ops.onnx import session, training
+
+from . import boxes
+from .boxes import Box, Device, each
+
+DATA = Path(__file__).parent / "data"
+capture = pytest.importorskip("cupy_training_ops.onnx.capture")
+
+
+class Graph:
+    """One graph: runs the session again on the arrays of the capture."""
+
+    def __init__(self, runs: Any) -> None:
+        self._runs = runs
+
+    def launch(self) -> None:
+        form = next(f for f in self._runs._forms.values() if f.graph is self)
+        found = self._runs._session.run_seen({**self._runs._fixed, **form.inputs})
+        for name, result in form.results.items():
+            for target, value in zip(listed(result), listed(found[name]), strict=True):
+                if target is not value:
+                    target[...] = value
+
+
+def listed(item: Any) -> list[Any]:
+    return item if isinstance(item, list) else [item]
+
+
+class Played(capture.Captures):
+    """Captures that note no memory, and whose graphs are played."""
+
+    def _noted(self, form: Any, given: Any) -> dict[str, Any]:
+        results = self._session.run_seen({**self._fixed, **self._copies(given)})
+        form.tries, form.plan = form.tries + 1, SimpleNamespace(nbytes=0)
+        return results
+
+    def _room(self, plan: Any) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def played(self, _stream: Any) -> Any:
+        """In place of a capture: what runs inside has written nothing."""
+        fixed = [a for item in self._fixed.values() for a in listed(item)]
+        arrays = [*fixed, *self._session.states.values()]
+        before = [array.copy() for array in arrays]
+        found = SimpleNamespace(graph=None)
+        try:
+            yield found
+        finally:
+            for array, old in zip(arrays, before, strict=True):
+                array[...] = old
+        found.graph = Graph(self)
+
+    def _is_captured(self, form: Any, given: Any, stream: Any) -> bool:
+        self._graphs.capture = self.played
+        return super()._is_captured(form, given, stream)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a session of the device whose captures are played, and one of NumPy's like it."""
+    monkeypatch.setattr(session, "runners", boxes.runners)
+    stream = SimpleNamespace(ptr=0)
+    nothing = contextlib.nullcontext
+    side = SimpleNamespace(go_on=lambda _: None, beside=nothing, stream=stream)
+    found = SimpleNamespace(side_stream=lambda _: side, capture=None)
+    cuda = SimpleNamespace(
+        MemoryPool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+        get_current_stream=lambda: stream,
+        using_allocator=lambda _: nothing(),
+    )
+    arena = SimpleNamespace(malloc=None, is_used=True)
+    monkeypatch.setattr(capture, "graphs", found)
+    monkeypatch.setattr(capture, "cupy", SimpleNamespace(cuda=cuda, ndarray=Box))
+    monkeypatch.setattr(capture, "workspace", SimpleNamespace(behind_graphs=nothing))
+    monkeypatch.setattr(capture, "Arena", lambda *_: arena)
+    monkeypatch.setattr(Played, "_graphs", found, raising=False)
+    monkeypatch.setattr(capture, "Captures", Played)
+    monkeypatch.setattr(training, "_refuse_uncapturable", lambda *_: None)
+
+    def both(name: str) -> Any:
+        with np.load(DATA / name / "answers.npz") as file:
+            answers = dict(file)
+        played = cto.onnx.TrainingSession(DATA / name, Device(), seed=3, graph=True)
+        return played, cto.onnx.TrainingSession(DATA / name, seed=3), answers
+
+    return both
+
+
+def state(trained: Any) -> dict[str, bytes]:
+    arrays = trained._state_arrays().items()
+    return {n: (a.inside if isinstance(a, Box) else a).tobytes() for n, a in arrays}
+
+
+def is_captured(trained: Any) -> bool:
+    return any(form.graph is not None for form in trained._run_training._forms.values())
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn_max", "dropout", "gpt", "tied", "mse"])
+def test_replays_are_steps(name: str, opened, rng) -> None:
+    """Sizes and places of what is fed change; losses are the caller's."""
+    played, plain, answers = opened(name)
+    losses = []
+    for i in range(12):
+        x, labels = answers["x"][i % 10], answers["labels"][i % 10]
+        if len(x) == len(labels) and rng.integers(2):
+            x, labels = x[1:], labels[1:]
+        given = [Box(a.copy()) if rng.integers(2) else a for a in (x, labels)]
+        losses.append((played.accumulate(*given), plain.accumulate(x, labels)))
+        if rng.integers(2):
+            played.apply()
+            plain.apply()
+        assert state(played) == state(plain), i
+    assert is_captured(played)
+    for a, b in losses:
+        np.testing.assert_array_equal(a.inside, b)
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "dropout", "mlp"])
+def test_steps_that_are_refused_or_stopped_leave_no_half(name: str, opened, rng) -> None:
+    played, plain, answers = opened(name)
+    n_steps = len(plain._training.program.steps)
+    n_stopped = 0
+    for i in range(40):
+        x, labels = answers["x"][i % 10], answers["labels"][i % 10]
+        wrong, before = labels.copy(), state(played)
+        wrong[rng.integers(len(wrong))] = rng.choice([-1, 4])
+        kind = rng.integers(3)
+        if kind == 0:
+            with pytest.raises(cto.ArgumentError, match="labels from 0 to"):
+                played.accumulate(x, wrong)
+            assert state(played) == before
+        elif kind == 1 and not is_captured(played):
+            stop(played, int(rng.integers(n_steps)), x, labels)
+            assert played._is_reset or state(played) == before
+            plain._is_reset = played._is_reset
+            n_stopped += 1
+            continue
+        played.accumulate(x, labels)
+        plain.accumulate(x, labels)
+        assert state(played) == state(plain), i
+        if rng.integers(3) == 0:
+            played._run_training._forms.clear()
+    assert n_stopped
+
+
+def stop(trained: Any, place: int, x: Any, labels: Any) -> None:
+    """An accumulation that is stopped behind so many steps of the graph."""
+    inner = trained._training
+    steps = iter(range(place, -1, -1))
+
+    def run(*given: Any) -> None:
+        type(inner)._run_step(inner, *given)
+        if not next(steps):
+            raise KeyboardInterrupt
+
+    inner._run_step = run
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trained.accumulate(x, labels)
+    finally:
+        del inner._run_step
+
+
+CONTRAST = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[N, K] x, int64[N] labels) => (float loss) {
+    t = Transpose <perm = [1, 0]> (x) scores = MatMul(x, t)
+    loss = SoftmaxCrossEntropyLoss(scores, labels)
+}"""
+
+
+@pytest.mark.usefixtures("opened")
+def test_labels_of_a_form_are_held_against_its_own_classes(rng) -> None:
+    """Each sample of a batch is a class of its own."""
+    import onnx
+
+    text = onnx.parser.parse_model(CONTRAST)
+    runs, plain = Played(cto.onnx.Session(text, Device()), {}), cto.onnx.Session(text)
+    for n in (3, 3, 3, 5, 5, 5, 3, 5):
+        feeds = {"x": rng.standard_normal((n, 4)).astype(np.float32), "labels": np.arange(n)}
+        found, expected = runs(feeds)["loss"], plain.run(feeds)["loss"]
+        np.testing.assert_allclose(each(found, lambda box: box.inside), expected, 1e-6)
+        with pytest.raises(cto.ArgumentError, match=f"labels from 0 to {n - 1}, got {n}"):
+            runs({**feeds, "labels": np.arange(n) + 1})
+    assert all(form.graph is not None for form in runs._forms.values())
