@@ -61,15 +61,20 @@ def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound:
         )
 
 
-def row(op: str, types: Types, bound: Bindings) -> None:
+def row(op: Declaration, bound: Bindings) -> None:
     """The bound types stand together in a row, where the operator declares rows."""
+    types = op.types
     if isinstance(types, TypeRows) and not types.fitting(bound):
-        shown = "; ".join(_bindings(row, bound) for row in types.nearest(bound)[:3])
-        raise DtypeError(f"{op}: types: expected such as {shown}, got {_bindings(bound, bound)}")
+        nearest = types.nearest(bound)[:3]
+        shown = "; ".join(_dtypes(op, row, bound) for row in nearest)
+        got = _dtypes(op, {v: bound[v] for v in bound if v in nearest[0]}, bound)
+        raise DtypeError(f"{op.name}: types: expected such as {shown}, got {got}")
 
 
-def _bindings(row: Mapping[str, Dtype], bound: Bindings) -> str:
-    return ", ".join(f"{v}={dtype_name(row[v])}" for v in bound if v in row)
+def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
+    """Those of a row by the first argument that has each."""
+    arguments = {item.type: item.name for item in reversed((*op.inputs, *op.attributes))}
+    return ", ".join(f"{arguments.get(v, v)}={dtype_name(row[v])}" for v in bound if v in row)
 
 
 def elements(op: str, declared: Input, name: str, shape: Shape) -> None:

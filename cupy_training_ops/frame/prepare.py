@@ -158,7 +158,7 @@ def _check_inputs(
             checks.elements(op.name, declared, array.name, array.info.shape)
         elif not (declared.holes if declared.variadic else declared.optional):
             refuse(op.name, array.name, "an array", "None")
-    checks.row(op.name, op.types, bound)
+    checks.row(op, bound)
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:

@@ -52,7 +52,7 @@ def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
         value = getattr(op, attribute.name)
         if attribute.type and isinstance(value, np.dtype):
             bound.setdefault(attribute.type, value)
-    checks.row(op.name, op.types, bound)
+    checks.row(op.declaration, bound)
     fixed = {item.type: _fixed(item.type) for item in op.outputs if item.type not in op.types}
     return [bound.get(item.type) or fixed.get(item.type) for item in op.outputs]
 
