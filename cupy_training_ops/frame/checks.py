@@ -10,7 +10,7 @@ from typing import NoReturn
 from .. import limits
 from ..declare.declaration import Declaration
 from ..declare.schema import Input, Shape, Spec, n_required
-from ..declare.type_rows import TypeRows, Types
+from ..declare.type_rows import TypeRows
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
 
@@ -47,18 +47,18 @@ def exists(op: str, argument: str, spec: Spec) -> None:
     within(op, argument, limits.of_shape(spec.shape))
 
 
-def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound: Bindings) -> None:
+def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindings) -> None:
     """Bind the declared type variable to `dtype`, or refuse the dtype."""
-    allowed = types.get(declared.type) or (to_dtype(declared.type),)
+    allowed = op.types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
         expected = dtype_names(allowed)
-        raise DtypeError(f"{op}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
+        raise DtypeError(f"{op.name}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
     earlier = dtype if declared.mixed else bound.setdefault(declared.type, dtype)
     if earlier != dtype:
-        raise DtypeError(
-            f"{op}: {name}: expected dtype {dtype_name(earlier)} like the other "
-            f"arguments of type {declared.type}, got {dtype_name(dtype)}"
-        )
+        first = _arguments(op)[declared.type]
+        other = f"{first}[0]" if first == declared.name else first  # of a list
+        expected = f"{dtype_name(earlier)} like {other}"
+        raise DtypeError(f"{op.name}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
 
 
 def row(op: Declaration, bound: Bindings) -> None:
@@ -72,9 +72,14 @@ def row(op: Declaration, bound: Bindings) -> None:
 
 
 def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
-    """Those of a row by the first argument that has each."""
-    arguments = {item.type: item.name for item in reversed((*op.inputs, *op.attributes))}
+    arguments = _arguments(op)
     return ", ".join(f"{arguments.get(v, v)}={dtype_name(row[v])}" for v in bound if v in row)
+
+
+def _arguments(op: Declaration) -> dict[str, str]:
+    """The first argument of each type, rather one that is always given."""
+    inputs = sorted(op.inputs, key=lambda item: item.optional)
+    return {item.type: item.name for item in reversed((*inputs, *op.attributes))}
 
 
 def elements(op: str, declared: Input, name: str, shape: Shape) -> None:

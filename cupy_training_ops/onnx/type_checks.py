@@ -47,7 +47,7 @@ def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
     for name, place in zip(node.inputs, places, strict=True):
         item: Input = op.inputs[place]
         if name in known and item.memory == "device" and item.type:
-            checks.bind(op.name, item, item.name, known[name], op.types, bound)
+            checks.bind(op.declaration, item, item.name, known[name], bound)
     for attribute in op.attributes:
         value = getattr(op, attribute.name)
         if attribute.type and isinstance(value, np.dtype):
