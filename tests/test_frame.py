@@ -144,7 +144,12 @@ def test_errors_name_operator_and_argument(anywhere, rng) -> None:
         (ProbeSum, (x.astype(np.int32),), DtypeError, "ProbeSum: X: expected dtype float32"),
         (ProbeSum, ([1.0],), ArgumentError, "ProbeSum: X: expected a NumPy or CuPy array"),
         (ProbeSum, (x, x), ArgumentError, r"ProbeSum: inputs: expected \(X\), got 2"),
-        (ProbeAxpy, (x, x.astype(np.float16)), DtypeError, "like the other arguments of type T"),
+        (
+            ProbeAxpy,
+            (x, x.astype(np.float16)),
+            DtypeError,
+            "Y: expected dtype float32 like X, got float16",
+        ),
         (ProbeAxpy, (x, x[:3].copy()), ArgumentError, "ProbeAxpy: Y: expected shape"),
         (ProbeJoin, ((2, -3), [x]), ArgumentError, "ProbeJoin: shape: expected extents"),
         (ProbeJoin, ((2, 2.5), [x]), ArgumentError, "ProbeJoin: shape: expected an integer"),

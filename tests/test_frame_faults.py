@@ -152,8 +152,8 @@ def test_a_row_is_refused_with_the_nearest_ones() -> None:
 
     with pytest.raises(DtypeError) as caught:
         Wider()(np.ones(4, FLOAT32), wrong)
-    expected = "expected such as T=float32, U=float32; T=float16, U=float64"
-    assert str(caught.value) == f"Wider: types: {expected}, got T=float32, U=float64"
+    expected = "expected such as X=float32, Z=float32; X=float16, Z=float64"
+    assert str(caught.value) == f"Wider: types: {expected}, got X=float32, Z=float64"
     assert len(ProbeRows.types.nearest({"T": FLOAT16, "U": FLOAT32})) == 1
 
 

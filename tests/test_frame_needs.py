@@ -183,7 +183,7 @@ def test_rows_that_exist_run(anywhere, t, u) -> None:
 
 def test_a_row_that_does_not_exist_is_refused(anywhere) -> None:
     f16 = anywhere.place(np.ones(4, FLOAT16))
-    message = "ProbeRows: types: expected such as T=float16, U=float32, got T=float16, U=float16"
+    message = "ProbeRows: types: expected such as X=float16, Z=float32, got X=float16, Z=float16"
     with launch_log() as log, pytest.raises(DtypeError) as caught:
         ProbeRows()(f16, f16)
     assert not log

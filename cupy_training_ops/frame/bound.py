@@ -97,6 +97,8 @@ class BoundCall(AtAddresses):
             own = call.values(inputs) if call.changing else NO_VALUES
             arrays, workspace, tables = self._arrays, self._workspace, self.tables
             call.execute(inputs, arrays, self._results, workspace, own, tables)
+            if call.has_tensors and call.writes:
+                call.raise_versions(arrays, self._out)
             return self.answer
         return call.finish(inputs, self._arrays, self._out, self._workspace, self.tables)
 
@@ -121,7 +123,10 @@ class LendingCall(BoundCall):
         if not self._lent.detaches:
             self._unchanged.refuse_gradients()
         with self._lent.stream():
-            return self._lent.returned(super().__call__(**values))
+            result = super().__call__(**values)
+            if not self.call.has_tensors:
+                self._lent.raise_versions(self.call.writes, self._arrays + self._out)
+            return self._lent.returned(result)
 
 
 def opened(bound: BoundCall | OpenCall) -> OpenCall:

@@ -15,6 +15,7 @@ from ..declare.schema import Changing, Spec
 from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
+from ..runtime.alike import raise_versions
 from ..runtime.arguments import getter
 from ..runtime.late_arguments import Values
 from . import layout
@@ -30,7 +31,7 @@ from .foreign import (
     refuse_gradients,
     refuse_read_only,
 )
-from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
+from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped, written
 
 Tables = Sequence[object]  # structs that hold addresses
 Maker = Callable[[Sequence[Any]], Array]
@@ -56,6 +57,7 @@ class Call:
         self._know_results(prepared)
         self._know_inputs(prepared)
         self.overlap = overlap(prepared)
+        self.writes = tuple([found.place for found in written(prepared)])
 
     def _know_inputs(self, prepared: Prepared) -> None:
         """Which are arrays, which are lists, which are frozen at each call."""
@@ -149,7 +151,14 @@ class Call:
         values = self.values(inputs) if self.changing else NO_VALUES
         results = out if self.has_all_outputs else self.completed(arrays, out, values)
         self.execute(inputs, arrays, results, workspace, values, tables)
+        if self.has_tensors and self.writes:
+            self.raise_versions(arrays, out)
         return results[0] if self.single_output else self.returned(results)
+
+    def raise_versions(self, arrays: Arrays, out: Arrays) -> None:
+        """Let autograd know of the tensors that were written."""
+        every = arrays + out
+        raise_versions([every[place] for place in self.writes])
 
     def execute(
         self,

@@ -10,7 +10,7 @@ from typing import NoReturn
 from .. import limits
 from ..declare.declaration import Declaration
 from ..declare.schema import Input, Shape, Spec, n_required
-from ..declare.type_rows import TypeRows, Types
+from ..declare.type_rows import TypeRows
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
 
@@ -47,29 +47,39 @@ def exists(op: str, argument: str, spec: Spec) -> None:
     within(op, argument, limits.of_shape(spec.shape))
 
 
-def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound: Bindings) -> None:
+def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindings) -> None:
     """Bind the declared type variable to `dtype`, or refuse the dtype."""
-    allowed = types.get(declared.type) or (to_dtype(declared.type),)
+    allowed = op.types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
         expected = dtype_names(allowed)
-        raise DtypeError(f"{op}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
+        raise DtypeError(f"{op.name}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
     earlier = dtype if declared.mixed else bound.setdefault(declared.type, dtype)
     if earlier != dtype:
-        raise DtypeError(
-            f"{op}: {name}: expected dtype {dtype_name(earlier)} like the other "
-            f"arguments of type {declared.type}, got {dtype_name(dtype)}"
-        )
+        first = _arguments(op)[declared.type]
+        other = f"{first}[0]" if first == declared.name else first  # of a list
+        expected = f"{dtype_name(earlier)} like {other}"
+        raise DtypeError(f"{op.name}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
 
 
-def row(op: str, types: Types, bound: Bindings) -> None:
+def row(op: Declaration, bound: Bindings) -> None:
     """The bound types stand together in a row, where the operator declares rows."""
+    types = op.types
     if isinstance(types, TypeRows) and not types.fitting(bound):
-        shown = "; ".join(_bindings(row, bound) for row in types.nearest(bound)[:3])
-        raise DtypeError(f"{op}: types: expected such as {shown}, got {_bindings(bound, bound)}")
+        nearest = types.nearest(bound)[:3]
+        shown = "; ".join(_dtypes(op, row, bound) for row in nearest)
+        got = _dtypes(op, {v: bound[v] for v in bound if v in nearest[0]}, bound)
+        raise DtypeError(f"{op.name}: types: expected such as {shown}, got {got}")
 
 
-def _bindings(row: Mapping[str, Dtype], bound: Bindings) -> str:
-    return ", ".join(f"{v}={dtype_name(row[v])}" for v in bound if v in row)
+def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
+    arguments = _arguments(op)
+    return ", ".join(f"{arguments.get(v, v)}={dtype_name(row[v])}" for v in bound if v in row)
+
+
+def _arguments(op: Declaration) -> dict[str, str]:
+    """The first argument of each type, rather one that is always given."""
+    inputs = sorted(op.inputs, key=lambda item: item.optional)
+    return {item.type: item.name for item in reversed((*inputs, *op.attributes))}
 
 
 def elements(op: str, declared: Input, name: str, shape: Shape) -> None:

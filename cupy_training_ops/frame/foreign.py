@@ -29,6 +29,7 @@ import numpy as np
 from ..declare.schema import Input
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, refuse
+from ..runtime.alike import raise_versions
 from ..runtime.streams import on_stream
 from .backends import cuda_backend, infos, tensor_backend
 from .convert import is_number
@@ -144,6 +145,13 @@ class Lent:
         for place in [found.place for found in written(prepared)] if names else ():
             if id(arrays[place]) in self._read_only:
                 refuse_read_only(prepared.op, names[place])
+
+    def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
+        """Let autograd know of what a call wrote, by place; `arrays` as of `refuse_read_only`."""
+        found = [self.owner(arrays[place]) for place in places] if self._owners else ()
+        tensors = list(filter(is_tensor, found))
+        if tensors:
+            raise_versions(tensors)
 
     def returned(self, result: Any) -> Any:
         """What the caller gets for a result, or for each of several."""

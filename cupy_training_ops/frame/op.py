@@ -244,7 +244,11 @@ class Op(Declares):
                 self._remember(key, call)
             if self._has_lists and not lent:
                 return self._run_lists(call, taken, out, outputs, workspace)
-            return lent.returned(call(taken, out, workspace))
+            result = call(taken, out, workspace)
+            if lent and call.writes:
+                _, flat, arrays = call.taken_apart(taken, out)
+                lent.raise_versions(call.writes, arrays + flat)
+            return lent.returned(result)
 
     def bound(
         self,

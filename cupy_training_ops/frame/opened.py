@@ -19,7 +19,7 @@ from .arrays import adopt_input, adopt_out
 from .bindable import Outputs, with_values
 from .call import Call, Tables
 from .checked import CheckedCall, held_of, kept_of
-from .foreign import Lent, are_native
+from .foreign import NONE_LENT, Lent, are_native
 from .keys import reader
 from .operator import Operator
 from .prepared import Arguments
@@ -60,7 +60,7 @@ class OpenCall(AtAddresses):
         with lent.stream():
             opened, taken = way.opened(every, lent)
             opened.refuse_others()
-            return lent.returned(opened.launch(taken, given))
+            return lent.returned(opened.launch(taken, given, lent=lent))
 
     def checked(self, **given: object) -> CheckedCall:
         """The call with these arrays, checked and not launched yet.
@@ -236,13 +236,20 @@ class _Opened:
         return None if self._seen is None else self._seen.found(values)
 
     def launch(
-        self, given: Sequence[Any], values: Mapping[str, object], found: Addresses | None = None
+        self,
+        given: Sequence[Any],
+        values: Mapping[str, object],
+        found: Addresses | None = None,
+        lent: Lent = NONE_LENT,
     ) -> Any:
-        """The call with these arguments."""
+        """The call with these arguments, some of which stand for what others lent."""
         call = self.call
         inputs, tables = self._checked(given, values, found)
         inputs, out, arrays = call.taken_apart(inputs, self._out)
-        return call.finish(inputs, arrays, out, self._workspace, tables)
+        result = call.finish(inputs, arrays, out, self._workspace, tables)
+        if lent and not call.has_tensors:
+            lent.raise_versions(call.writes, arrays + out)
+        return result
 
     def checked(
         self, given: Sequence[Any], values: Mapping[str, object], found: Addresses | None = None

@@ -152,13 +152,13 @@ def _check_inputs(
         declared = array.declared
         if array.info is not None:
             checks.exists(op.name, array.name, array.info.spec)
-            checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
+            checks.bind(op, declared, array.name, array.info.dtype, bound)
             if not declared.not_accessed:
                 layout.check(op, array.name, array.info, declared.name, declared.name in loose)
             checks.elements(op.name, declared, array.name, array.info.shape)
         elif not (declared.holes if declared.variadic else declared.optional):
             refuse(op.name, array.name, "an array", "None")
-    checks.row(op.name, op.types, bound)
+    checks.row(op, bound)
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:

@@ -327,6 +327,8 @@ class AddressCall(KernelCall):
         else:
             with self.backend.on(self.device):
                 self._queue_at(addresses)
+        if self.has_tensors and self.writes:
+            self.raise_versions(arrays, out)
         return results[0] if self.single_output else self.returned(results)
 
     def _queue_at(self, addresses: Sequence[int]) -> None:

@@ -47,12 +47,12 @@ def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
     for name, place in zip(node.inputs, places, strict=True):
         item: Input = op.inputs[place]
         if name in known and item.memory == "device" and item.type:
-            checks.bind(op.name, item, item.name, known[name], op.types, bound)
+            checks.bind(op.declaration, item, item.name, known[name], bound)
     for attribute in op.attributes:
         value = getattr(op, attribute.name)
         if attribute.type and isinstance(value, np.dtype):
             bound.setdefault(attribute.type, value)
-    checks.row(op.name, op.types, bound)
+    checks.row(op.declaration, bound)
     fixed = {item.type: _fixed(item.type) for item in op.outputs if item.type not in op.types}
     return [bound.get(item.type) or fixed.get(item.type) for item in op.outputs]
 

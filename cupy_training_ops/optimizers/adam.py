@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 
 from ..errors import refuse, shown
 from ..process_group import ProcessGroup
-from .base import Names, Optimizer, pair
+from .base import Names, Optimizer
+from .checks import pair
 from .moments import Codes
 from .steps import AdamStep, AdamWCodedStep, AdamWStep
 

@@ -16,13 +16,11 @@ from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Input, positive_or_zero
 from ..dtypes import (
     BOOL,
-    FLOAT16,
     FLOATS,
     INT64,
     Dtype,
     dtype_name,
     dtype_names,
-    to_dtype,
 )
 from ..errors import ArgumentError, DtypeError, refuse, shown
 from ..frame.arrays import adopt
@@ -37,7 +35,8 @@ from ..frame.opened import OpenCall
 from ..frame.repeated import Known
 from ..planning.step import number
 from ..rules.widening import computed_in
-from ..runtime.alike import Watched
+from ..runtime.alike import Watched, raise_versions
+from . import checks
 from . import state as states
 from .memory import hosted, overwrite, plain, zeros
 from .moments import Codes, Numbers
@@ -110,7 +109,8 @@ class Optimizer:
             self._check_length("low_precision", low_precision)
             low_precision = self._adopted("low_precision", low_precision)
         self._given_copies, self._copies = given_copies, low_precision
-        dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
+        name = type(self).__name__
+        dtype = wide if moment_dtype is None else checks.moment_dtype(name, moment_dtype)
         self._form = codes or Numbers(dtype)
         self._moments = {m: tuple(map(self._form.first, self._weights)) for m in self.moments}
         first = self._weights[0]
@@ -185,18 +185,9 @@ class Optimizer:
         ArgumentError, DtypeError and ProviderError before anything is launched or written.
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
-        given, last = (gradients, *numbers), self._last
-        if not self._watched.are_same():
-            self._take()
-        elif last is not None and last.has(self._variant(given[-1]), given):
-            last.launch(given)
-            return
-        if self._natively and self._made_natively(given):
-            return
-        with Lent(EVERY, (*given, self.parameters), ()).stream():
-            first = self._first(given)
-            if first is not None:
-                first.launch(given)
+        self._make((gradients, *numbers))
+        if self._watched.tensors:
+            self._raise_versions(gradients)
 
     def state_dict(self) -> State:
         """What steps change beside the parameters and their copies, as NumPy copies; waits.
@@ -257,6 +248,27 @@ class Optimizer:
         return None
 
     # ---- steps -----------------------------------------------------------------------------------
+
+    def _make(self, given: Arrays) -> None:
+        """The step that is given this."""
+        last = self._last
+        if not self._watched.are_same():
+            self._take()
+        elif last is not None and last.has(self._variant(given[-1]), given):
+            last.launch(given)
+            return
+        if self._natively and self._made_natively(given):
+            return
+        with Lent(EVERY, (*given, self.parameters), ()).stream():
+            first = self._first(given)
+            if first is not None:
+                first.launch(given)
+
+    def _raise_versions(self, gradients: Sequence[Any]) -> None:
+        """Let autograd know of the tensors that a step wrote."""
+        every = *self.parameters, *(self._given_copies or ())
+        pairs = zip(every, itertools.cycle(gradients), strict=False)
+        raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
     def _made_natively(self, given: Arrays) -> bool:
         """Whether the step was made, over tensors by their metadata."""
@@ -362,14 +374,6 @@ class Optimizer:
             raise ArgumentError(f"{type(self).__name__}: lr: {error}") from None
         return lr
 
-    def _checked_moment(self, given: object) -> Dtype:
-        """float16 has no room for the squares of gradients below 2e-4."""
-        dtype = to_dtype(given)
-        if dtype == FLOAT16:
-            expected = "float32 or bfloat16, which hold the squares of small gradients"
-            refuse(type(self).__name__, "moment_dtype", expected, "float16")
-        return dtype
-
     def _checked_names(self, names: Names | None) -> tuple[str, ...]:
         n = len(self.parameters)
         if names is None:
@@ -385,13 +389,6 @@ class Optimizer:
             refuse(type(self).__name__, argument, "a list", type(values).__name__)
         if len(values) != n:
             refuse(type(self).__name__, argument, f"{n} entries like parameters", str(len(values)))
-
-
-def pair(optimizer: str, argument: str, value: Any) -> tuple[Any, Any]:
-    """Two numbers, which the operator checks."""
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        refuse(optimizer, argument, "two numbers", shown(value))
-    return value[0], value[1]
 
 
 def _known(backend: Backend, given: Arrays) -> Known | None:

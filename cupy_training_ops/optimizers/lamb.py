@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import refuse, shown
 from ..planning.step import refuse_uncorrectable
-from .base import Names, Optimizer, pair
+from .base import Names, Optimizer
+from .checks import pair
 from .steps import LambStep
 
 

@@ -23,7 +23,9 @@ from ..rules.widening import computed_in
 from ..runtime.alike import Watched
 from . import adam
 from . import state as states
-from .base import EVERY, Arrays, Names, Optimizer, Places, pair
+from .base import EVERY, Arrays, Names, Optimizer, Places
+from .checks import moment_dtype as checked_moment
+from .checks import pair
 from .memory import copied, over, plain, zeros
 from .parts import GatheredParts, MeanOfParts, Split
 from .shares import Share, joined
@@ -88,7 +90,7 @@ class AdamW(adam.AdamW):
         self._op = AdamWToldStep(**rates, max_norm_clip=math.inf)
         self._check(parameters, lr, names, low_precision)
         wide = computed_in(info(self._weights[0])[1])
-        dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
+        dtype = wide if moment_dtype is None else checked_moment("AdamW", moment_dtype)
         self._divide(dtype)
         self._compare(f"AdamW({rates}, moment_dtype={dtype_name(dtype)})")
 
@@ -178,6 +180,8 @@ class AdamW(adam.AdamW):
             if found:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
                 self._update(places, list(found), numbers, are_means)
+        if self._watched.tensors:
+            self._raise_versions(gradients)
 
     def _update(
         self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool

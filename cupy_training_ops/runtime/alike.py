@@ -56,6 +56,11 @@ def addresses(tensors: Tensors) -> list[int]:
     return list(map(sys.modules["torch"].Tensor.data_ptr, tensors))
 
 
+def raise_versions(tensors: Tensors) -> None:
+    """Say that they were written: autograd gives no gradient by what was saved of them before."""
+    sys.modules["torch"].autograd.graph.increment_version(tensors)
+
+
 def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
     """Numbers that are others once one of these is written; None where PyTorch has no such."""
     try:

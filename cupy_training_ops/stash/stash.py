@@ -40,6 +40,7 @@ from ..families.gist.operators import Decoder
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS
 from ..frame.foreign import as_tensor, is_tensor
+from ..runtime.alike import raise_versions
 from ..runtime.streams import Cuda, Mark, Streams
 
 NAME = "ActivationStash"
@@ -120,6 +121,7 @@ class ActivationStash:
     def __init__(
         self, policy: object = "default", *, check: bool = False, keep_buffers: bool = False
     ) -> None:
+        self._given = policy
         self._policy = get_policy(NAME, policy, POLICIES)
         self._check, self._keep_buffers = check, keep_buffers
         self._streams: dict[int, Streams] = {}  # by device
@@ -151,6 +153,11 @@ class ActivationStash:
         self._entries.clear()
         self._window.end_step()
         self._is_open = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy has the same policy, and begins anew."""
+        made = partial(ActivationStash, check=self._check, keep_buffers=self._keep_buffers)
+        return made, (self._given,)
 
     def put(self, name: str, array: object, need: str = "value") -> None:
         """Keep an array until `get`.
@@ -217,6 +224,8 @@ class ActivationStash:
         self._refuse_changed(entry)
         self._window.finish(entry)
         array = self._taken_out(entry, out)
+        if is_tensor(out):
+            raise_versions([out])
         del self._entries[name]
         self._taken.add(name)
         self._account.add(-entry.nbytes)

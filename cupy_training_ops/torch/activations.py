@@ -57,7 +57,7 @@ class CompressedActivations:
     """A context in which what autograd saves is kept as codes; see `compressed_activations`."""
 
     def __init__(self, policy: object) -> None:
-        self._policy = policy_of(policy)
+        self._given, self._policy = policy, policy_of(policy)
         self._looks = looks(self._policy)
         self._account = Account()
         self._hooks = saved_tensors_hooks(self.pack, self.unpack)
@@ -70,6 +70,10 @@ class CompressedActivations:
         self._lengths = Lengths()
         self._guarding = Guarding(_steps.get(self._policy))
         self._has_warned = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy, as of a model that has one, has the same policy, and begins anew."""
+        return type(self), (self._given,)
 
     def __enter__(self) -> CompressedActivations:
         if is_compiled():

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..codecs.kept.guards import PRODUCT, SMOOTH
-from ..codecs.kept.policies import POLICIES, Policy, chosen, get_policy, is_told
+from ..codecs.kept.policies import (
+    POLICIES,
+    WIDER_THAN_16_BITS,
+    Policy,
+    chosen,
+    get_policy,
+    is_told,
+)
 from .consumers import EXACT, Use
 
 NAME = "compressed_activations"
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
-WIDER_THAN_16_BITS = ("float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -43,6 +45,29 @@ def test_double_backward(tensor) -> None:
 
     expected = second(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))
     assert_equal(second(cto.torch.compressed_activations("lossless")), expected)
+
+
+class Compressed(torch.nn.Module):
+    """Has a context of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = torch.nn.Linear(256, 256), cto.torch.compressed_activations()
+
+    def forward(self, x):
+        with self.kept:
+            return self.layer(torch.relu(self.layer(x)))
+
+
+def test_a_model_with_a_context_is_copied_and_pickled() -> None:
+    model, x = Compressed(), torch.randn(128, 256)
+    loss = model(x).sum()  # that has codes
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.copy(model)):
+        with torch.random.fork_rng():
+            twin(x).sum().backward()
+        assert twin.kept.report()["tensors"] >= 1
+    loss.backward()
+    assert model.kept.report()["tensors"] == 2  # its own, and that of the shallow copy
 
 
 def test_autocast_and_checkpointing(tensor) -> None:

@@ -78,3 +78,43 @@ def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
     state["param_groups"][0] |= options
     with refused:
         optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("options", [{}, {"state": "8bit"}])
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"exp_avg": torch.ones(1)}, r"state: expected exp_avg of shape \(3,\), got \(1,\)"),
+        ({"exp_avg_sq": torch.ones(3, 1)}, r"state: expected exp_avg_sq of shape \(3,\), got"),
+        ({"exp_avg": None}, "state: expected step, exp_avg, exp_avg_sq, got step, exp_avg_sq"),
+        ({"step": None}, "state: expected step, exp_avg, exp_avg_sq, got exp_avg, exp_avg_sq"),
+        ({"step": torch.tensor(-1.0)}, "state: step: expected a number of steps, got -1.0"),
+        ({"step": float("nan")}, "state: step: expected a number of steps, got nan"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(options, written, message) -> None:
+    """Not at the next step, and not by beginning anew."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p], **options)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    state = optimizer.state_dict()
+    own = state["state"][0] | written
+    state["state"][0] = {name: value for name, value in own.items() if value is not None}
+    state["param_groups"][0]["lr"] = 0.5
+    with pytest.raises(OpError, match=message):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 1e-3  # it is as it was
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["step"] == 2
+
+
+def test_states_of_another_optimizer_are_refused() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    theirs = torch.optim.SGD([p], momentum=0.9)
+    p.grad = torch.ones(3)
+    theirs.step()
+    state = theirs.state_dict()
+    state["param_groups"][0]["momentum"] = 0
+    with pytest.raises(OpError, match=r"AdamW: state: expected step, .*, got momentum_buffer"):
+        AdamW([p]).load_state_dict(state)

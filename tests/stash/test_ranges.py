@@ -38,6 +38,16 @@ def test_ordinary_numbers_are_rounded_to_16_bits(need: str, place: str, rng) -> 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("need", ["smooth", "product"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_numbers_of_one_sign_are_as_ordinary(sign: int, need: str, place: str, rng) -> None:
+    x = (sign * rng.uniform(0.5, 2.0, (512, 8))).astype(np.float32)
+    found, codec = kept(x, need, place)
+    assert codec == "pack16"
+    np.testing.assert_array_equal(found, x.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("need", ["smooth", "product"])
 @pytest.mark.parametrize("value", [7e4, -7e4, np.nan, np.inf, None])
 def test_what_16_bits_do_not_hold_stays(value, need: str, place: str, rng) -> None:
     x = rng.standard_normal((4, 3, 16, 8)).astype(np.float32)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from pathlib import Path
 
@@ -73,6 +75,37 @@ def test_what_a_policy_names_no_codec_for_is_the_array_itself(rng) -> None:
     with ActivationStash("default") as stash:
         stash.put("integers", integers)
         assert stash.get("integers") is integers
+
+
+@pytest.mark.parametrize("policy", ["lossless", "default", "small", "plain_msfp15"])
+@pytest.mark.parametrize("need", ["value", "linear", "normalised", "smooth", "product", "sign"])
+def test_types_that_no_codec_takes_are_the_array_itself(policy: str, need: str) -> None:
+    """Integers and complex numbers, where codes are for floats; objects, texts, swapped bytes."""
+    arrays = [np.array(x) for x in (np.array([None, {}]), ["a", "bc"], np.ones(4, ">f4"))]
+    if policy != "lossless" or need == "sign":  # else `sparse` takes them
+        arrays += [np.arange(70_000, 70_008), np.full(8, 1e5j, np.complex64)]
+    for array in arrays:
+        with ActivationStash(policy) as stash:
+            stash.put("array", array, need)
+            assert stash.get("array") is array
+
+
+def test_a_copy_begins_anew(rng) -> None:
+    """A model that has one can be copied and pickled."""
+    stash = ActivationStash("small", check=True)
+    for twin in (copy.deepcopy(stash), pickle.loads(pickle.dumps(stash))):
+        x = activation(rng)
+        with stash, twin:
+            stash.put("x", x)
+            twin.put("x", x)
+            assert copy.copy(twin).report()["names"] == {}
+            assert stash.get("x").tobytes() == twin.get("x").tobytes()
+        assert twin.report() == stash.report()
+        with twin:
+            twin.put("x", x)
+            x += 1
+            with pytest.raises(ArgumentError, match="changed after put"):
+                twin.get("x")
 
 
 def test_a_function_decides(rng) -> None:
@@ -178,6 +211,19 @@ def test_an_index_beyond_15_is_refused(bad) -> None:
     with ActivationStash("lossless") as stash:  # whose codec for values takes it
         stash.put("i", index)
         assert (stash.get("i") == index).all()
+
+
+def test_a_tensor_that_is_written_has_another_version() -> None:
+    """Also where it was decoded ahead, and is copied."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    out, w = torch.zeros(4, 8), torch.ones(4, 8, requires_grad=True)
+    loss = (w * out).sum()
+    with ActivationStash() as stash:
+        stash.put("x", torch.ones(4, 8))
+        assert stash.get("x", out=out) is out
+    assert (out == 1).all()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_a_tensor_comes_back_as_one(rng) -> None:

@@ -79,6 +79,7 @@ def range_of(x: Any, numbers: Any, need: str) -> Any:
     numbers[:] = 0
     numbers[0], numbers[1] = x.max(), -x.min()
     numbers[0] = numbers[:2].max()
+    numbers[1] = 0
     if need == PRODUCT:
         axes = (0, 2) if x.ndim == RANK_OF_HEADS else tuple(range(x.ndim - 1))
         with np.errstate(all="ignore"):  # an infinity is beyond the range, and so are its numbers

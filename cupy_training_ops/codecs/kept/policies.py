@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ...dtypes import Dtype, to_dtype
+from ...dtypes import Dtype, dtype_name
 from ...errors import ArgumentError, refuse, shown
 from ...families.gist.operators import Decoder
 from ...families.gist_guard.operators import GistGuardedMsfp15Encoder
@@ -29,7 +29,8 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "msfp15": {"keep_nonfinite": True},
     "msfp15_signed": {"keep_nonfinite": True},
 }
-LOSSLESS, HALF, HALF_NBYTES = "sparse", "pack16", 2
+LOSSLESS, HALF = "sparse", "pack16"
+WIDER_THAN_16_BITS = ("float32", "float64")
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 
 
@@ -38,9 +39,9 @@ def by_need(
 ) -> str | None:
     """The codec that keeps all that is needed in the fewest bits; `of_values` keeps numbers."""
     if need in BY_RANGE and of_values != LOSSLESS:
-        return HALF if to_dtype(dtype).itemsize > HALF_NBYTES else None
+        return HALF if dtype in WIDER_THAN_16_BITS else None
     codec = EXACT["mask"] if dtype == "bool" else EXACT.get(need, of_values)
-    return codec if to_dtype(dtype) in get_codec(codec).dtypes else None
+    return codec if dtype in map(dtype_name, get_codec(codec).dtypes) else None
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -97,7 +98,8 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
             f"for {name!r}, got {shown(codec)}"
         )
     found = get_codec(codec)
-    if need == "index" and not ("index" in found.kinds and found.lossless):
+    keeps_index = ("index" in found.kinds and found.lossless) or dtype == "bool"
+    if need == "index" and not keeps_index:
         raise ArgumentError(
             f"{owner}: policy: expected a codec that keeps every index of {name!r}, got {codec!r}, "
             f"which is lossy"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import refuse, shown
 from ...frame.op import Op
 from ...planning.step import above_zero
-from .groups import check, check_numbers
+from .groups import check, check_numbers, check_state
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
 
@@ -56,6 +56,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return {**super().__getstate__(), "max_norm": self.max_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        for parameter, own in state["state"].items():
+            if self.has_moments and own:
+                check_state(type(self).__name__, parameter, own)
         super().__setstate__(state)
         self._forget()
         for group in self.param_groups:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""What groups of parameters may say: numbers in their ranges, and options that go together."""
+"""What groups and states of parameters may say: numbers in their ranges, options that go together,
+moments of their shapes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...declare.schema import positive_or_zero
 from ...errors import ArgumentError, refuse, shown
 from ...optimizers.rated import beta
 from ...planning.step import not_negative
+from .part import MOMENTS
 
 Check = Callable[[Any], float]
 
@@ -47,6 +51,21 @@ def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
             check(optimizer, name, _NUMBERS[name], rate(value))
     if "betas" in group:
         _check_betas(optimizer, group["betas"])
+
+
+def check_state(optimizer: str, parameter: Tensor, state: dict[str, Any]) -> None:
+    """Refuse a parameter's state that is another's; codes are looked at where they are decoded."""
+    expected = ("step", *MOMENTS)
+    if not state.keys() >= set(expected):
+        refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
+    step = float(state["step"])
+    if not 0 <= step < math.inf:
+        refuse(optimizer, "state: step", "a number of steps", str(step))
+    for name in MOMENTS:
+        found = state[name]
+        if found.shape != parameter.shape and found.dtype != torch.uint8:
+            words = f"{name} of shape {tuple(parameter.shape)}"
+            refuse(optimizer, "state", words, str(tuple(found.shape)))
 
 
 def _check_betas(optimizer: str, betas: Any) -> None:

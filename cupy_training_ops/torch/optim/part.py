@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...frame.bound import opened
 from ...frame.op import Op
 from ...frame.opened import OpenCall
-from ...runtime.alike import Watched, versions
+from ...runtime.alike import Watched, raise_versions, versions
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 
 State = dict[str, Any]
@@ -164,6 +164,7 @@ class Part:
             if all(map(is_, laid, gradients)):
                 raise
             _run(call, given | {"gradients": laid})
+        raise_versions(self.parameters)
         if self.count is not None:
             self.count.follow()
 

@@ -305,7 +305,7 @@ def test_bad_input_is_refused(message) -> None:
 
 def test_rows_that_do_not_exist_are_refused() -> None:
     w, g, m, v = parameter(FLOAT32, FLOAT16)
-    with pytest.raises(DtypeError, match="types: expected such as T3=float32"):
+    with pytest.raises(DtypeError, match="types: expected such as weights=float32, "):
         adam(1, 1, w, g.astype(BFLOAT16), m, v)
     with pytest.raises(DtypeError, match="AdamOptimizer: weights: expected dtype float32"):
         adam(1, 1, *parameter(FLOAT64, FLOAT64))

@@ -208,7 +208,7 @@ def test_bad_input_is_refused(message) -> None:
 
 
 def test_rows_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(DtypeError, match="types: expected such as S_WEIGHT=float32"):
+    with pytest.raises(DtypeError, match="types: expected such as weights=float32, "):
         get_op("SGDOptimizerV2")()(1, [array(1, t=FLOAT16)], [array(1)])
 
 
