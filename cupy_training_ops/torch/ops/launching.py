@@ -8,7 +8,6 @@ does no more than hand its tensors to one operator, the next call does not come 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from ...declare.schema import Spec
 from ...dtypes import ELEMENT_TYPES, UINT8
 from ...frame.backends import TENSORS, tensor_backend
 from ...frame.foreign import Lent
-from ...frame.keys import CHANGES
+from ...frame.keys import CHANGES, exact_key, is_plain
 from ...frame.op import Op
 from ...frame.providers import KernelCall
 from ...runtime.arguments import getter
@@ -37,7 +36,7 @@ class Ready(NamedTuple):
     arrays: Sequence[int]  # their places among the inputs
 
 
-_MANY = 1024  # kinds of calls, and instances, that are remembered
+_MANY = 1024  # kinds of calls that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
 _HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
@@ -48,12 +47,9 @@ _ready: dict[object, Ready | None] = {}
 _rooms: dict[object, dict[int, Tensor]] = {}
 
 
-def _instance(cls: type[Op], **attributes: Any) -> Op:
+def instance(cls: type[Op], **attributes: Any) -> Any:
     """The operator with these attributes, which functions share."""
     return cls.shared(**attributes)
-
-
-instance: Callable[..., Any] = functools.lru_cache(_MANY)(_instance)
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -146,7 +142,9 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
             key.append(None)
             found.append(0)
         elif type(value) in (_NUMBERS if (changes := op.inputs[place].changes) else _HOSTS):
-            key.append(CHANGES if changes else value)
+            if not changes and not is_plain(value):
+                return None
+            key.append(CHANGES if changes else exact_key((value,)))
             found.append(0)
         else:
             return None
@@ -170,7 +168,8 @@ def launcher(
     pick = _in_row(call, spots, n_given)
     make_first = makers[0] if len(makers) == 1 else None
     changes = bool(call.changing)
-    stream_address, is_current = backend.stream_address, backend.is_current
+    current_stream, is_current = backend.stream_of(device), backend.is_current
+    is_alone = len(backend.devices) == 1
     queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
@@ -183,8 +182,8 @@ def launcher(
             results = tuple([make(inputs) for make in makers])
             addresses += map(address, results)
         row = addresses if pick is None else pick(addresses)
-        stream = stream_address(device)
-        if is_current(device):
+        stream = current_stream()
+        if is_alone or is_current(device):
             queue(row, values, stream)
         else:
             with backend.on(device):

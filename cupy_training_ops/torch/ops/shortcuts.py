@@ -13,7 +13,7 @@ from ...frame.providers import KernelCall
 from ..coding import ALIGNED
 from . import launching
 from .launching import Launcher, Ready, launch, launch_first
-from .recent import Run
+from .recent import Run, exact
 
 _MANY = 1024  # kinds of calls of an operator that are remembered
 _UNKNOWN: Any = object()
@@ -78,6 +78,7 @@ class Shortcuts:
         a 0 behind them, which is that of all that are left out."""
         key: list[object] = [TENSORS.get(Tensor), is_first]
         addresses: list[int] = []
+        others: list[object] = []
         has_none = False
         for value in arguments:
             if isinstance(value, Tensor):
@@ -90,16 +91,14 @@ class Shortcuts:
                 addresses.append(at)
             else:
                 has_none = has_none or value is None
-                key.append(value)
+                key.append(len(others))  # where it is
+                others.append(value)
         if has_none:
             addresses.append(0)
         if self.changing is not None and isinstance(arguments[self.changing], tuple):
-            key.pop()  # the last
-        try:
-            hash(kind := tuple(key))
-        except TypeError:  # a list, or another value that may change
-            return None, addresses
-        return kind, addresses
+            others.pop()  # the last
+        known = exact(others)
+        return None if known is None else (*key, known), addresses
 
     def _run(self, arguments: Sequence[Any], is_first: bool) -> Any:
         return self._body(launch_first if is_first else launch, *arguments)
