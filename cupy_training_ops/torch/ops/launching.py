@@ -153,18 +153,26 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
 
 def launcher(
     call: KernelCall,
-    arrays: Sequence[int],
+    arrays: Sequence[int | None],
     spots: Sequence[int],
     n_given: int,
     made: Callable[[Sequence[Any]], Sequence[object]],
+    *,
+    joins: bool = False,
 ) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
-    arrays: the places of arrays among what it is given; spots: those of their addresses, of which
-    it is given so many; made: the arguments that follow from numbers that change.
+    arrays: the places of arrays among what it is given, None of one that is not there; spots: those of their addresses, of which
+    it is given so many; made: the arguments that follow from numbers that change. joins: results
+    behind the first may be slices of one tensor, which takes the time of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers_over(arrays)
+    joined = _joined([r.spec for r in call.prepared.results if r.spec]) if joins else None
+    slices: list[int] = []
+    if joined is not None:
+        makers = [makers[0], backend.maker(joined, device, None)]
+        slices = [joined.nbytes // joined.shape[0] * i for i in range(1, joined.shape[0])]
     pick = _in_row(call, spots, n_given)
     make_first = makers[0] if len(makers) == 1 else None
     changes = bool(call.changing)
@@ -181,6 +189,9 @@ def launcher(
         else:
             results = tuple([make(inputs) for make in makers])
             addresses += map(address, results)
+            if slices:
+                last = addresses[-1]
+                addresses += [last + nbytes for nbytes in slices]
         row = addresses if pick is None else pick(addresses)
         stream = current_stream()
         if is_alone or is_current(device):
@@ -191,6 +202,15 @@ def launcher(
         return results
 
     return run
+
+
+def _joined(specs: Sequence[Spec]) -> Spec | None:
+    """One tensor of all results behind the first; None where they are not alike, or not aligned."""
+    _, *others = specs
+    if len(others) < 2 or len({(spec.shape, spec.dtype) for spec in others}) > 1:
+        return None
+    found = Spec((len(others), *others[0].shape), others[0].dtype)
+    return None if others[0].nbytes % ALIGNED else found
 
 
 def _in_row(

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from ...errors import refuse
 from .launching import infer, launch, launch_first
 from .recent import Found, Pick, Recent, Run
-from .shortcuts import Shortcuts
+from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
 
 NAMESPACE = "cto"
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -179,7 +179,7 @@ class _Inside:
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not is_recorded:
-            results = self._launched(arguments, self._is_first)
+            results = self._launched(arguments, FIRST if self._is_first else EVERY)
         elif not _n_functions():
             results = self.node(*arguments)
         else:
@@ -198,12 +198,12 @@ class _Inside:
         return results[0] if self._takes_first else results
 
     def _all(self, arguments: Sequence[Any], _: Any) -> Any:
-        return self._launched(arguments, False)
+        return self._launched(arguments, JOINED if self._is_first else EVERY)
 
     def _run(self, arguments: Sequence[Any], is_recorded: bool, _: Pick) -> Run:
         """What calls like this one run."""
-        is_first = self._is_first and not is_recorded
-        straight = self._straight(arguments, is_first)
+        of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
+        straight = self._straight(arguments, of_first if self._is_first else EVERY)
         if not is_recorded:
             return straight
         apply, told, n_functions = self._apply, self._told, _n_functions
@@ -213,14 +213,14 @@ class _Inside:
 
         return run
 
-    def _straight(self, arguments: Sequence[Any], is_first: bool) -> Run:
+    def _straight(self, arguments: Sequence[Any], which: int) -> Run:
         """Their launches."""
         longer = self._launched
         if isinstance(longer, Shortcuts):
-            found = longer.straight(arguments, is_first)
+            found = longer.straight(arguments, which)
             if found is not None:
                 return found
-        return lambda arguments, _: longer(arguments, is_first)
+        return lambda arguments, _: longer(arguments, which)
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -244,8 +244,8 @@ def is_watched(arguments: Sequence[Any]) -> bool:
     )
 
 
-def _launched(body: Callable[..., Any], arguments: Sequence[Any], is_first: bool = False) -> Any:
-    return body(launch_first if is_first else launch, *arguments)
+def _launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
+    return body(launch_first if which == FIRST else launch, *arguments)
 
 
 def _node(operator: Operator, *, is_first: bool) -> Any:
