@@ -14,18 +14,17 @@ import itertools
 import sys
 import time
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 from cases.calls import CASES, Arrays, Case
-from turns import SERVE, Checkout, in_turns, ratios, serve
+from turns import COMPARED, SERVE, Checkout, in_turns, row, serve
 
 HERE = Path(__file__).resolve().parent.parent
 SECONDS = 0.005  # of a run
-COMPARED = "| call | old us | us | us / old us (p20, p80) |"
 Action = Callable[[], Any]
 
 
@@ -47,14 +46,6 @@ def main(against: Path | None, only: str, runs: int) -> None:
         for name in (name for name in ACTIONS if only in name):
             runs_of_each = in_turns(checkouts, runs, "microseconds", name)
             click.echo(row(name, *runs_of_each))
-
-
-def row(name: str, *runs: Sequence[float]) -> str:
-    """The best run of each checkout, and the ratio of two with its scatter over the runs."""
-    cells = [name, *(f"{min(found):.2f}" for found in runs)]
-    if len(runs) == 2:
-        cells.append("{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs)))
-    return f"| {' | '.join(cells)} |"
 
 
 # ---- in the process of each checkout -------------------------------------------------------------

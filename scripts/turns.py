@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 SERVE = "--serve"
+COMPARED = "| call | old us | us | us / old us (p20, p80) |"
 PACKAGE = "cupy_training_ops"
 
 
@@ -34,8 +35,14 @@ class Checkout:
     def __init__(self, folder: Path, script: str) -> None:
         self.folder = folder.resolve()
         command = [sys.executable, script, SERVE, str(self.folder)]
+        # The script may import the package before it serves.
+        path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
         )
 
     def __enter__(self) -> Checkout:
@@ -67,6 +74,14 @@ def in_turns(
         for checkout, found in pairs[:: -1 if number % 2 else 1]:
             found.append(checkout.ask(question, *arguments))
     return answers
+
+
+def row(name: str, *runs: Sequence[float]) -> str:
+    """The best run of each checkout, and the ratio of two with its scatter over the runs."""
+    cells = [name, *(f"{min(found):.2f}" for found in runs)]
+    if len(runs) == 2:
+        cells.append("{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs)))
+    return f"| {' | '.join(cells)} |"
 
 
 def ratios(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

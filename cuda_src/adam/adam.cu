@@ -212,9 +212,12 @@ struct CodedAdam {
             weight[k] = before + delta[k];
         }
         u8 row[WIDTH];
-        u32 exponent = codes::encode_first(now.mean, row);
+        u32 noises[WIDTH];
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) noises[k] = codes::noise(static_cast<u32>(i) + k, step);
+        u32 exponent = codes::encode_first(now.mean, noises, row);
         store_codes<ARE_VECS>(new_m, i, n, row, exponent);
-        exponent = codes::encode_second(now.square, static_cast<u32>(i), step, row);
+        exponent = codes::encode_second(now.square, noises, row);
         store_codes<ARE_VECS>(new_v, i, n, row, exponent);
         if constexpr (ARE_VECS) {
             put(new_w, new_g, copy, i, weight, delta);

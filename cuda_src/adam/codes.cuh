@@ -97,11 +97,14 @@ __device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u
     return LARGEST_EXPONENT;
 }
 
-// The codes of a block's first moments, four a lane; what they are above of.  Rounded to nearest.
-__device__ __forceinline__ u32 encode_first(const float (&x)[4], u8 (&codes)[4]) {
+// The codes of a block's first moments, four a lane; what they are above of. They are rounded up as
+// often as they are nearer to what is above, by the upper bits of each one's noise: a moment whose
+// mean moves slowly follows it, where to nearest it would stay.
+__device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noises)[4],
+                                            u8 (&codes)[4]) {
     u32 upper[4];
-    const auto half = [](int) { return 1u << (First::SHIFT - 1); };
-    const u32 exponent = uppers<First>(x, half, upper), base = First::base(exponent);
+    const auto any = [&](int k) { return noises[k] >> (32 - First::SHIFT); };
+    const u32 exponent = uppers<First>(x, any, upper), base = First::base(exponent);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
         const u32 sign = __float_as_uint(x[k]) >> 31 << 7;
@@ -110,13 +113,12 @@ __device__ __forceinline__ u32 encode_first(const float (&x)[4], u8 (&codes)[4])
     return exponent;
 }
 
-// Those of second moments, rounded up as often as they are nearer to what is above: a moment that
-// changes by less than a code's step in each step of training follows its mean all the same. What
-// is not 0 is never coded as 0.
-__device__ __forceinline__ u32 encode_second(const float (&x)[4], u32 element, u32 step,
+// Those of second moments, rounded in the same way by the lower bits. What is not 0 is never coded
+// as 0.
+__device__ __forceinline__ u32 encode_second(const float (&x)[4], const u32 (&noises)[4],
                                              u8 (&codes)[4]) {
     u32 upper[4];
-    const auto any = [=](int k) { return noise(element + k, step) & Second::REST; };
+    const auto any = [&](int k) { return noises[k] & Second::REST; };
     const u32 exponent = uppers<Second>(x, any, upper), base = Second::base(exponent);
 #pragma unroll
     for (int k = 0; k < 4; ++k)

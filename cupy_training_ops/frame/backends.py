@@ -43,6 +43,10 @@ class OneStream:
         """The default stream's."""
         return 0
 
+    def stream_of(self, device: int) -> Callable[[], int]:
+        """What gives that address."""
+        return lambda: 0
+
     def capturing(self, device: int) -> bool:
         """There are no graphs."""
         return False

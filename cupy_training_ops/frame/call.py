@@ -276,13 +276,13 @@ class Call:
                 flat.append(value)
         return tuple(flat)
 
-    def makers_over(self, places: Sequence[int]) -> list[Maker]:
-        """What makes new results, given what has the arrays at these places."""
+    def makers_over(self, places: Sequence[int | None]) -> list[Maker]:
+        """What makes new results, given what has the arrays at these places; None at no place."""
         return [make for make in self._makers(places) if make]
 
-    def _makers(self, places: Sequence[int] | None = None) -> list[Maker | None]:
+    def _makers(self, places: Sequence[int | None] | None = None) -> list[Maker | None]:
         """What makes each result that is a new array."""
-        prepared, specs = self.prepared, dict[tuple[object, object], int]()
+        prepared, specs = self.prepared, dict[tuple[object, object], int | None]()
         for i, array in enumerate(prepared.arrays):
             if array.info is not None and array.info.strides is None:
                 place = i if places is None else places[i]

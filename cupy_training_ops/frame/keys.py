@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import marshal
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,8 @@ _HASHED = (int, str, type(None), type, np.dtype)
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 NUMBERS = _SCALARS | {int, float, bool}
 _CHANGING = NUMBERS | {tuple}
+_ATOMS = frozenset((int, float, bool, str, type(None)))
+_EXACT = 2  # marshal's version that has floats in binary, and no references
 _MOST = 1024  # elements of an array that is read for a key
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
@@ -117,6 +120,22 @@ def attribute_key(value: object) -> object:
     if isinstance(value, _HASHED):
         return kind, value
     raise KeyError(kind)
+
+
+def exact_key(values: Sequence[object]) -> bytes:
+    """Plain values as a key that no others equal: 1, 1.0 and True have three, 0.0 and -0.0 two.
+
+    ValueError for values that are not plain. What is no exact int, float, bool, str or None, alone
+    or in tuples and lists, is written in another form than all of these, or not at all.
+    """
+    return marshal.dumps(values, _EXACT)
+
+
+def is_plain(value: object) -> bool:
+    """Whether `exact_key` tells a value from all others."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return type(value) in _ATOMS
 
 
 def unmarked(key: object) -> object:

@@ -8,7 +8,8 @@ is addresses of arrays and numbers, and calls the driver once for each kernel.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ class _Block(NamedTuple):
     """A row of values, and the launches with the addresses of their arguments behind it."""
 
     memory: memoryview
-    launches: tuple[tuple[Head, int], ...]
+    launches: tuple[tuple[Callable[..., None], int], ...]  # of the driver's, behind each head
     known: list[Any]  # what a call has made, and written
 
 
@@ -49,7 +50,7 @@ class Packed:
         constants: Sequence[Any],
         made: Sequence[Dtype | None],
     ) -> None:
-        self._driver, self._launch = driver, driver.launch
+        self._driver = driver
         self._steps, self._constants = steps, constants
         self._offsets = [WORD.itemsize * i for i in range(n_words)]
         self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
@@ -68,9 +69,8 @@ class Packed:
             block = self._free.pop()
         except IndexError:
             block = self._block()
-        memory, launch = block.memory, self._launch
+        memory, launches, known = block
         self._write(memory, 0, *words)
-        known = block.known
         if made and not all(map(is_, made, known)):
             for i, value in enumerate(made):
                 if value is not known[i]:
@@ -79,13 +79,13 @@ class Packed:
                         memory[span] = value.tobytes()
                     known[i] = value
         try:
-            for head, arguments in block.launches:
-                launch(*head, stream, arguments, 0)
+            for launch, arguments in launches:
+                launch(stream, arguments, 0)
         except RuntimeError as error:
             if not self._driver.serves_now(error):
                 raise
-            for head, arguments in block.launches:
-                launch(*head, stream, arguments, 0)
+            for launch, arguments in launches:
+                launch(stream, arguments, 0)
         self._free.append(block)
 
     def _span(self, nbytes: int) -> slice:
@@ -106,6 +106,7 @@ class Packed:
         addresses, launches, at = store[self._end :].view(WORD), [], 0
         for head, places in self._steps:
             addresses[at : at + len(places)] = [start + self._offsets[place] for place in places]
-            launches.append((head, start + self._end + WORD.itemsize * at))
+            launch = partial(self._driver.launch, *head)
+            launches.append((launch, start + self._end + WORD.itemsize * at))
             at += len(places)
         return _Block(memory, tuple(launches), [None] * len(self._new))

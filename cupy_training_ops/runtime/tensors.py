@@ -92,7 +92,8 @@ class TensorBackend(CudaBackend):
     ) -> Callable[[Sequence[object]], Tensor]:
         """What makes an uninitialised tensor."""
         if like is not None:
-            return lambda arrays: torch.empty_like(arrays[like])
+            empty_like = torch.empty_like
+            return lambda arrays: empty_like(arrays[like])
         make = partial(
             torch.empty_strided,
             tuple(spec.shape),
@@ -143,6 +144,10 @@ class TensorBackend(CudaBackend):
         known = _raw_stream
         address: int = known(device) if known else torch.cuda.current_stream(device).cuda_stream
         return address
+
+    def stream_of(self, device: int) -> Callable[[], int]:
+        """What gives that address, asked for in every call of one kind."""
+        return partial(_raw_stream or self.stream_address, device)
 
     def capturing(self, device: int) -> bool:
         """Whether the current stream is being captured into a graph."""

@@ -36,14 +36,18 @@ __all__ = [
 _HALVES = (torch.float16, torch.bfloat16)
 _EPS = dict.fromkeys((*_HALVES, torch.float32), torch.finfo(torch.float32).eps)
 _MOST_SEED = 1 << 62
+# Bound once: each is asked in every call.
+_is_compiling = torch.compiler.is_compiling
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
-_layer_norm, _rms_norm = DOORS["layer_norm"], DOORS["rms_norm"]
-_gelu, _relu = DOORS["gelu"], DOORS["relu"]
-_softmax, _log_softmax = DOORS["softmax"], DOORS["log_softmax"]
-_dropout, _embedding = DOORS["bitmask_dropout"], DOORS["embedding"]
-_loss, _loss_and_gradient = DOORS["cross_entropy_loss"], DOORS["cross_entropy"]
-_loss_in_place, _overwritten = DOORS["cross_entropy_"], DOORS["overwritten"]
-_linear_loss = DOORS["linear_cross_entropy"]
+# What is called of each door, bound once.
+_layer_norm, _rms_norm = DOORS["layer_norm"].first, DOORS["rms_norm"].first
+_gelu, _relu = DOORS["gelu"].every, DOORS["relu"].first
+_softmax, _log_softmax = DOORS["softmax"].every, DOORS["log_softmax"].every
+_dropout, _embedding = DOORS["bitmask_dropout"], DOORS["embedding"].every
+_loss, _loss_and_gradient = DOORS["cross_entropy_loss"].every, DOORS["cross_entropy"].first
+_loss_in_place, _overwritten = DOORS["cross_entropy_"].every, DOORS["overwritten"].every
+_linear_loss = DOORS["linear_cross_entropy"].every
 
 
 def layer_norm(
@@ -54,7 +58,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As torch.nn.functional.layer_norm; computed in float32 and rounded once."""
-    return _layer_norm.first(input, normalized_shape, weight, bias, eps)
+    return _layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -66,7 +70,7 @@ def rms_norm(
     """As torch.nn.functional.rms_norm; computed in float32 and rounded once."""
     if eps is None:
         eps = _EPS.get(input.dtype) or torch.finfo(input.dtype).eps
-    return _rms_norm.first(input, normalized_shape, weight, eps)
+    return _rms_norm(input, normalized_shape, weight, eps)
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
@@ -76,7 +80,7 @@ def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None
 
 def relu(input: Tensor) -> Tensor:
     """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
-    return _relu.first(input) if _records(input) else torch.relu(input)
+    return _relu(input) if _records(input) else torch.relu(input)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -113,8 +117,8 @@ def dropout(
 
 def _dropped(*given: Any) -> Tensor:
     """With seed and offset: numbers, or a tensor where they are drawn at each run."""
-    found = _dropout.find((*given, ()))
-    if found is not None and not (given[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+    found = None if _is_compiling() else _dropout.find((*given, ()))
+    if found is not None and not (given[0].is_cuda and _is_capturing()):
         run, tensors = found
         dropped: Tensor = run((*given, _drawn()), tensors)
         return dropped
@@ -122,9 +126,8 @@ def _dropped(*given: Any) -> Tensor:
     if is_watched(given):
         dropped = _dropout.registered(*given, _drawn_on(device))[0]
         return dropped
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return _dropout.first_unwatched(*given, _drawn_on(device))
-    return _dropout.first_unwatched(*given, _drawn())
+    is_captured = device.type == "cuda" and _is_capturing()
+    return _dropout.first_unwatched(*given, _drawn_on(device) if is_captured else _drawn())
 
 
 class _Drawn(threading.local):
@@ -180,7 +183,7 @@ def cross_entropy(
     arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
     if not _records(input):
         return _loss(*arguments)
-    return _in_place(*arguments) if inplace else _loss_and_gradient.first(*arguments)
+    return _in_place(*arguments) if inplace else _loss_and_gradient(*arguments)
 
 
 def _records(x: Tensor) -> bool:

@@ -65,12 +65,20 @@ def test_codes_are_those_of_numpy(rng, name) -> None:
     x.flat[:5] = 0, np.inf, 1e-45, 3e38, np.nan
     tensor = torch.from_numpy(x)
     code = codes.encode(tensor, tensor, signed=signed)
-    if signed:  # of the others, rounding there is another
-        np.testing.assert_array_equal(code.numpy(), of_numpy.encode(x, signed=signed))
     wide = codes.decode(code, tensor, signed=signed)
     expected = of_numpy.decode(code.numpy(), x.size, signed=signed).reshape(x.shape)
     np.testing.assert_array_equal(wide.numpy(), expected)
     np.testing.assert_array_equal(codes.encode(wide, tensor, signed=signed).numpy(), code.numpy())
+    np.testing.assert_array_equal(of_numpy.encode(wide, signed=signed, step=3), code.numpy())
+
+
+def test_codes_are_the_nearest(rng) -> None:
+    """Not those of a step, which are rounded up or down by chance."""
+    x = rng.uniform(0.02, 1, 1000).astype(np.float32)
+    for signed in (True, False):
+        tensor = torch.from_numpy(x)
+        wide = codes.decode(codes.encode(tensor, tensor, signed=signed), tensor, signed=signed)
+        np.testing.assert_array_less(np.abs(wide.numpy() - x), 2.0**-5 * 1.001 * x)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 5), (0, 3), (), (128,)])

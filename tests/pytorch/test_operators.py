@@ -61,6 +61,10 @@ def others(leaf, labels):
     found = {
         "rms_norm_backward": (dy, x, (6,), row, column, (True, True)),
         "layer_norm_backward": (dy, x, (6,), row, column, column, (True, False, True)),
+        "layer_norm_backward_of_pair": (
+            *(dy, x, (6,), row, torch.stack([column, column + 1])),
+            (True, False, True),
+        ),
         "gelu_backward": (dy, x, row, "tanh"),
         "quick_gelu_backward": (dy, x),
         "relu_backward": (dy, torch.ops.cto.encode_pack1(x)),

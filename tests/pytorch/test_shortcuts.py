@@ -106,6 +106,40 @@ def test_gradients_that_are_wanted(made, mask) -> None:
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("n_rows", [5, 8])
+@pytest.mark.usefixtures("emulated")
+def test_statistics_of_autograd_are_one_tensor_where_slices_are_aligned(made, n_rows) -> None:
+    """The first call learns what the next ones run; of a batch of gradients each is computed."""
+    rows, saved = (made(24).requires_grad_(), made(24).requires_grad_()), []
+    for n in range(4):
+        x, dy = made(n_rows, 24).requires_grad_(), made(n_rows, 24)
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = functional.layer_norm(x, (24,), *rows)
+        given = (x, *rows)
+        expected = torch.autograd.grad(theirs.layer_norm(x, (24,), *rows), given, dy)
+        found = torch.autograd.grad(y, given, dy, retain_graph=True)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        assert len(saved) == (3 if n and n_rows == 8 else 4)
+    batch = torch.stack([dy, made(n_rows, 24)])
+    each = [torch.autograd.grad(y, given, one, retain_graph=True) for one in batch]
+    found = torch.autograd.grad(y, given, batch, is_grads_batched=True)
+    for both in zip(found, *each, strict=True):
+        torch.testing.assert_close(both[0], torch.stack(both[1:]), atol=2e-5, rtol=2e-5)
+
+
+def test_slices_are_known_by_the_one_tensor_that_they_are_of() -> None:
+    whole, other = torch.arange(12.0).view(3, 4), torch.zeros(4)
+    found = shortcuts._slice_of
+    assert found(whole[1], [other, whole]) == (1, 16)
+    assert found(whole[1], [whole, whole]) is None
+    assert found(whole[1], [other, whole[0]]) is None
+    assert found(whole[:, 1], [whole]) is None
+    assert found(whole[:0], [whole]) is None
+    assert found(whole[1].clone(), [whole]) is None
+    assert found(16, [whole]) is None
+
+
 def test_kinds_that_are_remembered_are_bounded(made, monkeypatch) -> None:
     monkeypatch.setattr(shortcuts, "_MANY", 4)
     known = shortcuts.Shortcuts(norms._rms_norm)

@@ -66,8 +66,8 @@ def test_each_launch_finds_its_values_in_its_order(rng) -> None:
 
 def test_values_are_aligned() -> None:
     plan, _ = packed((0, 1, 2, 3, 4, 5, 6, 7))
-    for head, arguments in plan._block().launches:
-        assert head == (0, 10)
+    for launch, arguments in plan._block().launches:
+        assert launch.args == (0, 10)
         addresses = (ctypes.c_uint64 * 8).from_address(arguments)
         pairs = zip(addresses, TYPES, strict=True)
         assert all(address % min(dtype.itemsize, 8) == 0 for address, dtype in pairs)

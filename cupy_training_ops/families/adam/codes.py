@@ -3,9 +3,9 @@
 
 An array of n codes is followed by a byte for each block: the exponent of its largest. A code is the
 float's exponent and the first bits of its fraction, as one number, less that of the block's least;
-0 is 0. First moments have a sign above it, and are rounded to nearest. Second moments are rounded
-up as often as they are nearer to what is above: a moment that changes by less than a code's step in
-each step of training follows its mean all the same.
+0 is 0. First moments have a sign above it. Numbers are rounded up as often as they are nearer to
+what is above: a moment that changes by less than a code's step in each step of training follows its
+mean all the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def encode(x: HostArray, *, signed: bool, step: int = 0) -> HostArray:
     bits = flat.view(np.uint32) & 0x7FFF_FFFF
     kept, top = _format(signed)
     shift = _FRACTION - kept
-    added = np.uint32(1 << (shift - 1)) if signed else noise(flat.size, step) & (2**shift - 1)
+    noises = noise(flat.size, step)  # whose upper bits are the first moment's, the lower the second's
+    added = noises >> np.uint32(32 - shift) if signed else noises & (2**shift - 1)
     upper = np.where(bits == 0, 0, bits + added) >> shift
     special = np.where(bits > _INFINITE, _NAN, _INFINITE) >> shift
     upper = np.where(bits >= _INFINITE, special, upper).astype(np.int64)

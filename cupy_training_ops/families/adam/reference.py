@@ -186,7 +186,7 @@ def adam_coded_list(
         global_gradient_norm, update_signal, max_norm, **rule,
     )  # fmt: skip
     step = int(number(t))
-    m = tuple(encode(x, signed=True) for x in m)
+    m = tuple(encode(x, signed=True, step=step) for x in m)
     v = tuple(encode(x, signed=False, step=step) for x in v)
     return new_t, m, v, w, g, mixed
 

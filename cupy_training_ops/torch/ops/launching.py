@@ -8,7 +8,6 @@ does no more than hand its tensors to one operator, the next call does not come 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from ...declare.schema import Spec
 from ...dtypes import ELEMENT_TYPES, UINT8
 from ...frame.backends import TENSORS, tensor_backend
 from ...frame.foreign import Lent
-from ...frame.keys import CHANGES
+from ...frame.keys import CHANGES, exact_key, is_plain
 from ...frame.op import Op
 from ...frame.providers import KernelCall
 from ...runtime.arguments import getter
@@ -37,7 +36,7 @@ class Ready(NamedTuple):
     arrays: Sequence[int]  # their places among the inputs
 
 
-_MANY = 1024  # kinds of calls, and instances, that are remembered
+_MANY = 1024  # kinds of calls that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
 _HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
@@ -48,12 +47,9 @@ _ready: dict[object, Ready | None] = {}
 _rooms: dict[object, dict[int, Tensor]] = {}
 
 
-def _instance(cls: type[Op], **attributes: Any) -> Op:
+def instance(cls: type[Op], **attributes: Any) -> Any:
     """The operator with these attributes, which functions share."""
     return cls.shared(**attributes)
-
-
-instance: Callable[..., Any] = functools.lru_cache(_MANY)(_instance)
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -146,7 +142,9 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
             key.append(None)
             found.append(0)
         elif type(value) in (_NUMBERS if (changes := op.inputs[place].changes) else _HOSTS):
-            key.append(CHANGES if changes else value)
+            if not changes and not is_plain(value):
+                return None
+            key.append(CHANGES if changes else exact_key((value,)))
             found.append(0)
         else:
             return None
@@ -155,22 +153,31 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
 
 def launcher(
     call: KernelCall,
-    arrays: Sequence[int],
+    arrays: Sequence[int | None],
     spots: Sequence[int],
     n_given: int,
     made: Callable[[Sequence[Any]], Sequence[object]],
+    *,
+    joins: bool = False,
 ) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
-    arrays: the places of arrays among what it is given; spots: those of their addresses, of which
-    it is given so many; made: the arguments that follow from numbers that change.
+    arrays: the places of arrays among what it is given, None of one that is not there; spots: those of their addresses, of which
+    it is given so many; made: the arguments that follow from numbers that change. joins: results
+    behind the first may be slices of one tensor, which takes the time of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers_over(arrays)
+    joined = _joined([r.spec for r in call.prepared.results if r.spec]) if joins else None
+    slices: list[int] = []
+    if joined is not None:
+        makers = [makers[0], backend.maker(joined, device, None)]
+        slices = [joined.nbytes // joined.shape[0] * i for i in range(1, joined.shape[0])]
     pick = _in_row(call, spots, n_given)
     make_first = makers[0] if len(makers) == 1 else None
     changes = bool(call.changing)
-    stream_address, is_current = backend.stream_address, backend.is_current
+    current_stream, is_current = backend.stream_of(device), backend.is_current
+    is_alone = len(backend.devices) == 1
     queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
@@ -182,9 +189,12 @@ def launcher(
         else:
             results = tuple([make(inputs) for make in makers])
             addresses += map(address, results)
+            if slices:
+                last = addresses[-1]
+                addresses += [last + nbytes for nbytes in slices]
         row = addresses if pick is None else pick(addresses)
-        stream = stream_address(device)
-        if is_current(device):
+        stream = current_stream()
+        if is_alone or is_current(device):
             queue(row, values, stream)
         else:
             with backend.on(device):
@@ -192,6 +202,15 @@ def launcher(
         return results
 
     return run
+
+
+def _joined(specs: Sequence[Spec]) -> Spec | None:
+    """One tensor of all results behind the first; None where they are not alike, or not aligned."""
+    _, *others = specs
+    if len(others) < 2 or len({(spec.shape, spec.dtype) for spec in others}) > 1:
+        return None
+    found = Spec((len(others), *others[0].shape), others[0].dtype)
+    return None if others[0].nbytes % ALIGNED else found
 
 
 def _in_row(

@@ -103,6 +103,32 @@ def _of_layer_norm(
     return _of_mask(run, op, inputs, mask)
 
 
+def _layer_norm_backward_of_pair(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    pair: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    return _padded(_of_pair(run, dy, x, row, weight, pair, mask), mask, dy)
+
+
+def _of_pair(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    pair: Tensor,
+    mask: Sequence[bool],
+) -> Any:
+    """Mean and inv_std are slices of one tensor, as the forward pass makes them for autograd."""
+    mean, inv_std = pair.unbind()
+    return _of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask)
+
+
 def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
     """The gradients that the mask names: one, or a tuple."""
     outputs = [output.name for output in op.outputs]
@@ -116,6 +142,9 @@ def _padded(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...
     return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])
 
 
+_OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
+
+
 def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
     x, row, weight, _ = arguments
     _, inv_std = results
@@ -125,9 +154,9 @@ def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
 
 def _keep_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
     x, row, weight, _, _ = arguments
-    _, mean, inv_std = results
+    _, *statistics = results  # one tensor, or two
     ctx.row = tuple(row)
-    ctx.save_for_backward(x, weight, mean, inv_std)
+    ctx.save_for_backward(x, weight, *statistics)
 
 
 def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
@@ -142,7 +171,7 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     x, weight, *statistics = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
-    door = DOORS["layer_norm_backward"]
+    door = DOORS[_OF_STATISTICS[len(statistics)]]
     dx, dweight, dbias = door.wanted(dy, x, ctx.row, weight, *statistics, mask)
     return dx, None, dweight, dbias, None
 
@@ -178,6 +207,13 @@ DOORS = register(
             "-> (Tensor, Tensor, Tensor)",
             _layer_norm_backward,
             wanted=Shortcuts(_of_layer_norm),
+        ),
+        Operator(
+            "layer_norm_backward_of_pair(Tensor grad, Tensor input, SymInt[] normalized_shape, "
+            "Tensor? weight, Tensor mean_and_inv_std, bool[3] output_mask) "
+            "-> (Tensor, Tensor, Tensor)",
+            _layer_norm_backward_of_pair,
+            wanted=Shortcuts(_of_pair),
         ),
     )
 )

@@ -3,7 +3,8 @@
 
 The check is the one by which compiled code knows its inputs: of types, dispatch keys (so of modes,
 transformations, traces, autocast), dtypes, devices, shapes, strides, and which need gradients. It
-takes no tensor twice. Where PyTorch has it no more, all calls go the longer way.
+takes no tensor twice. All else is told apart by its bytes, so that 1.0 is not 1. Where PyTorch has
+its check no more, all calls go the longer way.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ...frame.keys import exact_key, is_plain
+
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
 Run = Callable[[Sequence[Any], tuple[Tensor, ...]], Any]  # of arguments, and of their tensors
+Found = tuple[Run, tuple[Tensor, ...]]
 
 _MANY = 8  # ways in with the same numbers
 _OFTEN = 8  # calls of the longer way for one that is noted
 _NOTHING: tuple[Any, ...] = ()
 _ABSENT = frozenset([(None,) * n for n in range(9)])
 _TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
-_n_modes = torch._C._len_torch_dispatch_stack
-_is_recording = torch.is_grad_enabled
 _all: list[Recent] = []
 
 
@@ -45,7 +47,7 @@ class Recent:
     """The recent kinds of calls of one operator.
 
     tensors: the places of arguments that are tensors, or None. changing: the place of one that is
-    no part of a kind.
+    no part of a kind. find: what runs a call, which nobody else wants to see, and its tensors.
     """
 
     def __init__(self, n: int, tensors: Sequence[int], changing: int | None = None) -> None:
@@ -54,21 +56,8 @@ class Recent:
         self._n, self._n_missed = n, 0
         # By the other arguments; where gradients are not recorded, and where they are.
         self._ways: tuple[_Ways, _Ways] = {}, {}
+        self.find = _finder(self._others, self._ways)
         _all.append(self)
-
-    def find(self, arguments: Sequence[Any]) -> tuple[Run, tuple[Tensor, ...]] | None:
-        """What runs such a call, which nobody else wants to see, and its tensors."""
-        if forward_ad._current_level >= 0 or _n_modes():
-            return None
-        try:
-            ways = self._ways[_is_recording()].get(self._others(arguments), _NOTHING)
-        except (TypeError, IndexError):  # a list, or arguments are left out
-            return None
-        for is_like, tensors, absent, run in ways:
-            given = tensors(arguments)
-            if is_like(*given) and (absent is None or absent(arguments) in _ABSENT):
-                return run, given
-        return None
 
     def note(self, arguments: Sequence[Any], run: Callable[[Pick], Run]) -> None:
         """That such a call went the longer way: the next ones run this, given what picks tensors.
@@ -78,11 +67,11 @@ class Recent:
         self._n_missed += 1
         if self._n_missed % _OFTEN or len(arguments) != self._n:
             return
-        ways = self._ways[_is_recording()]
-        try:
-            known = ways.get(others := self._others(arguments), _NOTHING)
-        except TypeError:
+        others = exact(self._others(arguments))
+        if others is None:
             return
+        ways = self._ways[torch.is_grad_enabled()]
+        known = ways.get(others, _NOTHING)
         places = [i for i in self._tensors if arguments[i] is not None]
         absent = [i for i in self._tensors if arguments[i] is None]
         tensors = pick(places)
@@ -97,6 +86,44 @@ class Recent:
         """All of them."""
         for ways in self._ways:
             ways.clear()
+
+
+def _finder(others: Pick, ways: tuple[_Ways, _Ways]) -> Callable[[Sequence[Any]], Found | None]:
+    """What finds a way; a function of its own, since it is run in every call."""
+    n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
+    as_key, nothing, all_absent = exact_key, _NOTHING, _ABSENT
+
+    def find(arguments: Sequence[Any]) -> Found | None:
+        if forward_ad._current_level >= 0 or n_modes():
+            return None
+        try:
+            known = ways[is_recording()].get(as_key(others(arguments)), nothing)
+        except ValueError:
+            known = ways[is_recording()].get(exact(others(arguments)), nothing)
+        except IndexError:  # arguments are left out
+            return None
+        for is_like, tensors, absent, run in known:
+            given = tensors(arguments)
+            if is_like(*given) and (absent is None or absent(arguments) in all_absent):
+                return run, given
+        return None
+
+    return find
+
+
+def exact(values: Sequence[Any]) -> object:
+    """A key of these values that no others have; None where they may change, or are unknown.
+
+    A shape of PyTorch's is a tuple.
+    """
+    plain = [tuple(value) if type(value) is torch.Size else value for value in values]
+    theirs = [value if type(value) is torch.dtype else None for value in plain]
+    if any(theirs):
+        plain = [None if type(value) is torch.dtype else value for value in plain]
+    if not all(map(is_plain, plain)):
+        return None
+    key = exact_key(tuple(plain))
+    return (key, *theirs) if any(theirs) else key
 
 
 def forget() -> None:

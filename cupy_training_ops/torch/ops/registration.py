@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 
 from ...errors import refuse
 from .launching import infer, launch, launch_first
-from .recent import Pick, Recent, Run
-from .shortcuts import Shortcuts
+from .recent import Found, Pick, Recent, Run
+from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
 
 NAMESPACE = "cto"
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -80,7 +80,13 @@ class Operator:
 
 class Door:
     """The shortest way to an operator: its launches; an autograd.Function around them; PyTorch's
-    dispatcher where someone else wants to see the call."""
+    dispatcher where someone else wants to see the call.
+
+    every: takes the arguments of the schema, by position. first: the same for the first result;
+    without gradients the others are not computed. wanted: for the results that a mask names, the
+    last argument, with None in the places of the others. find: what runs a call of `first` that is
+    like a recent one, with its tensors; or None.
+    """
 
     def __init__(self, operator: Operator, registered: Any) -> None:
         self.operator, self.registered = operator, registered
@@ -90,52 +96,60 @@ class Door:
         self.node = self._every.node
         # Of the first result alone: the others cost time.
         self._first = _Inside(operator, launched, registered, self.node)
-        self._wanted = _Inside(operator, operator.wanted, registered) if operator.wanted else None
+        self.find = self._first.recent.find
+        self.every = _shortest(self._every.recent.find, self._every_longer)
+        self.first = _shortest(self.find, self._first_longer)
+        if operator.wanted is None:
+            self.wanted = self._wanted_of_every
+        else:
+            self._wanted = _Inside(operator, operator.wanted, registered)
+            found = _shortest(self._wanted.recent.find, self._wanted_longer)
+            self.wanted = lambda *arguments: _in_places(found(*arguments), arguments[-1])
 
     def __call__(self, *arguments: Any) -> Any:
-        """The arguments of the schema, by position."""
-        if not _is_compiling():
-            found = self._every.recent.find(arguments)
-            if found is not None:
-                run, tensors = found
-                return run(arguments, tensors)
+        """As `every`."""
+        return self.every(*arguments)
+
+    def first_unwatched(self, *arguments: Any) -> Any:
+        """The same as `first` where nobody else is to see the call."""
+        return self._first(arguments)
+
+    def _every_longer(self, *arguments: Any) -> Any:
         arguments += self.defaults[len(arguments) :]
         if is_watched(arguments):
             return self.registered(*arguments)
         return self._every(arguments)
 
-    def first(self, *arguments: Any) -> Any:
-        """The first result; without gradients the others are not computed."""
-        if not _is_compiling():
-            found = self._first.recent.find(arguments)
-            if found is not None:
-                run, tensors = found
-                return run(arguments, tensors)
+    def _first_longer(self, *arguments: Any) -> Any:
         if is_watched(arguments):
             return self.registered(*arguments)[0]
         return self._first(arguments)
 
-    def wanted(self, *arguments: Any) -> Sequence[Tensor | None]:
-        """The results that a mask names, the last argument; None in the places of the others."""
-        mask, inside = arguments[-1], self._wanted
-        found = None if inside is None or _is_compiling() else inside.recent.find(arguments)
-        if found is not None:
-            run, tensors = found
-            results = run(arguments, tensors)
-        elif inside is None or torch.is_grad_enabled() or is_watched(arguments):
-            pairs = zip(self(*arguments), mask, strict=True)
-            return [result if wanted else None for result, wanted in pairs]
-        else:
-            results = inside(arguments)
-        return _in_places(results, mask)
+    def _wanted_longer(self, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() or is_watched(arguments):
+            return self._wanted_of_every(*arguments)
+        return self._wanted(arguments)
 
-    def find(self, arguments: Sequence[Any]) -> Any:
-        """What runs a call of `first` that is like a recent one, with its tensors; or None."""
-        return None if _is_compiling() else self._first.recent.find(arguments)
+    def _wanted_of_every(self, *arguments: Any) -> Sequence[Tensor | None]:
+        pairs = zip(self.every(*arguments), arguments[-1], strict=True)
+        return tuple([result if wanted else None for result, wanted in pairs])
 
-    def first_unwatched(self, *arguments: Any) -> Any:
-        """The same as `first` where nobody else is to see the call."""
-        return self._first(arguments)
+
+def _shortest(
+    find: Callable[[Sequence[Any]], Found | None], longer: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What runs a call as one that is like it, or the longer way."""
+    is_compiling = torch.compiler.is_compiling
+
+    def call(*arguments: Any) -> Any:
+        if not is_compiling():
+            found = find(arguments)
+            if found is not None:
+                run, tensors = found
+                return run(arguments, tensors)
+        return longer(*arguments)
+
+    return call
 
 
 def _in_places(results: Any, mask: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -165,7 +179,7 @@ class _Inside:
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not is_recorded:
-            results = self._launched(arguments, self._is_first)
+            results = self._launched(arguments, FIRST if self._is_first else EVERY)
         elif not _n_functions():
             results = self.node(*arguments)
         else:
@@ -175,7 +189,7 @@ class _Inside:
 
     def node(self, *arguments: Any) -> Any:
         """Through autograd's node."""
-        return self._apply(*arguments, self._all)
+        return self._apply(*arguments, (self._all, ()))
 
     def _told(self, arguments: Sequence[Any]) -> Any:
         """The same, where modes that look at functions are told."""
@@ -183,33 +197,30 @@ class _Inside:
         results = torch.overrides.handle_torch_function(self._every, tensors, *arguments)
         return results[0] if self._takes_first else results
 
-    def _all(self, arguments: Sequence[Any]) -> Any:
-        return self._launched(arguments, False)
+    def _all(self, arguments: Sequence[Any], _: Any) -> Any:
+        return self._launched(arguments, JOINED if self._is_first else EVERY)
 
-    def _run(self, arguments: Sequence[Any], is_recorded: bool, tensors: Pick) -> Run:
+    def _run(self, arguments: Sequence[Any], is_recorded: bool, _: Pick) -> Run:
         """What calls like this one run."""
-        is_first = self._is_first and not is_recorded
-        straight = self._straight(arguments, is_first)
+        of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
+        straight = self._straight(arguments, of_first if self._is_first else EVERY)
         if not is_recorded:
             return straight
-        apply, told = self._apply, self._told
+        apply, told, n_functions = self._apply, self._told, _n_functions
 
-        def launched(arguments: Sequence[Any]) -> Any:
-            return straight(arguments, tensors(arguments))
-
-        def run(arguments: Sequence[Any], _: Any) -> Any:
-            return told(arguments) if _n_functions() else apply(*arguments, launched)
+        def run(arguments: Sequence[Any], given: tuple[Tensor, ...]) -> Any:
+            return told(arguments) if n_functions() else apply(*arguments, (straight, given))
 
         return run
 
-    def _straight(self, arguments: Sequence[Any], is_first: bool) -> Run:
+    def _straight(self, arguments: Sequence[Any], which: int) -> Run:
         """Their launches."""
         longer = self._launched
         if isinstance(longer, Shortcuts):
-            found = longer.straight(arguments, is_first)
+            found = longer.straight(arguments, which)
             if found is not None:
                 return found
-        return lambda arguments, _: longer(arguments, is_first)
+        return lambda arguments, _: longer(arguments, which)
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -233,30 +244,33 @@ def is_watched(arguments: Sequence[Any]) -> bool:
     )
 
 
-def _launched(body: Callable[..., Any], arguments: Sequence[Any], is_first: bool = False) -> Any:
-    return body(launch_first if is_first else launch, *arguments)
+def _launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
+    return body(launch_first if which == FIRST else launch, *arguments)
 
 
 def _node(operator: Operator, *, is_first: bool) -> Any:
-    """Autograd's node around the launches, which it is given last; what applies it."""
+    """Autograd's node around launches, which it is given last, with their tensors; what applies
+    it."""
     n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
     missing = (None,) * n_others if is_first else ()
+    keep, derivative = operator.keep, functools.partial(_derivative, operator)
+    marks, is_one = n_others and not is_first, n_others and is_first
 
     class Node(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
-            arguments = given[:-1]
-            results = given[-1](arguments)
+            arguments, (launched, tensors) = given[:-1], given[-1]
+            results = launched(arguments, tensors)
             ctx.set_materialize_grads(False)
-            if operator.keep is not None:
-                operator.keep(ctx, arguments, results)
-                if n_others and not is_first:
+            if keep is not None:
+                keep(ctx, arguments, results)
+                if marks:
                     ctx.mark_non_differentiable(*results[1:])
-            return results[0] if n_others and is_first else results
+            return results[0] if is_one else results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            return *_derivative(operator, ctx, *gradients, *missing), None
+            return *derivative(ctx, *gradients, *missing), None
 
     Node.__name__ = Node.__qualname__ = operator.name
     # Of the Python function above it, what is left is done by `is_watched`.

@@ -13,10 +13,12 @@ from ...frame.providers import KernelCall
 from ..coding import ALIGNED
 from . import launching
 from .launching import Launcher, Ready, launch, launch_first
-from .recent import Run
+from .recent import Run, exact
 
 _MANY = 1024  # kinds of calls of an operator that are remembered
 _UNKNOWN: Any = object()
+# Which results are asked for; those behind the first may come as slices of one tensor.
+EVERY, FIRST, JOINED = range(3)
 
 
 class Shortcuts:
@@ -36,27 +38,27 @@ class Shortcuts:
         """Whether results are the body's."""
         return self._body is body
 
-    def __call__(self, arguments: Sequence[Any], is_first: bool = False) -> Any:
-        """The results of the body; the first alone, where that is asked for."""
-        kind, addresses = self._kind(arguments, is_first)
+    def __call__(self, arguments: Sequence[Any], which: int = EVERY) -> Any:
+        """The results of the body that are asked for."""
+        kind, addresses = self._kind(arguments, which)
         if kind is None:
-            return self._run(arguments, is_first)
+            return self._run(arguments, which)
         known = self._known.get(kind, _UNKNOWN)
         if known is None:
-            return self._run(arguments, is_first)
+            return self._run(arguments, which)
         if known is _UNKNOWN:
-            return self._learn(kind, arguments, is_first)
+            return self._learn(kind, arguments, which)
         return known(arguments, addresses)
 
-    def straight(self, arguments: Sequence[Any], is_first: bool) -> Run | None:
+    def straight(self, arguments: Sequence[Any], which: int) -> Run | None:
         """What runs calls whose tensors are like these, if that is known."""
-        kind, addresses = self._kind(arguments, is_first)
+        kind, addresses = self._kind(arguments, which)
         launch = None if kind is None else self._known.get(kind)
         if launch is None or not all(at % ALIGNED == 0 for at in addresses):
             return None
-        return self._over(launch, any(value is None for value in arguments), is_first)
+        return self._over(launch, any(value is None for value in arguments), which)
 
-    def _over(self, launch: Launcher, has_none: bool, is_first: bool) -> Run:
+    def _over(self, launch: Launcher, has_none: bool, which: int) -> Run:
         longer, address, changing = self, launching.address, self.changing
         unaligned = ALIGNED - 1
 
@@ -64,20 +66,21 @@ class Shortcuts:
             addresses = list(map(address, given))
             for at in addresses:
                 if at & unaligned or not at:
-                    return longer(arguments, is_first)
+                    return longer(arguments, which)
             if has_none:
                 addresses.append(0)
             if changing is not None and type(arguments[changing]) is not tuple:
-                return longer(arguments, is_first)
+                return longer(arguments, which)
             return launch(arguments, addresses)
 
         return run
 
-    def _kind(self, arguments: Sequence[Any], is_first: bool) -> tuple[object, list[int]]:
+    def _kind(self, arguments: Sequence[Any], which: int) -> tuple[object, list[int]]:
         """What a launch depends on, None for what is not remembered; addresses of tensors, and
         a 0 behind them, which is that of all that are left out."""
-        key: list[object] = [TENSORS.get(Tensor), is_first]
+        key: list[object] = [TENSORS.get(Tensor), which]
         addresses: list[int] = []
+        others: list[object] = []
         has_none = False
         for value in arguments:
             if isinstance(value, Tensor):
@@ -90,28 +93,26 @@ class Shortcuts:
                 addresses.append(at)
             else:
                 has_none = has_none or value is None
-                key.append(value)
+                key.append(len(others))  # where it is
+                others.append(value)
         if has_none:
             addresses.append(0)
         if self.changing is not None and isinstance(arguments[self.changing], tuple):
-            key.pop()  # the last
-        try:
-            hash(kind := tuple(key))
-        except TypeError:  # a list, or another value that may change
-            return None, addresses
-        return kind, addresses
+            others.pop()  # the last
+        known = exact(others)
+        return None if known is None else (*key, known), addresses
 
-    def _run(self, arguments: Sequence[Any], is_first: bool) -> Any:
-        return self._body(launch_first if is_first else launch, *arguments)
+    def _run(self, arguments: Sequence[Any], which: int) -> Any:
+        return self._body(launch_first if which == FIRST else launch, *arguments)
 
-    def _learn(self, kind: object, arguments: Sequence[Any], is_first: bool) -> Any:
+    def _learn(self, kind: object, arguments: Sequence[Any], which: int) -> Any:
         """The results, while what is launched is noted."""
         # A tensor that is given twice is two arguments, which others may tell apart.
         given = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
         launched = []
 
         def noted(op: Any, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-            outputs = (op.outputs[0].name,) if is_first else outputs
+            outputs = (op.outputs[0].name,) if which == FIRST else outputs
             found = launch(op, *inputs, outputs=outputs)
             launched.append((found, inputs, launching.ready_of(op, inputs, outputs)))
             return found
@@ -120,7 +121,8 @@ class Shortcuts:
         if len(self._known) >= _MANY:
             self._known.clear()
         is_all = len(launched) == 1 and _are_same(results, launched[0][0])
-        self._known[kind] = _past(given, *launched[0][1:], self.changing) if is_all else None
+        past = _past(given, *launched[0][1:], self.changing, which) if is_all else None
+        self._known[kind] = past
         return results
 
 
@@ -132,9 +134,13 @@ def _are_same(results: Any, others: Any) -> bool:
 
 
 def _past(
-    given: Sequence[Any], inputs: Sequence[Any], ready: Ready | None, changing: int | None
+    given: Sequence[Any],
+    inputs: Sequence[Any],
+    ready: Ready | None,
+    changing: int | None,
+    which: int,
 ) -> Launcher | None:
-    """A launcher over the arguments; None where the body did more than hand them on."""
+    """A launcher over the arguments; None where the body did more than hand them on, or slices."""
     if ready is None:
         return None
     tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
@@ -143,14 +149,47 @@ def _past(
     if has_none:
         spots[id(None)] = len(tensors)  # where there is a 0
     padded = (*inputs, *[None] * len(ready.arrays))
-    found = [spots.get(id(padded[place])) for place in ready.arrays]
-    taken = [spot for spot in found if spot is not None]
-    if len(taken) < len(found):
-        return None
+    slices: list[tuple[int, int]] = []  # of spots: bytes from where they begin
+    found: list[int] = []
+    for each in [padded[place] for place in ready.arrays]:
+        spot = spots.get(id(each))
+        if spot is None:
+            part = _slice_of(each, [given[place] for place in tensors])
+            if part is None:
+                return None
+            spot = len(tensors) + has_none + len(slices)
+            slices.append(part)
+        found.append(spot)
     made = _made(given, inputs, ready.call, changing)
-    places = [*tensors, 0]  # nothing is made like what is left out
-    arrays, n_given = [places[spot] for spot in taken], len(tensors) + has_none
-    return launching.launcher(ready.call, arrays, taken, n_given, made)
+    # Nothing is made like what is left out, nor like a slice.
+    places = [*tensors, *[None] * (has_none + len(slices))]
+    arrays, n_given = [places[spot] for spot in found], len(tensors) + has_none + len(slices)
+    joins = which == JOINED
+    launch = launching.launcher(ready.call, arrays, found, n_given, made, joins=joins)
+    return _with_slices(launch, slices) if slices else launch
+
+
+def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Which tensor alone has the memory of another, and how many bytes from where it begins."""
+    if not (isinstance(part, Tensor) and part.numel() and part.is_contiguous()) or part.is_neg():
+        return None
+    start = part.data_ptr()
+    found = [
+        (spot, start - whole.data_ptr())
+        for spot, whole in enumerate(given)
+        if whole.data_ptr() <= start and start + part.nbytes <= whole.data_ptr() + whole.nbytes
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _with_slices(launch: Launcher, slices: Sequence[tuple[int, int]]) -> Launcher:
+    """The same, given no addresses of slices."""
+
+    def run(arguments: Sequence[Any], addresses: list[int]) -> Any:
+        addresses += [addresses[spot] + nbytes for spot, nbytes in slices]
+        return launch(arguments, addresses)
+
+    return run
 
 
 def _made(

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""Host time of PyTorch's front door without a GPU: tensors of the host, launches left out.
+
+    python3 scripts/front_door_host.py --against ../before
+
+Calls go the way that they go on a GPU, up to the launch, whose place nothing takes; new tensors are
+the host's. Microseconds are those of the best of several runs, in turns with the other checkout,
+the ratio's percentiles are over all of them. Rows in brackets are PyTorch's own calls, computing
+and all, for scale. Time is the processor's: what else the machine does counts little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from turns import COMPARED, SERVE, Checkout, in_turns, row, serve
+
+HERE = Path(__file__).resolve().parent.parent
+SECONDS = 0.005  # of a run
+Action = Callable[[], Any]
+NORMS = ("layer_norm", "rms_norm")
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout, to compare with.",
+)
+@click.option("--only", default="", help="Only calls whose name contains this.")
+@click.option("--runs", type=click.IntRange(2), default=150, show_default=True)
+def main(against: Path | None, only: str, runs: int) -> None:
+    """Print microseconds of calls, and their ratio to those of the other checkout."""
+    folders = [HERE] if against is None else [against, HERE]
+    with contextlib.ExitStack() as stack:
+        checkouts = [stack.enter_context(Checkout(folder, __file__)) for folder in folders]
+        click.echo("| call | us |" if against is None else COMPARED)
+        click.echo("|---" * (2 * len(folders)) + "|")
+        for name in (name for name in checkouts[0].ask("names") if only in name):
+            click.echo(row(name, *in_turns(checkouts, runs, "microseconds", name)))
+
+
+# ---- in the process of each checkout -------------------------------------------------------------
+
+
+def names() -> list[str]:
+    """Of all calls."""
+    return list(actions())
+
+
+@functools.cache
+def actions() -> dict[str, Action]:
+    """What is timed; from here on the host's tensors are a GPU's, which is never asked."""
+    import torch
+    from tensor_backends import HollowTensors, tensors_on
+
+    torch.set_num_threads(1)
+    backend = HollowTensors()
+    backend.driver.notes = False  # type: ignore[attr-defined]
+    FOR_GOOD.enter_context(tensors_on(backend))
+    return {**functionals(), **nodes(), **steps(), **compressed()}
+
+
+def functionals() -> dict[str, Action]:
+    """Each functional without gradients, forward with them, and backward."""
+    import torch
+    from torch.nn import functional as theirs
+
+    from cupy_training_ops.torch import functional as ours
+
+    row, shift, target = torch.ones(64), torch.zeros(64), torch.randint(64, (64,))
+    found: dict[str, Action] = {}
+    for module, name, given in (
+        (ours, "layer_norm", ((64,), row, shift)),
+        (ours, "rms_norm", ((64,), row)),
+        (ours, "softmax", (-1,)),
+        (ours, "gelu", ()),
+        (ours, "relu", ()),
+        (ours, "dropout", ()),
+        (ours, "cross_entropy", (target,)),
+        (theirs, "layer_norm", ((64,), row, shift)),
+        (theirs, "gelu", ()),
+    ):
+        shown = name if module is ours else f"(torch) {name}"
+        found |= ways(shown, functools.partial(_called, getattr(module, name), given))
+    return found
+
+
+def _called(function: Any, given: tuple[Any, ...], x: Any) -> Any:
+    return function(x, *given)
+
+
+def ways(name: str, call: Callable[[Any], Any]) -> dict[str, Action]:
+    """A call of a small tensor in three ways."""
+    import torch
+
+    x, leaf = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+    for _ in range(100):  # until calls of either kind are noted
+        call(x)
+        torch.autograd.grad(y := call(leaf), leaf, torch.ones_like(y), retain_graph=True)
+    dy = torch.ones_like(y)
+    return {
+        name: functools.partial(call, x),
+        f"{name}, forward": functools.partial(call, leaf),
+        f"{name}, backward": lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True),
+    }
+
+
+def nodes() -> dict[str, Action]:
+    """What autograd takes for a node of Python's around nothing."""
+    import torch
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return dy
+
+    y = torch.randn(64, 64)
+    return ways("(torch) node around nothing", Node.apply)
+
+
+def steps() -> dict[str, Action]:
+    """A step of an optimizer over a model's parameters."""
+    import torch
+    from cases.parameters import SHAPES
+
+    import cupy_training_ops as cto
+
+    def made(kind: Any, **given: Any) -> Action:
+        some = [torch.nn.Parameter(torch.zeros(min(n, 64))) for n, *_ in SHAPES]
+        for parameter in some:
+            parameter.grad = torch.zeros_like(parameter)
+        step: Action = kind(some, **given).step
+        return step
+
+    return {
+        "AdamW.step, 292 parameters": made(cto.torch.AdamW),
+        "AdamW.step, 8bit": made(cto.torch.AdamW, state="8bit"),
+        "AdamW.step, max_norm": made(cto.torch.AdamW, max_norm=1.0),
+    }
+
+
+def compressed() -> dict[str, Action]:
+    """What saved tensors' hooks take beside what is saved plainly."""
+    return {}
+
+
+def microseconds(name: str) -> float:
+    """One run's time of a call."""
+    timer, calls = prepared(name)
+    return timer.timeit(calls) / calls * 1e6
+
+
+@functools.cache
+def prepared(name: str) -> tuple[timeit.Timer, int]:
+    """What times a call, and the calls of a run."""
+    timer = timeit.Timer(actions()[name], timer=time.thread_time)
+    timer.timeit(20)
+    return timer, max(5, int(SECONDS / timer.timeit(10) * 10))
+
+
+FOR_GOOD = contextlib.ExitStack()
+
+
+if __name__ == "__main__":
+    if SERVE in sys.argv[1:2]:
+        serve(names, microseconds)
+    else:
+        main()
