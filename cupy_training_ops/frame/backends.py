@@ -66,6 +66,7 @@ class NumpyBackend(OneStream):
 
     name = "cpu"
     runs_kernels = False
+    loads_at_once = False
     has_tensors = False
     driver: Driver | None = None
 

@@ -77,10 +77,10 @@ def launches(plan: Plan) -> list[Launch]:
 def main(plan: Plan, *kernels: str) -> tuple[str, int]:
     """The kernel that sums, and the rows of its tiles."""
     (found,) = {
-        (step.symbol.removeprefix("conv__"), int(step.slots["ROWS"]))
+        (name.removesuffix("_few"), 32 if name.endswith("_few") else int(step.slots["ROWS"]))
         for step in launches(plan)
-        if step.symbol.removeprefix("conv__").startswith(kernels)
-        and not step.symbol.endswith("total")
+        for name in [step.symbol.removeprefix("conv__")]
+        if name.startswith(kernels) and not name.removesuffix("_few").endswith("total")
     }
     return found
 
@@ -195,14 +195,25 @@ ARCHITECTURES = {
 def is_compiled(step: Launch, capability: tuple[int, int]) -> bool:
     """Whether conv.cu compiles the kernel with these slots, and not an empty one."""
     name, slots = step.symbol.removeprefix("conv__"), step.slots
-    of_tiles = ("pack", "image", "image_lines", "weight", "weight_lines", "weight_y_lines")
+    is_half, is_wide = slots["T"] not in ("float", "double"), slots["OFFSET"] == "i64"
     if slots["STAGED"] == "1":
-        sums = ("channel_sums", "line_sums") if slots["T"] == "float" else ()
+        sums = () if is_half else ("channel_sums", "line_sums")
         return name in ("stage", "staged", "staged_total", "total", *sums)
-    is_small = name not in (*of_tiles, "weight_total")
-    if is_small and (8, 0) <= capability < (12, 0):
-        return slots["ROWS"] == "32" and not name.startswith("stage")
-    return not name.startswith("stage")
+    rows = int(slots["ROWS"])
+    has_few = slots["T"] == "float" and rows == 64 and not is_wide
+    has_small = rows == 128 and not is_wide if is_half else is_wide
+    has_rows = rows < 128 or (8, 0) <= capability < (12, 0) or (not is_half and capability < (8, 0))
+    has_lines = is_half and not is_wide and has_rows
+    has_tiles = has_rows and not (is_half and has_small)
+    if name.endswith("_few"):
+        return has_few
+    if name.startswith("weight_lines") or name == "image_lines":
+        return has_lines
+    if name in ("image", "weight", "weight_y_lines"):
+        return has_tiles and (is_half or name != "weight_y_lines")
+    if name in ("pack", "weight_total"):
+        return has_tiles or has_lines
+    return has_small and not name.startswith("stage")
 
 
 @pytest.mark.parametrize("capability", ARCHITECTURES, ids=str)
@@ -211,7 +222,7 @@ def test_at_most_20_compilations(capability) -> None:
     device, found = Device(132, capability, ARCHITECTURES[capability] * 1024), set()
     shapes = itertools.product((3, 64, 130), (30, 64, 300), (7, 56), (1, 3))
     convolutions = [layer(*shape, 1) for shape in shapes]
-    convolutions.append(layer(2, 2, 40_000, 1, 1, n=1))  # offsets of 64 bits
+    convolutions += [layer(2, 2, 40_000, k, 1, n=1) for k in (1, 3)]  # offsets of 64 bits
     convolutions.append(layer(64, 64, 28, 3, 1, group=64))
     for c, dtype, tf32 in itertools.product(convolutions, FLOATS, (False, True)):
         for plan in plans(c, dtype, device, tf32).values():
@@ -260,7 +271,7 @@ def test_parts_of_a_sum_fill_the_device() -> None:
 def test_nothing_is_summed_where_there_is_nothing() -> None:
     found = plans(layer(8, 8, 7, 3, 1, n=0), FLOAT32)
     assert launches(found["Y"]) == launches(found["X"]) == []
-    assert [step.symbol for step in launches(found["W"])] == ["conv__weight_total"]
+    assert [step.symbol for step in launches(found["W"])] == ["conv__weight_total_few"]
     assert [step.symbol for step in launches(found["b"])] == ["conv__total"]
 
 
