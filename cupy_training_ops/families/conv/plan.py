@@ -147,7 +147,7 @@ def _written(
         copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
         return copies.plan(copied)
     if _is_depthwise(conv):
-        return _depthwise(device, conv, arrays, is_gradient=is_gradient)
+        return _depthwise(conv, arrays, is_gradient=is_gradient)
     if staged_image(device, conv, (read, written, w), tf32):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
@@ -164,7 +164,7 @@ def _is_depthwise(conv: Convolution) -> bool:
     return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
 
 
-def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+def _depthwise(conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
     kernel, written = "depthwise", conv.output
     if is_gradient:
         kernel, written = "depthwise_gradient", conv.image

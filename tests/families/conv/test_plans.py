@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -178,57 +177,6 @@ def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, alig
     x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
     (step,) = launches(conv.forward(H200, c, x, w, None, y))
     assert step.args[-1]["in_vectors"] == expected
-
-
-# Capabilities, and KiB of shared memory of a block.
-ARCHITECTURES = {
-    (7, 0): 96,
-    (7, 5): 64,
-    (8, 0): 163,
-    (8, 6): 99,
-    (9, 0): 227,
-    (10, 0): 227,
-    (12, 0): 99,
-}
-
-
-def is_compiled(step: Launch, capability: tuple[int, int]) -> bool:
-    """Whether conv.cu compiles the kernel with these slots, and not an empty one."""
-    name, slots = step.symbol.removeprefix("conv__"), step.slots
-    is_half, is_wide = slots["T"] not in ("float", "double"), slots["OFFSET"] == "i64"
-    if slots["STAGED"] == "1":
-        sums = () if is_half else ("channel_sums", "line_sums")
-        return name in ("stage", "staged", "staged_total", "total", *sums)
-    rows = int(slots["ROWS"])
-    has_few = slots["T"] == "float" and rows == 64 and not is_wide
-    has_small = rows == 128 and not is_wide if is_half else is_wide
-    has_rows = rows < 128 or (8, 0) <= capability < (12, 0) or (not is_half and capability < (8, 0))
-    has_lines = is_half and not is_wide and has_rows
-    has_tiles = has_rows and not (is_half and has_small)
-    if name.endswith("_few"):
-        return has_few
-    if name.startswith("weight_lines") or name == "image_lines":
-        return has_lines
-    if name in ("image", "weight", "weight_y_lines"):
-        return has_tiles and (is_half or name != "weight_y_lines")
-    if name in ("pack", "weight_total"):
-        return has_tiles or has_lines
-    return has_small and not name.startswith("stage")
-
-
-@pytest.mark.parametrize("capability", ARCHITECTURES, ids=str)
-def test_at_most_20_compilations(capability) -> None:
-    """For one architecture, whatever the convolution."""
-    device, found = Device(132, capability, ARCHITECTURES[capability] * 1024), set()
-    shapes = itertools.product((3, 64, 130), (30, 64, 300), (7, 56), (1, 3))
-    convolutions = [layer(*shape, 1) for shape in shapes]
-    convolutions += [layer(2, 2, 40_000, k, 1, n=1) for k in (1, 3)]  # offsets of 64 bits
-    convolutions.append(layer(64, 64, 28, 3, 1, group=64))
-    for c, dtype, tf32 in itertools.product(convolutions, FLOATS, (False, True)):
-        for plan in plans(c, dtype, device, tf32).values():
-            found |= {tuple(sorted(step.slots.items())) for step in launches(plan)}
-            assert all(is_compiled(step, capability) for step in launches(plan))
-    assert 7 < len(found) <= 20
 
 
 def test_offsets_have_64_bits_where_an_image_is_large() -> None:
