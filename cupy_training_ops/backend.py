@@ -116,6 +116,10 @@ class Backend(Protocol):
         """Whether plans run on it; else the families' `reference.py` do."""
 
     @property
+    def loads_at_once(self) -> bool:
+        """Whether several threads may load modules at a time."""
+
+    @property
     def has_tensors(self) -> bool:
         """Whether arrays are PyTorch's: they may require gradients, become others while they live,
         and be made in a captured graph, which then owns their memory."""

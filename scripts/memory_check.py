@@ -54,8 +54,7 @@ def run(sample) -> None:
     inputs = placed_inputs(op, values, sample.offset, cupy)
     op(*inputs)
     declared = op.declaration
-    if declared.lies_as or declared.channels_last:
-        may_lie = {*declared.lies_as, *declared.channels_last}
+    if may_lie := declared.lies_as.inputs:
         pairs = zip(op.inputs, inputs, strict=False)
         op(*[channels_last(a) if item.name in may_lie else a for item, a in pairs])
 

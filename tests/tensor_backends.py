@@ -23,6 +23,7 @@ class HostTensors(OneStream, TensorBackend):
     """PyTorch's own tensors of the host as those of device 0."""
 
     kind = "cpu"
+    loads_at_once = False
 
     def __init__(self, driver: Any) -> None:
         self.devices, self.driver = {torch.device("cpu"): 0}, driver

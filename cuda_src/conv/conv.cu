@@ -65,6 +65,7 @@ template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>
 using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
+using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // of an image and of weights
 
 // Arrays are staged for GPUs that copy ahead.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
@@ -80,16 +81,25 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// What a compilation is for, so that a first call does not wait for kernels that are not launched: those
-// over staged arrays, or others; of these such without tiles are launched with the fewest rows alone that
-// plans choose. The gradient of a bias is summed by either, but for that of staged halves, which their
-// tiles sum.
+// What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
+// no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
+// Those of lines, which have no offsets, are with those of 32 bits. Kernels without tiles are beside lines
+// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles. The
+// gradient of a bias is summed by either kind, but for that of staged halves, which their tiles sum.
 constexpr bool GATHERS = !CTO_STAGED;
-#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1200
-constexpr bool WITHOUT_TILES = GATHERS;
+constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
+#if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
+constexpr bool HAS_WIDE_ROWS = true;
 #else
-constexpr bool WITHOUT_TILES = GATHERS && CTO_ROWS == 32;
+constexpr bool HAS_WIDE_ROWS = sizeof(T) == 4 && __CUDA_ARCH__ < 800;
 #endif
+constexpr bool HAS_ROWS = CTO_ROWS < WIDE_ROWS || HAS_WIDE_ROWS;
+constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && !IS_WIDE && HAS_ROWS;
+constexpr bool HAS_TILES =
+    GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS || IS_WIDE);
+constexpr bool HAS_FEW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
+constexpr bool WITHOUT_TILES =
+    GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS && !IS_WIDE : IS_WIDE);
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
@@ -102,7 +112,7 @@ using namespace cto;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
-    if constexpr (GATHERS) {
+    if constexpr (HAS_TILES || HAS_LINES) {
         pack<ImageTile<false>>(w, packed, layout);
     }
 }
@@ -110,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
-    if constexpr (GATHERS) {
+    if constexpr (HAS_TILES) {
         write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles,
                                                     layout);
     }
@@ -121,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (GATHERS && sizeof(T) == 2)
+    if constexpr (HAS_LINES)
         write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
                                                     reinterpret_cast<T*>(shared));
 }
@@ -129,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
-    if constexpr (GATHERS) {
+    if constexpr (HAS_TILES) {
         sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
     }
 }
@@ -138,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
-    if constexpr (GATHERS && sizeof(T) == 2)
+    if constexpr (HAS_TILES && sizeof(T) == 2)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
@@ -146,23 +156,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (GATHERS && sizeof(T) == 2)
+    if constexpr (HAS_LINES)
         sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
                                                        reinterpret_cast<T*>(shared));
 }
 
-// W, and where more blocks are launched than it takes the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
-    if constexpr (GATHERS) {
-        using Tile = WeightTileOf<false, false>;
-        const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
-        if (blockIdx.x < of_weights)
-            write_weights<Tile>(parts, w, count, summers, layout);
-        else
-            write_total<T>(y_parts, bias, count, summers,
-                           static_cast<i64>(layout.groups) * layout.rows, blockIdx.x - of_weights);
+    if constexpr (HAS_TILES || HAS_LINES) {
+        write_weights_and_bias<WeightTileOf<false, false>>(parts, w, y_parts, bias, count, summers,
+                                                           layout);
+    }
+}
+
+// The same in tiles of few rows.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
+    if constexpr (HAS_FEW) {
+        pack<FewTile>(w, packed, layout);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
+    conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+                    const __grid_constant__ ImageLayout layout) {
+    if constexpr (HAS_FEW) {
+        write_convolution<FewTile, OFFSET>(read, packed, bias, written, column_tiles, layout);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
+                     const __grid_constant__ WeightLayout layout) {
+    if constexpr (HAS_FEW) {
+        sum_weights<FewTile, OFFSET>(x, y, sums, y_sums, layout);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__weight_total_few(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
+                           const __grid_constant__ WeightLayout layout) {
+    if constexpr (HAS_FEW) {
+        write_weights_and_bias<FewTile>(parts, w, y_parts, bias, count, summers, layout);
     }
 }
 

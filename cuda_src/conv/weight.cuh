@@ -353,4 +353,20 @@ __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, t
     }
 }
 
+// W, and where more blocks are launched than it takes the gradient of a bias.
+template <class Tile>
+__device__ __forceinline__ void write_weights_and_bias(const typename Tile::Sum* parts,
+                                                       typename Tile::E* w,
+                                                       const typename Tile::Sum* y_parts,
+                                                       typename Tile::E* bias, i32 count,
+                                                       i32 summers, const WeightLayout& layout) {
+    const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
+    if (blockIdx.x < of_weights)
+        write_weights<Tile>(parts, w, count, summers, layout);
+    else
+        write_total<typename Tile::E>(y_parts, bias, count, summers,
+                                      static_cast<i64>(layout.groups) * layout.rows,
+                                      blockIdx.x - of_weights);
+}
+
 }  // namespace cto::conv::weight

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from .schema import Attribute, Input, Output, Tiles
+from .schema import Attribute, Input, LiesAs, Output, Tiles
 from .type_rows import Types
 
 _WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -36,8 +36,7 @@ class Declares:
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[Types] = {}
     tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
-    channels_last: ClassVar[tuple[str, ...]] = ()  # arrays that may lie so in memory, all alike
-    lies_as: ClassVar[Mapping[str, str]] = {}  # the same, each on its own: the input each lies as
+    lies_as: ClassVar[LiesAs] = LiesAs()  # arrays that may have their channels last in memory
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
     no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
@@ -76,8 +75,7 @@ class Declaration:
     inputs: tuple[Input, ...]
     types: Types
     tiles: Tiles
-    channels_last: tuple[str, ...]
-    lies_as: Mapping[str, str]
+    lies_as: LiesAs
     row: str
     bitwise_exact: bool
     no_out: str

@@ -143,7 +143,7 @@ class Spec:
 
     `in_place` is true of an output that will be written into the input it aliases. `place` is where
     the array stands among the call's arrays, which makes the spec an argument of a step.
-    `channels_last` is how it lies in memory, where an operator takes each array so (`lies_as`).
+    `channels_last` is how it lies in memory, where an operator takes an array so (`lies_as`).
     """
 
     shape: Shape
@@ -161,6 +161,17 @@ class Spec:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class LiesAs:
+    """Arrays that may have their channels last in memory, by the input that a new one lies as.
+
+    An input lies as itself. `alike`: all that are given lie alike, else each lies on its own.
+    """
+
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    alike: bool = False
 
 
 @dataclass(frozen=True)

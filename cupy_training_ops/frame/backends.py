@@ -70,6 +70,7 @@ class NumpyBackend(OneStream):
 
     name = "cpu"
     runs_kernels = False
+    loads_at_once = False
     has_tensors = False
     driver: Driver | None = None
 

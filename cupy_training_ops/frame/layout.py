@@ -8,8 +8,7 @@ An order names the dimensions from the outermost in memory to the innermost. Tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..backend import Array, ArrayInfo, Backend
 from ..declare.declaration import Declaration
@@ -53,32 +52,28 @@ def common(
     strided = next((name for name, found in arrays if found.strides is not None), None)
     if strided is None:
         return None
-    (first, like), *others = arrays
+    like = arrays[0][1]
     if any(spec.shape != like.shape for spec in results):
         checks.contiguous(op, strided, False)
-    for name, found in others:
-        if _significant(found) != _significant(like):
-            expected = f"the layout of {first}, whose dimensions lie in the order {order(like)}"
-            refuse(op, name, expected, f"{order(found)}")
+    check_alike(op, arrays)
     return order(like)
 
 
-def channels_last(
-    op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
-) -> Order | None:
-    """The order of arrays that have their channels last, all of them; None where none has."""
-    found = common(op, arrays, results) if arrays else None
-    if found is None:
-        return None
-    name, first = next((name, info) for name, info in arrays if info.strides is not None)
-    return own_order(op, name, first)
+def check_alike(op: str, arrays: Sequence[tuple[str, ArrayInfo]]) -> None:
+    """Refuse an array that lies otherwise than the first."""
+    for name, found in arrays[1:]:
+        first, like = arrays[0]
+        if _significant(found) != _significant(like):
+            expected = f"the layout of {first}, whose dimensions lie in the order {order(like)}"
+            refuse(op, name, expected, f"{order(found)}")
 
 
 def own_order(op: str, name: str, found: ArrayInfo) -> Order | None:
     """The order of an array with its channels last; None where it is C-contiguous."""
     if found.strides is None:
         return None
-    last = (0, *range(2, len(found.shape)), 1)
+    n = len(found.shape)
+    last = (0, *range(2, n), 1)[:n]
     if _significant(found) != tuple(d for d in last if found.shape[d] != 1):
         checks.contiguous(op, name, False, "a C-contiguous array, or one with its channels last")
     return last
@@ -86,7 +81,7 @@ def own_order(op: str, name: str, found: ArrayInfo) -> Order | None:
 
 def check(op: Declaration, name: str, found: ArrayInfo, declared: str, any_layout: bool) -> None:
     """Refuse an array that does not lie as the one that is declared may."""
-    if declared in op.lies_as:
+    if declared in op.lies_as.inputs:
         own_order(op.name, name, found)
     elif any_layout:
         checks.contiguous(op.name, name, order(found) is not None, "a dense array")
@@ -98,20 +93,8 @@ def of_results(
     op: Declaration, results: Iterable[Named], inputs: Mapping[str, ArrayInfo | None]
 ) -> list[Order | None]:
     """The orders of new results that lie as an input does; None for others."""
-    like = [inputs.get(op.lies_as.get(result.name, "")) for result in results]
+    like = [inputs.get(op.lies_as.inputs.get(result.name, "")) for result in results]
     return [None if found is None else own_order(op.name, "", found) for found in like]
-
-
-def as_rows(found: Order | None, specs: Sequence[Any]) -> list[Any]:
-    """Arrays with their channels last as what they are in memory: rows of one element a channel."""
-
-    def rows(spec: Any) -> Any:
-        if not isinstance(spec, Spec) or found is None or len(spec.shape) != len(found):
-            return spec
-        channels = spec.shape[1]
-        return replace(spec, shape=(spec.size // max(1, channels), channels))
-
-    return [rows(spec) for spec in specs]
 
 
 def _significant(found: ArrayInfo) -> Order:

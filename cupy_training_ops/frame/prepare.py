@@ -41,7 +41,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     fixed = tuple(_fixed(declared, item, key) for item, key in zip(op.inputs, keys, strict=True))
     arrays = tuple(_arrays(declared, keys))
     free = declared.tiles is not None and not declared.tiles and _have_one_shape(arrays)
-    loose = {item.name for item in op.inputs} if free else set(declared.channels_last)
+    loose = {item.name for item in op.inputs} if free else set[str]()
     _check_inputs(declared, op.attribute_values, arrays, loose)
     specs = _specs(declared, keys, fixed)
     names = wanted(declared, outputs)
@@ -49,7 +49,9 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     given = _check_out(declared, results, counts, out, free)
     lying = layout.of_results(declared, results, {a.name: a.info for a in arrays})
     results = tuple(replace(r, order=o) for r, o in zip(results, lying, strict=True))
-    order = _order(declared, arrays, results, given, free)
+    order = _order(declared, arrays, results, given) if free else None
+    if declared.lies_as.alike:
+        layout.check_alike(declared.name, _lying(arrays, results, given, declared.lies_as.inputs))
     prepared = Prepared(
         op=op.name,
         inputs=op.inputs,
@@ -61,7 +63,6 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         counts=counts,
         placement=_placement(op, arrays, results, given),
         order=order,
-        as_rows=order is not None and not free,
         checks=op.checks(),
         check_numbers=_number_check(op, specs),
         detaches=declared.detaches,
@@ -174,7 +175,7 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
             specs.append(tuple(_placed(item, n_arrays + i) for i, item in enumerate(key)))
             n_arrays += len(key)
         else:
-            specs.append(_placed(key, n_arrays, declared.name in op.lies_as))
+            specs.append(_placed(key, n_arrays, declared.name in op.lies_as.inputs))
             n_arrays += 1
     return tuple(specs)
 
@@ -257,7 +258,7 @@ def _check_out(
         raise ArgumentError(f"{op.name}: out: {op.no_out}")
     for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
         if key is not None:
-            _check_given(op, result, key, any_layout or result.name in op.channels_last)
+            _check_given(op, result, key, any_layout)
     return tuple(map(_info, _one_by_one(op, results, counts, out)))
 
 
@@ -317,24 +318,27 @@ def _order(
     arrays: Sequence[Named],
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
-    free: bool,
 ) -> layout.Order | None:
-    """The order of dimensions that all arrays share, or those that may have their channels last;
-    None of C-contiguous ones."""
+    """The order of dimensions that all arrays share; None of C-contiguous ones."""
+    made = [r.spec for r in results if r.spec is not None and r.value is None]
+    return layout.common(op.name, _lying(arrays, results, out), made)
 
-    def alike(name: str) -> bool:
-        return free or name in op.channels_last
 
+def _lying(
+    arrays: Sequence[Named],
+    results: Sequence[Result],
+    out: Sequence[ArrayInfo | None],
+    names: Container[str] | None = None,
+) -> list[tuple[str, ArrayInfo]]:
+    """The arrays that are given, under the names of messages: those of these names, or all."""
+    read = [(a.declared.name, a.name, a.info) for a in arrays if not a.declared.not_accessed]
     pairs = zip(results, out, strict=True)
-    read = [
-        (a.name, a.info) for a in arrays if not a.declared.not_accessed and alike(a.declared.name)
+    named = [*read, *((r.name, f"out ({r.name})", given) for r, given in pairs)]
+    return [
+        (name, found)
+        for declared, name, found in named
+        if found is not None and (names is None or declared in names)
     ]
-    named = [*read, *((f"out ({r.name})", given) for r, given in pairs if alike(r.name))]
-    made = [r.spec for r in results if r.spec is not None and r.value is None and alike(r.name)]
-    present = [(n, f) for n, f in named if f is not None]
-    if free:
-        return layout.common(op.name, present, made)
-    return layout.channels_last(op.name, present, made)
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
@@ -367,15 +371,13 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
-    own = op.declaration.lies_as
+    own = op.declaration.lies_as.inputs
     outputs = [
         _planned(prepared, result, given, n_inputs + i, result.name in own)
         for i, (result, given) in enumerate(pairs)
     ]
     n_arrays = n_inputs + len(outputs)
     try:
-        if prepared.as_rows:
-            specs, outputs = (layout.as_rows(prepared.order, s) for s in (specs, outputs))
         plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
         checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
         return ReadyPlan(op.declaration, op.source, backend, device, plan, n_arrays)

@@ -78,7 +78,6 @@ class Prepared:
     counts: tuple[int | None, ...]  # arrays of each declared output, None for one that is no list
     placement: ArrayInfo
     order: Order | None = None  # of the dimensions in memory, where arrays are not C-contiguous
-    as_rows: bool = False  # whether kernels take such arrays for rows of their last dimension
     checks: tuple[Callable[..., None], ...] = ()
     check_numbers: Callable[[Mapping[int, object]], None] | None = None  # that change, by place
     detaches: bool = False  # takes as data what requires gradients

@@ -8,7 +8,8 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 _memo: dict[tuple[Any, ...], Any] = {}
 _shared = Locked()
+_ahead = Locked()  # has the thread that compiles for others; nobody waits for it
 
 
 def kernel(
@@ -55,6 +57,42 @@ def kernel(
                 module.allow_shared(found, backend.device(device).max_shared_nbytes)
             _memo[key] = found
         return _memo[key]  # type: ignore[no-any-return]
+
+
+def compile_ahead(
+    backend: Backend, wanted: Iterable[tuple[Source, Mapping[str, str]]], device: int
+) -> None:
+    """Compile those of several modules that are new, each in a thread of its own.
+
+    The compiler needs neither Python's lock nor a turn. What fails, or finds another thread at it,
+    is left to `kernel`, which says why.
+    """
+    if not backend.loads_at_once or not _ahead.lock.acquire(blocking=False):
+        return
+    try:
+        given = ((source, slot_options(slots)) for source, slots in wanted)
+        keys = {(backend, s.name, s.code, options, device): (s, options) for s, options in given}
+        new = [(key, *what) for key, what in keys.items() if key not in _memo]
+        if len(new) > 1:
+            _load_at_once(backend, new, device)
+    finally:
+        _ahead.lock.release()
+
+
+def _load_at_once(
+    backend: Backend, new: list[tuple[tuple[Any, ...], Source, tuple[str, ...]]], device: int
+) -> None:
+    def load(key: tuple[Any, ...], source: Source, options: tuple[str, ...]) -> None:
+        with contextlib.suppress(Exception), backend.on(device):
+            _memo.setdefault(key, backend.load(source, options))
+
+    threads = [threading.Thread(target=load, args=one) for one in new]
+    with contextlib.suppress(RuntimeError):  # an interpreter that ends starts none
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()
 
 
 def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class CudaBackend:
 
     name = "cuda"
     runs_kernels = True
+    loads_at_once = True
     has_tensors = False
     driver: Driver = _Driver()
 

@@ -31,7 +31,7 @@ from .arguments import (
     pointers,
     scalar_type,
 )
-from .compiler import kernel
+from .compiler import compile_ahead, kernel
 from .late_arguments import Late, LateArgument, Values, renewed
 from .packed import WORD, Packed, PackedStep
 from .source import Parameter, Source, load
@@ -109,6 +109,7 @@ class ReadyPlan:
         self._backend, self._device = backend, device
         builder = _Builder(declared, source, backend, device)
         with backend.on(device):
+            builder.compile_ahead(plan.steps)
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
         self.taken = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
@@ -297,9 +298,19 @@ class _Builder:
         self.arguments = _Arguments()
         self._shared: dict[tuple[int, Dtype], _Place] = {}  # what several launches take alike
 
+    def compile_ahead(self, steps: Sequence[Step]) -> None:
+        """Compile what several steps need at the same time."""
+        launches = [step for step in steps if isinstance(step, Launch)]
+        if len(launches) > 1:
+            wanted = ((self._source_of(step), step.slots) for step in launches)
+            compile_ahead(self._backend, wanted, self._device)
+
+    def _source_of(self, step: Launch) -> Source:
+        return load(step.family) if step.family else self._source()
+
     def launch(self, step: Launch) -> _Ready:
         """A kernel with its arguments placed."""
-        source = load(step.family) if step.family else self._source()
+        source = self._source_of(step)
         shared_nbytes = self._shared_nbytes(step)
         function = kernel(
             self._backend, source, step.slots, step.symbol, self._device, shared_nbytes

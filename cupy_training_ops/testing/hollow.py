@@ -107,6 +107,8 @@ class HollowModule(NamedTuple):
 class HollowBackend(OneStream, CudaBackend):
     """The CUDA backend without what asks the driver."""
 
+    loads_at_once = False
+
     def __init__(self) -> None:
         self.launches: list[Queued] = []
         self.driver = HollowDriver(self.launches)

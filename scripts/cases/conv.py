@@ -92,20 +92,25 @@ def _array(rng: Any, shape: tuple[int, ...], dtype: Dtype, last: bool) -> Any:
     return cupy.moveaxis(normal(rng, (shape[0], *shape[2:], shape[1]), dtype), -1, 1)
 
 
-def _inputs(rng: Any, op: str, layer: Layer, dtype: Dtype, last: bool) -> tuple[Any, ...]:
-    """X, W and B, or dY, X and W. Of transposed ones X has the layer's filters as channels."""
+def shapes(op: str, layer: Layer) -> dict[str, tuple[int, ...]]:
+    """Of all arrays. Of transposed convolutions X has the layer's filters as channels."""
     channels, extents = layer.channels, (layer.side,) * 2
     w = (layer.filters, layer.channels // layer.group, layer.extent, layer.extent)
     if "Transpose" in op:
         channels, extents = layer.filters, (layer.side // layer.stride,) * 2
     x = (layer.batch, channels, *extents)
-    bias = (w[1] * layer.group if "Transpose" in op else w[0],)
-    arrays = [_array(rng, shape, dtype, last) for shape in (x, w)]
-    if not op.endswith("Grad"):
-        return *arrays, normal(rng, bias, dtype)
     forward = get_op(op.removesuffix("Grad"))(**layer.attributes)
-    (y,) = forward.infer(Spec(x, dtype), Spec(w, dtype), None)
-    return _array(rng, y.shape, dtype, last), *arrays
+    (y,) = forward.infer(Spec(x, FLOAT32), Spec(w, FLOAT32), None)
+    return {"x": x, "w": w, "y": y.shape, "b": y.shape[1:2]}
+
+
+def _inputs(rng: Any, op: str, layer: Layer, dtype: Dtype, last: bool) -> tuple[Any, ...]:
+    """X, W and B, or dY, X and W."""
+    of = shapes(op, layer)
+    arrays = [_array(rng, of[name], dtype, last) for name in ("x", "w")]
+    if not op.endswith("Grad"):
+        return *arrays, normal(rng, of["b"], dtype)
+    return _array(rng, of["y"], dtype, last), *arrays
 
 
 def _nbytes(*arrays: Any) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from cupy_training_ops import CompileError
 from cupy_training_ops.runtime import compiler
-from cupy_training_ops.runtime.compiler import kernel, slot_options
+from cupy_training_ops.runtime.compiler import compile_ahead, kernel, slot_options
 from cupy_training_ops.runtime.source import Source, signatures
 
 TEXT = """
@@ -112,6 +113,76 @@ def test_a_failed_compile_is_not_remembered(source, monkeypatch) -> None:
         with pytest.raises(CompileError, match="no"):
             kernel(backend, source, {}, "first", 0)
     assert kernel(backend, source, {}, "first", 0) is not None
+
+
+class MeetingBackend(CountingBackend):
+    """Of modules, which load when so many are asked for at once."""
+
+    loads_at_once = True
+
+    def __init__(self, parties: int) -> None:
+        super().__init__()
+        self._together = threading.Barrier(parties)
+        self.on_devices: list[int] = []
+
+    def load(self, source, options):
+        self.loads.append((source.name, options))
+        self._together.wait(timeout=5)
+        return self
+
+    @contextlib.contextmanager
+    def on(self, device):
+        self.on_devices.append(device)
+        yield
+
+
+def test_modules_are_compiled_at_the_same_time(source) -> None:
+    """Each once, on their device, and the kernels are found there; what is known is left out."""
+    backend, types = MeetingBackend(3), ("float", "double", "__half")
+    compile_ahead(backend, [(source, {"T": t}) for t in (*types, "float")], 3)
+    assert {kernel(backend, source, {"T": t}, "first", 3) is None for t in types} == {False}
+    assert len(backend.loads) == 3
+    assert backend.on_devices == [3] * 3
+    compile_ahead(backend, [(source, {"T": t}) for t in ("float", "i64")], 3)
+    assert len(backend.loads) == 3  # one alone is loaded where it is asked for
+
+
+def test_what_fails_ahead_is_said_where_it_is_asked_for(source, monkeypatch) -> None:
+    backend = MeetingBackend(2)
+
+    def fails(*_):
+        raise CompileError("no")
+
+    wanted = [(source, {"T": t}) for t in ("float", "double")]
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "load", fails)
+        compile_ahead(backend, wanted, 0)
+        with pytest.raises(CompileError, match="no"):
+            kernel(backend, source, {"T": "float"}, "first", 0)
+    compile_ahead(backend, wanted, 0)
+    assert len(backend.loads) == 2
+
+
+def test_nobody_waits_for_a_thread_that_compiles_ahead(source) -> None:
+    """Which would wait for itself where a finalizer calls in one of its threads."""
+    backend, inner = MeetingBackend(2), MeetingBackend(2)
+    wanted = [(source, {"T": t}) for t in ("float", "double")]
+    load = backend.load
+
+    def calls(*args):
+        compile_ahead(inner, wanted, 0)
+        return load(*args)
+
+    backend.load = calls
+    compile_ahead(backend, wanted, 0)
+    assert (len(backend.loads), inner.loads) == (2, [])
+
+
+def test_a_backend_that_loads_one_at_a_time_compiles_nothing_ahead(source) -> None:
+    backend = MeetingBackend(2)
+    backend.loads_at_once = False
+    compile_ahead(backend, [(source, {"T": t}) for t in ("float", "double")], 0)
+    assert not backend.loads
 
 
 def test_slots_become_prefixed_defines() -> None:

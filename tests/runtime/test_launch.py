@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -321,6 +322,23 @@ def test_a_plan_that_does_not_fit_the_kernel_is_refused(signature, args, message
 def test_a_plan_for_a_kernel_that_is_not_there_is_refused() -> None:
     with pytest.raises(CompileError, match=r"fake\.cu defines no kernel gone"):
         ready("k(float* x)", launch(X, symbol="gone"))
+
+
+def test_modules_of_a_plan_are_loaded_at_the_same_time(monkeypatch) -> None:
+    together, loads = threading.Barrier(2), []
+
+    def load(backend, *asked):
+        loads.append(asked)
+        together.wait(timeout=5)
+        return backend
+
+    monkeypatch.setattr(RecordingBackend, "load", load)
+    monkeypatch.setattr(RecordingBackend, "loads_at_once", True)
+    steps = [launch(X, T=t) for t in ("float", "float", "double")]
+    plan, backend = ready("k(void* x)", *steps)
+    assert len(loads) == 2
+    run(plan, (np.ones(4, np.float32),))
+    assert len(backend.launched) == 3
 
 
 def test_the_log_holds_what_ran_inside_it() -> None:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...declare.schema import Shape
+from ...declare.schema import Shape, Spec
 from ...dtypes import Dtype
 
 PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
@@ -28,6 +29,16 @@ class Channels:
         if shape[1] == 1:
             return cls(1, 1, math.prod(shape))
         return cls(shape[0], shape[1], math.prod(shape[2:]))
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[Spec]) -> Channels:
+        """What arrays of one shape that lie alike are in memory; with the channels last they are
+        rows of one element for each."""
+        spec = arrays[0]
+        if not any(array.channels_last for array in arrays):
+            return cls.of(spec.shape)
+        channels = spec.shape[1]
+        return cls.of((spec.size // max(1, channels), channels))
 
     @property
     def elements(self) -> int:

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...declare.schema import Input, Output, Spec, attribute, boolean, positive_or_zero, real
+from ...declare.schema import (
+    Input,
+    LiesAs,
+    Output,
+    Spec,
+    attribute,
+    boolean,
+    positive_or_zero,
+    real,
+)
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
@@ -43,7 +52,6 @@ class _BatchNorm(Op):
     """What both share: the types, and how shapes are checked."""
 
     types: ClassVar[Types] = ROWS
-    channels_last: ClassVar[tuple[str, ...]] = ("X", "Y", "dY", "X_grad")
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
         """The shape of what there is for each channel; `per_channel` are the last inputs."""
@@ -96,6 +104,7 @@ class BatchNormInternal(_BatchNorm):
         Output("saved_mean", "T2", shape=CHANNELS),
         Output("saved_inv_std", "T2", shape=CHANNELS),
     )
+    lies_as = LiesAs({"X": "X", "Y": "X"}, alike=True)
     epsilon = attribute(positive_or_zero, 1e-5)
     momentum = attribute(share, 0.9, doc="what running statistics keep")
     training_mode = attribute(boolean, True, doc="False takes the given statistics")
@@ -128,7 +137,6 @@ class BatchNormInternal(_BatchNorm):
             device,
             stem=self.function_name,
             types=(x.dtype, scale.dtype, mean.dtype),
-            shape=x.shape,
             read=(x,),
             applied=y,
             arrays=(x, scale, b, mean, var, y, *statistics),
@@ -169,6 +177,7 @@ class BatchNormalizationGrad(_BatchNorm):
         Output("scale_grad", "T1", shape=CHANNELS),
         Output("bias_grad", "T1", shape=CHANNELS),
     )
+    lies_as = LiesAs({"dY": "dY", "X": "X", "X_grad": "dY"}, alike=True)
     epsilon = attribute(positive_or_zero, doc="not used")
 
     def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
@@ -193,7 +202,6 @@ class BatchNormalizationGrad(_BatchNorm):
             device,
             stem=self.function_name,
             types=(x.dtype, scale.dtype, mean.dtype),
-            shape=x.shape,
             read=(dy, x),
             applied=dx,
             arrays=(dy, x, scale, mean, inv_std, dx, *sums),

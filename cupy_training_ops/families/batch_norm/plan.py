@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...declare.schema import Shape, Spec
+from ...declare.schema import Spec
 from ...dtypes import FLOAT16, Dtype
 from ...facts import WARP
 from ...plan import (
@@ -81,7 +81,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the kernels' stem, their arrays and options, the types and the shape of X.
+    """One call: the kernels' stem, their arrays and options, and the types.
 
     read: the arrays whose elements are summed. applied: the output with an element for each of
     theirs, None where it is not wanted. sums: whether statistics are summed, and not given.
@@ -90,7 +90,6 @@ class Call:
     device: Device
     stem: str
     types: tuple[Dtype, Dtype, Dtype]
-    shape: Shape
     read: Sequence[Spec]
     applied: Spec | None
     arrays: tuple[Spec | None, ...]
@@ -100,7 +99,7 @@ class Call:
 
     def plan(self) -> Plan:
         """The launches."""
-        channels, t = Channels.of(self.shape), self.types[0]
+        channels, t = Channels.of_arrays(self.read), self.types[0]
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
             return self._whole_channels(channels, VEC_NBYTES // t.itemsize)

@@ -7,11 +7,11 @@ the GPU, and are rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from ...declare.schema import (
     Input,
+    LiesAs,
     Output,
     Shape,
     Spec,
@@ -60,7 +60,7 @@ PADS = attribute(
 )
 STRIDES = attribute(optional(steps), None, doc="for each axis; None: 1")
 # Each of these may have its channels last in memory; a result lies as an input does.
-LIES_AS = {"X": "X", "W": "W", "dY": "dY", "Y": "X", "dX": "X", "dW": "W"}
+LIES_AS = LiesAs({"X": "X", "W": "W", "dY": "dY", "Y": "X", "dX": "X", "dW": "W"})
 ALLOW_TF32 = attribute(
     boolean, False, doc="float32 may be multiplied with 11 bits of each factor, on tensor cores"
 )
@@ -97,7 +97,7 @@ class _Convolution(Op):
     allow_tf32 = ALLOW_TF32
     output_padding: Shape | None = None
     output_shape: Shape | None = None
-    lies_as: ClassVar[Mapping[str, str]] = LIES_AS
+    lies_as: ClassVar[LiesAs] = LIES_AS
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
         """The ordinary one that belongs to X and W."""

@@ -116,7 +116,7 @@ def gradients(
     x, y, of_w = given
     conv = _checked(convolution)
     if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype):
-        copies = Copies(device, y.dtype)
+        copies = Copies(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(of_w))
         results = copies.written(image), copies.written(w), bias
         of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
@@ -142,12 +142,12 @@ def _written(
         return Plan()
     is_last = have_channels_last(read, w, written)
     if is_last and not can_stage(device, conv, written.dtype):
-        copies = Copies(device, written.dtype)
+        copies = Copies(written.dtype)
         found = (copies.read(read), copies.read(w), bias, copies.written_as(written))
         copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
         return copies.plan(copied)
     if _is_depthwise(conv):
-        return _depthwise(device, conv, arrays, is_gradient=is_gradient)
+        return _depthwise(conv, arrays, is_gradient=is_gradient)
     if staged_image(device, conv, (read, written, w), tf32):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
@@ -164,14 +164,14 @@ def _is_depthwise(conv: Convolution) -> bool:
     return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
 
 
-def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+def _depthwise(conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
     kernel, written = "depthwise", conv.output
     if is_gradient:
         kernel, written = "depthwise_gradient", conv.image
     channels = math.prod(arrays[-1].shape[:2])
     config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
     args = (*arrays, _depthwise_layout(conv, written, (arrays[0], arrays[-1])))
-    slots = small_variant(device, arrays[0].dtype).slots
+    slots = small_variant(arrays[0].dtype).slots
     return Plan((launch(kernel, config, args, slots),))
 
 
@@ -190,7 +190,7 @@ def _depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -
 
     sums = taken(w), taken(bias)
     pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
-    slots = small_variant(device, y.dtype).slots
+    slots = small_variant(y.dtype).slots
     steps = [total(found, spec, parts, slots) for spec, found in pairs]
     if parts and steps:
         config = Config((parts * tiles * conv.filters,), (THREADS,))

@@ -21,7 +21,7 @@ def bias_gradient(
     device: Device, y: Spec, bias: Spec, slots: Mapping[str, str] | None = None
 ) -> Plan:
     """The sum of each channel of an array (N, channels, ...), compiled with these slots."""
-    slots = slots or small_variant(device, y.dtype).slots
+    slots = slots or small_variant(y.dtype).slots
     if y.channels_last:
         return _of_lines(device, y, bias, slots)
     batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])

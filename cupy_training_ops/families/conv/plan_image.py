@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,7 +30,9 @@ def image_product(
     of: Convolution,
 ) -> Plan:
     """So many tiles of rows at a time as W is packed of; what is spread is so from `of`."""
-    w, product = arrays[1], ImageProduct(conv, variant, is_gradient=is_gradient)
+    read, w, _, written = arrays
+    variant = replace(variant, lines=image_has_lines(conv, read, written))
+    product = ImageProduct(conv, variant, is_gradient=is_gradient)
     tiles = conv.group * product.row_tiles
     at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))
     scratch, steps = ScratchMemory(), []
@@ -38,7 +41,7 @@ def image_product(
         count = min(at_once, tiles - first)
         layout = product.layout(first, count, of)
         packs = Config((count * product.packing_blocks,), (THREADS,))
-        steps.append(launch("pack", packs, (w, packed, layout), variant.slots))
+        steps.append(launch(variant.kernel("pack"), packs, (w, packed, layout), variant.slots))
         blocks = count * product.column_tiles * math.prod(product.of_axes)
         steps.append(_multiplied(device, product, arrays, packed, layout, blocks))
     return scratch.plan(*steps)
@@ -96,12 +99,12 @@ def _multiplied(
     """With staged lines where the image has some."""
     (read, _, bias, written), variant = arrays, product.variant
     given = (read, packed, bias, written)
-    if image_has_lines(product.conv, read, written):
+    if variant.lines:
         n = stages(device)
         config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
         return launch("image_lines", config, (*given, n, layout), variant.slots)
     args = (*given, product.column_tiles, layout)
-    return launch("image", Config((blocks,), (THREADS,)), args, variant.slots)
+    return launch(variant.kernel("image"), Config((blocks,), (THREADS,)), args, variant.slots)
 
 
 def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:

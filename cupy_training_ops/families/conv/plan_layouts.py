@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...declare.schema import Spec
 from ...dtypes import Dtype
-from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, Step, ceil_div
+from ...plan import Config, Launch, Plan, Scratch, ScratchMemory, Step, ceil_div
 from .facts import SIDE, THREADS
 from .plan_launches import launch
 from .plan_variants import small_variant
@@ -25,8 +25,8 @@ def have_channels_last(*arrays: Spec | None) -> bool:
 class Copies:
     """C-contiguous arrays in scratch memory, of those that are read and those that are written."""
 
-    def __init__(self, device: Device, dtype: Dtype) -> None:
-        self.slots = small_variant(device, dtype).slots
+    def __init__(self, dtype: Dtype) -> None:
+        self.slots = small_variant(dtype).slots
         self.scratch = ScratchMemory()
         self.pieces: dict[int, Scratch] = {}  # by the place of what stands for them
         self.before: list[Launch] = []

@@ -12,14 +12,11 @@ from ...declare.schema import Spec
 from ...dtypes import FLOAT32, FLOAT64, Dtype
 from ...plan import VEC_NBYTES, Device, align_up, ceil_div, slots
 from .extents import Convolution, Shape
-from .facts import BLOCKS, COLUMNS, PART_NBYTES
+from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, WIDE_ROWS
 
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
 LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
-# Rows of what is gathered in types of 2 bytes with offsets of 64 bits alone, a compilation less:
-# such tiles are mostly of lines, which have none of them.
-WIDE_ROWS = 128
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
@@ -38,15 +35,26 @@ class Variant:
     tf32: bool = False
     wide: bool = False  # offsets of 64 bits
     staged: bool = False
+    lines: bool = False  # vectors of which are copied, so that no element has an offset
 
     @property
     def slots(self) -> dict[str, str]:
-        """The slots of cuda_src/conv/conv.cu."""
+        """The slots of cuda_src/conv/conv.cu, which says what is compiled with which."""
         always_wide = self.dtype == FLOAT64 or (self.dtype.itemsize == 2 and self.rows == WIDE_ROWS)
-        is_wide = not self.staged and (self.wide or always_wide)
+        is_wide = not (self.staged or self.lines) and (self.wide or always_wide)
         offset = np.dtype(np.int64 if is_wide else np.uint32)
+        rows = 2 * FEW_ROWS if self.has_few else self.rows
         how = {"TF32": self.tf32, "STAGED": self.staged}
-        return slots(T=self.dtype, ROWS=self.rows, OFFSET=offset, **how)
+        return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
+
+    @property
+    def has_few(self) -> bool:
+        """Whether its kernels are those of few rows, beside others of the same compilation."""
+        return self.dtype == FLOAT32 and self.rows == FEW_ROWS
+
+    def kernel(self, name: str) -> str:
+        """The kernel of that name with these tiles."""
+        return f"{name}_few" if self.has_few else name
 
     @property
     def depth(self) -> int:
@@ -151,9 +159,11 @@ def _wide(device: Device, dtype: Dtype) -> Variant:
     return Variant(dtype, rows if dtype.itemsize == 2 else min(64, rows), wide=True)
 
 
-def small_variant(device: Device, dtype: Dtype) -> Variant:
-    """What kernels are compiled with that have no tiles."""
-    return Variant(dtype, choices(device, dtype)[-1])
+def small_variant(dtype: Dtype) -> Variant:
+    """What kernels are compiled with that have no tiles: beside few others, or rare ones."""
+    if dtype.itemsize == 2:
+        return Variant(dtype, WIDE_ROWS, lines=True)
+    return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,7 @@ def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: A
     A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
     """
     x, y, w, bias = arrays
+    variant = replace(variant, lines=lines_of_weight(conv, x, y) == "_lines")
     split = _split(device, conv, variant, y)
     if w is None:
         return Plan() if bias is None else _bias(device, conv, variant, split, (x, y, bias))
@@ -76,13 +77,13 @@ def _bias(
     """A bias alone, by blocks that have no columns."""
     x, y, bias = arrays
     if not split.parts:
-        return Plan((total(None, bias, 0, small_variant(device, y.dtype).slots),))
+        return Plan((total(None, bias, 0, small_variant(y.dtype).slots),))
     scratch = ScratchMemory()
     y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
     layout, blocks = _layout(conv, variant, split, None), split.row_tiles * split.parts
     steps = (
         _sums(device, conv, variant, blocks, (x, y, None, y_sums), layout),
-        total(y_sums, bias, split.parts, small_variant(device, y.dtype).slots),
+        total(y_sums, bias, split.parts, small_variant(y.dtype).slots),
     )
     return scratch.plan(*steps)
 
@@ -112,11 +113,11 @@ def _sums(
     lines = lines_of_weight(conv, *arrays[:2])
     args: tuple[object, ...] = (*arrays, layout)
     shared_nbytes = 0
-    if lines == "_lines":
+    if variant.lines:
         args = (*arrays, stages(device), layout)
         shared_nbytes = variant.stages_nbytes(stages(device), weight=True)
     config = Config((blocks,), (THREADS,), shared_nbytes)
-    return launch("weight" + lines, config, args, variant.slots)
+    return launch(variant.kernel("weight" + lines), config, args, variant.slots)
 
 
 def _layout(
@@ -157,7 +158,8 @@ def _totals(
     if bias is not None:
         blocks += ceil_div(bias.size * each, THREADS)
     args = (*arrays, parts, each, layout)
-    return launch("weight_total", Config((blocks,), (THREADS,)), args, variant.slots)
+    config = Config((blocks,), (THREADS,))
+    return launch(variant.kernel("weight_total"), config, args, variant.slots)
 
 
 def _digits(n: int, extents: Shape) -> tuple[int, ...]:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""What is compiled together: few compilations for all, few kernels in each, so that a first call
+waits for neither."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import pytest
+
+from cupy_training_ops import ProviderError
+from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.dtypes import FLOATS
+from cupy_training_ops.families.conv import plan as conv
+from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.plan import Launch, Plan
+from cupy_training_ops.runtime import offline
+from cupy_training_ops.runtime.compiler import slot_options
+from cupy_training_ops.runtime.source import load
+
+Slots = tuple[tuple[str, str], ...]
+EMPTY = 6  # registers, at most, of a kernel that is compiled without a body
+WITHOUT_TILES = {"transpose", "channel_sums", "line_sums", "total"}
+WITHOUT_TILES |= {"depthwise", "depthwise_gradient", "depthwise_weight"}
+PRODUCTS = {"image", "image_lines", "weight", "weight_lines", "weight_y_lines", "staged"}
+PRODUCTS |= {"image_few", "weight_few"}
+
+
+def layer(
+    channels: int, filters: int, extent: int, kernel: int, group: int = 1, n: int = 64
+) -> Convolution:
+    """Padded by half of the kernel."""
+    both = (extent,) * 2, (extent,) * 2, (kernel,) * 2, (1, 1), (1, 1), (kernel // 2,) * 2
+    return Convolution(n, channels, filters, group, *both)
+
+
+def convolutions() -> list[Convolution]:
+    """In all tiles; the last have offsets of 64 bits, and groups of one channel."""
+    shapes = itertools.product((3, 64, 130), (30, 64, 300), (7, 56), (1, 3))
+    found = [layer(*shape) for shape in shapes]
+    found += [layer(2, 2, 40_000, kernel, n=1) for kernel in (1, 3)]
+    return [*found, layer(64, 64, 28, 3, group=64)]
+
+
+@functools.cache
+def launched(architecture: str) -> dict[Slots, frozenset[str]]:
+    """The kernels of each compilation that plans launch."""
+    device, found = offline.device(architecture), dict[Slots, frozenset[str]]()
+    for c, dtype, tf32 in itertools.product(convolutions(), FLOATS, (False, True)):
+        x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
+        plans = (
+            conv.forward(device, c, x, w, None, y, tf32=tf32),
+            conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
+            conv.weight_gradient(device, c, x, y, w, tf32=tf32),
+            conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
+        )
+        for slots, name in itertools.chain.from_iterable(map(kernels, plans)):
+            found[slots] = found.get(slots, frozenset()) | {name}
+    return found
+
+
+def kernels(plan: Plan) -> list[tuple[Slots, str]]:
+    """With their slots."""
+    steps = (step for step in plan.steps if isinstance(step, Launch))
+    return [
+        (tuple(sorted(step.slots.items())), step.symbol.removeprefix("conv__")) for step in steps
+    ]
+
+
+def compiled(slots: Slots, architecture: str) -> set[str]:
+    """The kernels that have a body."""
+    of = dict(slots)
+    is_half, is_float = of["T"] not in ("float", "double"), of["T"] == "float"
+    rows, is_wide = int(of["ROWS"]), of["OFFSET"] == "i64"
+    if of["STAGED"] == "1":
+        sums = set() if is_half else {"channel_sums", "line_sums"}
+        return {"stage", "staged", "staged_total", "total"} | sums
+    found = set[str]()
+    is_measured = 80 <= int(architecture) < 120
+    has_rows = rows < 128 or is_measured or (is_float and int(architecture) < 80)
+    is_small = rows == 128 and not is_wide if is_half else is_wide
+    if has_rows:
+        found |= {"pack", "weight_total"}
+        if not (is_half and is_small):
+            found |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
+        if is_half and not is_wide:
+            found |= {"image_lines", "weight_lines"}
+    if is_float and rows == 64 and not is_wide:
+        found |= {"pack_few", "image_few", "weight_few", "weight_total_few"}
+    return found | (WITHOUT_TILES if is_small else set())
+
+
+every_architecture = pytest.mark.parametrize("architecture", offline.ARCHITECTURES)
+
+
+@every_architecture
+def test_at_most_20_compilations(architecture) -> None:
+    """For one architecture, whatever the convolution."""
+    found = launched(architecture)
+    assert 7 < len(found) <= 20
+    for slots, names in found.items():
+        assert names <= compiled(slots, architecture)
+
+
+@every_architecture
+def test_no_compilation_has_many_kernels(architecture) -> None:
+    """Five products take about as long to compile as two beside all that has no tiles."""
+    for slots in launched(architecture):
+        found = compiled(slots, architecture)
+        assert len(found & PRODUCTS) <= (2 if found >= WITHOUT_TILES else 5)
+
+
+def test_a_compilation_has_the_kernels_that_it_is_said_to_have(seed) -> None:
+    draw = random.Random(seed)
+    try:
+        architecture = draw.choice(offline.supported_architectures())
+    except ProviderError as error:
+        pytest.skip(str(error))
+    slots = draw.choice(sorted(launched(architecture)))
+    found = offline.compile_for(load("conv"), slot_options(dict(slots)), architecture)
+    with_body = {name for name, used in found.items() if used.registers > EMPTY}
+    assert with_body == {f"conv__{name}" for name in compiled(slots, architecture)}
