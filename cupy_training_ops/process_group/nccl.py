@@ -14,15 +14,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype
 from ..errors import GroupError, ProviderError
-from .exchange import Answer
-from .members import Members
+from .members import Ranks
 from .wire import Part
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
 
 SUM, MEAN = 0, 4  # ncclRedOp_t
 RELAXED = 2  # CUstreamCaptureMode
@@ -108,30 +110,7 @@ def _moved(size: int, dtype: Dtype) -> tuple[int, int]:
     return size * dtype.itemsize, NUMBERS[UINT8]
 
 
-class Group(Protocol):
-    """What calls need of a ProcessGroup."""
-
-    rank: int
-    timeout: float
-    begun: int
-    busy: Any  # the lock of the call that is under way
-
-    def broken(self, op: str, error: BaseException) -> BaseException:
-        """End the group for all; what is to be raised."""
-
-    def require_open(self, op: str) -> None:
-        """Refuse a group that is closed or cannot go on."""
-
-    def exchange(
-        self, op: str, members: Members, text: str, parts: Sequence[Part], answer: Answer
-    ) -> Sequence[Any]:
-        """This rank's share of what the first member answers to all."""
-
-    def communicator(self, op: str, members: Members) -> Communicator:
-        """NCCL's among these ranks."""
-
-
-def connect(group: Group, op: str, members: Members) -> Communicator:
+def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
     """A communicator on the current device, made by all members together."""
     import cupy
 
@@ -143,10 +122,10 @@ def connect(group: Group, op: str, members: Members) -> Communicator:
             f"the ranks at the first"
         )
     answer = functools.partial(_same_id, nccl)
-    (identity,) = group.exchange(op, members, f"NCCL for {op}", (), answer)
-    place = members.ranks.index(group.rank)
+    (identity,) = group.exchange(op, ranks, f"NCCL for {op}", (), answer)
+    place = ranks.index(group.rank)
     try:
-        made = nccl.NcclCommunicator(members.size, bytes(identity), place)
+        made = nccl.NcclCommunicator(len(ranks), bytes(identity), place)
     except nccl.NcclError as error:
         raise GroupError(f"NCCL could not connect the ranks: {error}") from error
     return Communicator(nccl, made, device, group.timeout)
@@ -277,9 +256,9 @@ class Calls:
     address: the same object has the same addresses.
     """
 
-    group: Group
+    group: ProcessGroup
     op: str
-    members: Members
+    ranks: Ranks
     rows: Sequence[Row]
     agree: Callable[[], object] | None
     # For each row an array, and where it is read and written, in bytes; None: its own, from 0 on.
@@ -316,7 +295,7 @@ class Calls:
             if not self.each_time:
                 self.agree = None
         if self._communicator is None:
-            self._communicator = self.group.communicator(self.op, self.members)
+            self._communicator = self.group.communicator(self.op, self.ranks)
         return self._communicator
 
     def again(self, prepared: Prepared, stream: Any = None) -> None:

@@ -15,12 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
-from . import wire
 from .engine import Engine
-from .wire import Message
+from .wire import packed, printable
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
-FAULT = "fault"
+ENDED = "fault"  # the key of the words that end the group
 
 _made: Counter[str] = Counter()  # groups of the same ranks
 
@@ -64,7 +63,7 @@ class Torch(Engine):
     """A rank of a gloo group of its own, over the ranks of another group."""
 
     name = "torch"
-    longest = 0.02
+    pause = 0.02
 
     def __init__(
         self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
@@ -86,58 +85,51 @@ class Torch(Engine):
         with _wrapped("gloo could not connect the ranks"):
             own_store = dist.PrefixStore("gloo", self._store)
             self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
-        self._counts: Counter[tuple[int, int, int]] = Counter()
 
-    def put(self, peer: int, channel: int, data: bytes) -> None:
-        import torch
-
-        key = self._key(self.rank, peer, channel)
+    def put(self, peer: int, data: bytearray) -> None:
+        key = f"{self.rank}/{peer}/{self.sent[peer]}"
         with _wrapped(f"rank {peer} cannot be reached"):
             if len(data) <= SHORT:
                 self._store.set(key, b"+" + data)
                 return
-            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            sent = self._gloo.send([tensor], peer, channel)
+            sent = self._gloo.send([_tensor(data)], peer, 0)
             self._store.set(key, str(len(data)))
             self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
             self._store.delete_key(f"{key}/taken")
             sent.wait(_delta(self.timeout))
 
-    def take(self, peer: int, channel: int, seconds: float) -> Message:
-        import torch
-
-        key = self._key(peer, self.rank, channel)
-        with _wrapped(f"rank {peer} cannot be reached"):
-            # The store's own wait warns each time that a key is not there.
-            self.until(lambda: self._store.check([key]), seconds, peer)
-            found: bytes = self._store.get(key)
-            self._store.delete_key(key)
-            if found[:1] == b"+":
-                return wire.unpacked(found[1:])
-            tensor = torch.empty(int(found), dtype=torch.uint8)
-            coming = self._gloo.recv([tensor], peer, channel)
-            coming.wait(_delta(self.timeout))
-            self._store.set(f"{key}/taken", b"")
-        return wire.unpacked(memoryview(tensor.numpy()))
-
-    def news(self) -> str:
+    def listen(self, peer: int | None, seconds: float) -> None:
+        key = f"{peer}/{self.rank}/{self.heard[peer] + 1}" if peer is not None else ""
         try:
-            if self._store.check([FAULT]):
-                return wire.printable(str(self._store.get(FAULT), "utf-8", "replace"))
+            # The store's own wait warns each time that a key is not there.
+            if key and self._store.check([key]):
+                self.hear(peer, self._taken(peer, key))
+            elif self._store.check([ENDED]):
+                self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
         except RuntimeError as error:
-            return f"the store of torch.distributed is gone: {error}"
-        return ""
+            self.note(f"rank {peer} cannot be reached: {_line(error)}")
 
-    def tell(self, words: str) -> None:
-        self._store.set(FAULT, words)
+    def _taken(self, peer: int, key: str) -> bytes | bytearray:
+        found: bytes = self._store.get(key)
+        self._store.delete_key(key)
+        if found[:1] == b"+":
+            return found[1:]
+        data = bytearray(int(found))
+        self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
+        self._store.set(f"{key}/taken", b"")
+        return data
 
-    def has_left(self, peer: int) -> bool:
-        return bool(self._store.check([f"left/{peer}"]))
+    def part(self, number: int, words: str) -> None:
+        if words:
+            self._store.set(ENDED, words)
+            return
+        for peer in self.others:
+            key = f"{self.rank}/{peer}/{self.sent[peer] + 1}"
+            self._store.set(key, b"+" + packed(number, words))
 
-    def close(self) -> None:
-        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-            self._store.set(f"left/{self.rank}", b"")
-            if self._owns:
+    def release(self) -> None:
+        if self._owns:
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 self._dist.destroy_process_group()
 
     def abandon(self) -> None:
@@ -145,14 +137,20 @@ class Torch(Engine):
         for group in {self._gloo, self._dist.group.WORLD} - {None}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
-    def _key(self, source: int, target: int, channel: int) -> str:
-        place = source, target, channel
-        self._counts[place] += 1
-        return "/".join(map(str, (*place, self._counts[place])))
+
+def _tensor(data: bytearray) -> Any:
+    """The same memory."""
+    import torch
+
+    return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _delta(seconds: float) -> timedelta:
     return timedelta(seconds=min(seconds, 1e6))
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
 
 
 @contextlib.contextmanager
@@ -163,5 +161,4 @@ def _wrapped(words: str) -> Any:
     except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
         if isinstance(error, OpError):
             raise
-        line = str(error).partition("\n")[0][:200]
-        raise GroupError(f"{words}: {line}") from None
+        raise GroupError(f"{words}: {_line(error)}") from None

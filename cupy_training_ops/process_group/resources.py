@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..forks import InChild
 from .engine import GRACE, Engine
-from .members import Members
+from .members import Ranks
 
 if TYPE_CHECKING:
     from .nccl import Communicator
@@ -37,7 +37,7 @@ class Resources(InChild):
     def __init__(self, engine: Engine, on_fault: OnFault) -> None:
         super().__init__()
         self.engine = engine
-        self.communicators: dict[Members, Communicator] = {}
+        self.communicators: dict[Ranks, Communicator] = {}
         self.busy = threading.Lock()  # while a call is under way
         self.is_closed = False
         self._on_fault = on_fault

@@ -13,12 +13,11 @@ import pytest
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 from cupy_training_ops.process_group import nccl
-from cupy_training_ops.process_group.members import Members
 from cupy_training_ops.process_group.nccl import Calls, Communicator
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-EVERYONE = Members((0, 1), 0)
+EVERYONE = (0, 1)
 
 
 class Event:

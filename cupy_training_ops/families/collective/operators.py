@@ -23,7 +23,6 @@ from ...dtypes import FIXED_SIZE, FLOATS
 from ...errors import refuse
 from ...plan import Device, Plan, Step
 from ...process_group import ProcessGroup, nccl
-from ...process_group.mail import Label
 from . import plan_adasum as adasum
 from .owners import owners
 from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
@@ -78,7 +77,7 @@ class _OfOwners(_OfLists):
 
     def _owners(self, xs: Specs) -> list[int]:
         """By place in the sub-group."""
-        return owners(self.name, [x.size for x in xs], self.ranks.size)
+        return owners(self.name, [x.size for x in xs], len(self.ranks))
 
 
 class NcclAllGather(_OfOwners):
@@ -121,7 +120,7 @@ class NcclReduceScatter(_OfOwners):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        found, own = self._owners(xs), self.ranks.ranks.index(self.group.rank)
+        found, own = self._owners(xs), self.ranks.index(self.group.rank)
         rows = [nccl.reduce(x.size, x.dtype, root) for x, root in zip(xs, found, strict=True)]
         yield self.queued(xs, ys, rows)
         others = [pair for pair, root in zip(zip(xs, ys, strict=True), found, strict=True)
@@ -260,9 +259,8 @@ class Send(Letter):
         return (np.array(True),)
 
     def plan(self, device: Device, signal: bool, remote: int, data: Specs, *_: object) -> Plan:
-        label, group = Label.of("cuda", self.tag, data), self.group
         rows = [nccl.send(x.size, x.dtype, remote) for x in data]
-        return self.post(data, rows, lambda: group.post(self.name, remote, label))
+        return self.letter(data, rows, remote, self.group.rank)
 
 
 class Recv(Receiver):
@@ -293,9 +291,8 @@ class Recv(Receiver):
         return np.array(True), tuple(Spec(extents, dtype) for extents, dtype in pairs)
 
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
-        label, group = Label.of("cuda", self.tag, data), self.group
         rows = [nccl.receive(x.size, x.dtype, remote) for x in data]
-        return self.post(data, rows, lambda: group.collect(self.name, remote, label))
+        return self.letter(data, rows, self.group.rank, remote)
 
 
 OPS = {
