@@ -65,7 +65,7 @@ class NcclAllReduce(_OfLists):
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        yield self.queued(xs, ys, [nccl.all_reduce(x.size, x.dtype) for x in xs])
+        yield self.queued(xs, ys, [nccl.row("allReduce", x.size, x.dtype, nccl.SUM) for x in xs])
 
 
 class _OfOwners(_OfLists):
@@ -99,7 +99,9 @@ class NcclAllGather(_OfOwners):
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         pairs = zip(xs, self._owners(xs), strict=True)
-        yield self.queued(xs, ys, [nccl.broadcast(x.size, x.dtype, root) for x, root in pairs])
+        yield self.queued(
+            xs, ys, [nccl.row("broadcast", x.size, x.dtype, root) for x, root in pairs]
+        )
 
 
 class NcclReduceScatter(_OfOwners):
@@ -121,7 +123,10 @@ class NcclReduceScatter(_OfOwners):
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         found, own = self._owners(xs), self.ranks.index(self.group.rank)
-        rows = [nccl.reduce(x.size, x.dtype, root) for x, root in zip(xs, found, strict=True)]
+        rows = [
+            nccl.row("reduce", x.size, x.dtype, nccl.SUM, root)
+            for x, root in zip(xs, found, strict=True)
+        ]
         yield self.queued(xs, ys, rows)
         others = [pair for pair, root in zip(zip(xs, ys, strict=True), found, strict=True)
                   if root != own]  # fmt: skip
@@ -169,7 +174,7 @@ class MegatronG(MegatronF):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         if not self.reaches_others:
             return super().plan(device, x, y)
-        return Plan((self.queued((x,), (y,), [nccl.all_reduce(x.size, x.dtype)]),))
+        return Plan((self.queued((x,), (y,), [nccl.row("allReduce", x.size, x.dtype, nccl.SUM)]),))
 
 
 class AdasumAllReduce(_OfLists):
@@ -210,8 +215,8 @@ class AdasumAllReduce(_OfLists):
     def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> nccl.Calls:
         """What sends this rank's arrays to its partner, and receives the partner's in scratch."""
         partner = self.group.rank ^ level
-        rows = [nccl.send(x.size, x.dtype, partner) for x in xs]
-        rows += [nccl.receive(x.size, x.dtype, partner) for x in xs]
+        rows = [nccl.row("send", x.size, x.dtype, partner) for x in xs]
+        rows += [nccl.row("recv", x.size, x.dtype, partner) for x in xs]
         parts = [(i, 0, 0) for i in range(len(xs))] + [(i, 0, at) for i, at in enumerate(starts)]
         return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
@@ -259,7 +264,7 @@ class Send(Letter):
         return (np.array(True),)
 
     def plan(self, device: Device, signal: bool, remote: int, data: Specs, *_: object) -> Plan:
-        rows = [nccl.send(x.size, x.dtype, remote) for x in data]
+        rows = [nccl.row("send", x.size, x.dtype, remote) for x in data]
         return self.letter(data, rows, remote, self.group.rank)
 
 
@@ -291,7 +296,7 @@ class Recv(Receiver):
         return np.array(True), tuple(Spec(extents, dtype) for extents, dtype in pairs)
 
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
-        rows = [nccl.receive(x.size, x.dtype, remote) for x in data]
+        rows = [nccl.row("recv", x.size, x.dtype, remote) for x in data]
         return self.letter(data, rows, self.group.rank, remote)
 
 
