@@ -33,8 +33,8 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
             return Engine(0, 1, timeout)
         from . import of_torch
 
-        local = [number(variables, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-        return of_torch.initialised(*local, timeout)
+        rank, size = (number(variables, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return of_torch.initialised(rank, size, timeout)
     if any(name in variables for name in MPI):
         from . import of_mpi
 

@@ -102,8 +102,9 @@ def _compared(
     return words, [()] * len(ranks)
 
 
-def repeat(engine: Engine, receiver: int, sender: int, text: str) -> None:
-    """Say a description that agreed before: nobody waits, and the receiver may compare it later."""
+def repeat(engine: Engine, ranks: Ranks, text: str) -> None:
+    """What agreed before, from the second to the first: nobody waits, it may be compared later."""
+    receiver, sender = ranks
     if engine.rank == sender:
         engine.send(receiver, AGAIN + text)
     else:

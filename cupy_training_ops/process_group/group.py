@@ -273,7 +273,7 @@ class ProcessGroup:
             self._agreed.add((ranks, text))
         elif each_time:
             with self.call(op) as engine:
-                repeat(engine, *ranks, text)
+                repeat(engine, ranks, text)
 
     def announced(self, op: str, remote: int) -> str:
         """The description of the next message of a single rank, which is not taken."""

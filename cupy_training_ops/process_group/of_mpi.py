@@ -59,7 +59,7 @@ class Channel:
     def __init__(self, mpi: Any, comm: Any) -> None:
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.comm = comm
-        self.tags = itertools.cycle(range(comm.Get_attr(mpi.TAG_UB) + 1))
+        self.tags = itertools.cycle(range(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1))
         self.closed: list[Mpi] = []  # groups for which something may still come
         node = comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank, size = node.Get_rank(), node.Get_size()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -35,6 +36,18 @@ def library() -> Any:
     return dist
 
 
+@contextlib.contextmanager
+def _wrapped(words: str) -> Iterator[None]:
+    """PyTorch's errors, which are RuntimeErrors, as the group's."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
+        if isinstance(error, OpError):
+            raise
+        line = str(error).partition("\n")[0][:200]
+        raise GroupError(f"{words}: {line}") from None
+
+
 def initialised(local_rank: int | None, local_size: int | None, timeout: float) -> Engine:
     """The engine under torchrun, whose group is made here where the script has not made it."""
     dist = library()
@@ -56,7 +69,7 @@ def engine(group: Any, timeout: float) -> Engine:
     if group is not None and not isinstance(group, dist.ProcessGroup):
         expected = "one of torch.distributed's that this process is in"
         refuse("ProcessGroup.from_torch", "group", expected, shown(group))
-    return Torch(group, timeout, None, None, False)
+    return Torch(group, timeout)
 
 
 class Torch(Engine):
@@ -66,7 +79,12 @@ class Torch(Engine):
     pause = 0.02
 
     def __init__(
-        self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
+        self,
+        group: Any,
+        timeout: float,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+        owns: bool = False,
     ) -> None:
         dist = self._dist = library()
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -75,7 +93,7 @@ class Torch(Engine):
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
         if local_size is not None and (local_size < 1 or len(ranks) % local_size):
             local_size = None
-        super().__init__(own, len(ranks), timeout, local, local_size)
+        super().__init__(own, len(ranks), timeout, local_rank, local_size)
         self._owns = owns
         # By torch.distributed's own way ranks that are in more groups would not find the others.
         same = "-".join(map(str, ranks))
@@ -86,28 +104,26 @@ class Torch(Engine):
             own_store = dist.PrefixStore("gloo", self._store)
             self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
 
+    @_wrapped("the others cannot be reached")
     def put(self, peer: int, data: bytearray) -> None:
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
-        with _wrapped(f"rank {peer} cannot be reached"):
-            if len(data) <= SHORT:
-                self._store.set(key, b"+" + data)
-                return
-            sent = self._gloo.send([_tensor(data)], peer, 0)
-            self._store.set(key, str(len(data)))
-            self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
-            self._store.delete_key(f"{key}/taken")
-            sent.wait(_delta(self.timeout))
+        if len(data) <= SHORT:
+            self._store.set(key, b"+" + data)
+            return
+        sent = self._gloo.send([_tensor(data)], peer, 0)
+        self._store.set(key, str(len(data)))
+        self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
+        self._store.delete_key(f"{key}/taken")
+        sent.wait(_delta(self.timeout))
 
+    @_wrapped("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
-        key = f"{peer}/{self.rank}/{self.heard[peer] + 1}" if peer is not None else ""
-        try:
-            # The store's own wait warns each time that a key is not there.
-            if key and self._store.check([key]):
-                self.hear(peer, self._taken(peer, key))
-            elif self._store.check([ENDED]):
-                self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
-        except RuntimeError as error:
-            self.note(f"rank {peer} cannot be reached: {_line(error)}")
+        # The store's own wait warns each time that a key is not there.
+        key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
+        if peer is not None and self._store.check([key]):
+            self.hear(peer, self._taken(peer, key))
+        elif self._store.check([ENDED]):
+            self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
 
     def _taken(self, peer: int, key: str) -> bytes | bytearray:
         found: bytes = self._store.get(key)
@@ -147,18 +163,3 @@ def _tensor(data: bytearray) -> Any:
 
 def _delta(seconds: float) -> timedelta:
     return timedelta(seconds=min(seconds, 1e6))
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200]
-
-
-@contextlib.contextmanager
-def _wrapped(words: str) -> Any:
-    """PyTorch's errors, which are RuntimeErrors, as the group's."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
-        if isinstance(error, OpError):
-            raise
-        raise GroupError(f"{words}: {_line(error)}") from None

@@ -87,8 +87,10 @@ class Communicator:
         calls = prepared.calls
         shared = self.board.calls[self.members]
         times = {"reduceScatter": len(self.members)}
-        shared[self.rank] = [(r, None if r.method == "recv" else
-                              memory(s, r, times.get(r.method, 1)).copy()) for r, s, _ in calls]  # fmt: skip
+        shared[self.rank] = [
+            (row, None if row.method == "recv" else memory(s, row, times.get(row.method, 1)).copy())
+            for row, s, _ in calls
+        ]
         self.board.together(self.members)
         for i, (row, _, target) in enumerate(calls):
             value = self._value(row, i, shared)

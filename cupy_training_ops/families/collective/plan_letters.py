@@ -123,8 +123,8 @@ class Receiver(Letter):
         where = "cuda" if self.placement()[0].runs_kernels else "cpu"
         text = self.group.announced(self.name, rank)
         shapes = shapes_in(text)
-        pairs = zip(shapes, self.element_types, strict=False)
-        own = letter(where, self.tag, [Spec(extents, dtype) for extents, dtype in pairs])
+        specs = list(map(Spec, shapes, self.element_types))
+        own = letter(where, self.tag, specs)
         if own != text:  # an error, there too
             self.group.exchange(self.name, (self.group.rank, rank), own, (), nothing)
         return shapes
