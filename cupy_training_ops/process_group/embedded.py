@@ -33,23 +33,17 @@ class Embedded(Engine):
 
     name = "embedded"
 
-    def __init__(
-        self,
-        rank: int,
-        sockets: Mapping[int, socket.socket],
-        timeout: float,
-        local_size: int | None = None,
-    ) -> None:
-        super().__init__(rank, len(sockets) + 1, timeout, rank, local_size)
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], timeout: float) -> None:
+        super().__init__(rank, len(sockets) + 1, timeout)
         self.sockets = sockets
         self._open = {sock: peer for peer, sock in sockets.items()}  # may still say something
         self._halves: set[int] = set()  # to whom a message is under way
 
-    def put(self, peer: int, data: bytearray) -> None:
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
         sock = self.sockets[peer]
         self._halves.add(peer)
         try:
-            _say(sock, data, self.patience(peer))
+            _say(sock, data, seconds)
         except TimeoutError:
             raise
         except OSError:
@@ -150,4 +144,6 @@ def inherited(variables: MutableMapping[str, str], timeout: float) -> Embedded:
     sockets = {peer: socket.socket(fileno=fd) for peer, fd in found.items()}
     for sock in sockets.values():
         sock.set_inheritable(False)
-    return Embedded(rank, sockets, timeout, len(descriptors))
+    made = Embedded(rank, sockets, timeout)
+    made.local_size = made.size
+    return made

@@ -30,17 +30,10 @@ class Engine:
     name: ClassVar[str] = "alone"
     pause: ClassVar[float] = 0.0  # seconds between looks, at most, where `listen` does not wait
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        timeout: float,
-        local_rank: int | None = None,
-        local_size: int | None = None,
-    ) -> None:
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.local_rank = rank if local_rank is None else local_rank
-        self.local_size = local_size
+        self.local_rank = rank  # and how many there are on the node, if it is known
+        self.local_size: int | None = None
         self.others = [peer for peer in range(size) if peer != rank]
         self.fault = ""  # why the group cannot go on; the first words count
         self.told = ""  # the same, as others or their ends told it
@@ -54,7 +47,7 @@ class Engine:
 
     # ---- what an engine writes: here that of a rank alone, which has nobody to tell --------------
 
-    def put(self, peer: int, data: bytearray) -> None:
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
         """Give a peer a message; TimeoutError, EOFError, GroupError where it does not take it."""
         raise NotImplementedError
 
@@ -76,8 +69,9 @@ class Engine:
     def send(self, peer: int, text: str, parts: Sequence[Part] = ()) -> None:
         """A message to another rank."""
         self.sent[peer] += 1
+        more = GRACE if peer < self.rank else 0.0  # the first rank of a call waits less
         try:
-            self.put(peer, packed(self.sent[peer], text, parts))
+            self.put(peer, packed(self.sent[peer], text, parts), self.timeout + more)
         except TimeoutError:
             late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(late) from None
@@ -132,10 +126,6 @@ class Engine:
     def note(self, words: str) -> None:
         """That others ended the group, or what they sent does."""
         self.told = self.told or words
-
-    def patience(self, peer: int) -> float:
-        """Seconds that a peer may take to take a message; the first rank of a call waits less."""
-        return self.timeout + (GRACE if peer < self.rank else 0.0)
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ import numpy as np
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ..errors import GroupError, ProviderError
 from .members import Ranks
-from .wire import Part
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
@@ -87,19 +86,16 @@ def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
             f"{op}: a call under graph capture needs one like it before, because NCCL connects "
             f"the ranks at the first"
         )
-    answer = functools.partial(_same_id, nccl)
-    (identity,) = group.exchange(op, ranks, f"NCCL for {op}", (), answer)
-    place = ranks.index(group.rank)
+
+    def same_identity(found: Sequence[object]) -> list[list[bytes]]:
+        return [[nccl.get_unique_id()]] * len(found)
+
+    (identity,) = group.exchange(op, ranks, f"NCCL for {op}", (), same_identity)
     try:
-        made = nccl.NcclCommunicator(len(ranks), bytes(identity), place)
+        made = nccl.NcclCommunicator(len(ranks), bytes(identity), ranks.index(group.rank))
     except nccl.NcclError as error:
         raise GroupError(f"NCCL could not connect the ranks: {error}") from error
     return Communicator(nccl, made, device, group.timeout)
-
-
-def _same_id(nccl: ModuleType, found: list[list[memoryview]]) -> list[list[Part]]:
-    """A new identity, the same for every rank."""
-    return [[nccl.get_unique_id()]] * len(found)
 
 
 Bound = tuple[str, tuple[int, ...]]  # a method, and its arguments up to the stream

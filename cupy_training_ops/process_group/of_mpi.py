@@ -103,10 +103,10 @@ class Mpi(Engine):
         _channels.append((ranks, Channel(mpi, comm)))
         return _channels[-1][1]
 
-    def put(self, peer: int, data: bytearray) -> None:
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
         request = self._channel.comm.Isend([data, self._mpi.BYTE], peer, self._tag)
         self._under_way.append((request, data))
-        self.until(request.Test, self.patience(peer), peer)
+        self.until(request.Test, seconds, peer)
         self._under_way.pop()
 
     def listen(self, peer: int | None, seconds: float) -> None:

@@ -55,7 +55,10 @@ def initialised(local_rank: int | None, local_size: int | None, timeout: float) 
     if owns:
         with _wrapped("torch.distributed could not connect the ranks"):
             dist.init_process_group("gloo", timeout=_delta(timeout))
-    return Torch(None, timeout, local_rank, local_size, owns)
+    made = Torch(None, timeout, owns)
+    made.local_rank = made.rank if local_rank is None else local_rank
+    made.local_size = local_size if local_size and made.size % local_size == 0 else None
+    return made
 
 
 def engine(group: Any, timeout: float) -> Engine:
@@ -78,22 +81,13 @@ class Torch(Engine):
     name = "torch"
     pause = 0.02
 
-    def __init__(
-        self,
-        group: Any,
-        timeout: float,
-        local_rank: int | None = None,
-        local_size: int | None = None,
-        owns: bool = False,
-    ) -> None:
+    def __init__(self, group: Any, timeout: float, owns: bool = False) -> None:
         dist = self._dist = library()
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         own = dist.get_rank(group)
         if own < 0:
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
-        if local_size is not None and (local_size < 1 or len(ranks) % local_size):
-            local_size = None
-        super().__init__(own, len(ranks), timeout, local_rank, local_size)
+        super().__init__(own, len(ranks), timeout)
         self._owns = owns
         # By torch.distributed's own way ranks that are in more groups would not find the others.
         same = "-".join(map(str, ranks))
@@ -105,14 +99,14 @@ class Torch(Engine):
             self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
 
     @_wrapped("the others cannot be reached")
-    def put(self, peer: int, data: bytearray) -> None:
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
             self._store.set(key, b"+" + data)
             return
         sent = self._gloo.send([_tensor(data)], peer, 0)
         self._store.set(key, str(len(data)))
-        self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
+        self.until(lambda: self._store.check([f"{key}/taken"]), seconds, peer)
         self._store.delete_key(f"{key}/taken")
         sent.wait(_delta(self.timeout))
 
