@@ -58,7 +58,7 @@ class Embedded(Engine):
             assert isinstance(sock, socket.socket)
             self._read(sock)
 
-    def part(self, number: int, words: str) -> None:
+    def farewell(self, number: int, words: str) -> None:
         for peer, sock in self.sockets.items():
             with contextlib.suppress(OSError):
                 if peer not in self._halves:

@@ -20,7 +20,7 @@ LEFT, FAULT = 0, 2**64 - 1  # in the place of a number: the last words of a rank
 
 
 class Engine:
-    """One rank's messages. All but six methods is the same for whatever carries them.
+    """One rank's messages. Five methods are those of what carries them; this rank is alone.
 
     Between two ranks each message has its number, and another than the next ends the group. What
     has come is taken, also from a rank that has left or ended the group behind it. Nothing here is
@@ -45,7 +45,7 @@ class Engine:
         self._left: dict[int, str] = {}  # and what went wrong there
         self._has_ended = False
 
-    # ---- what an engine writes: here that of a rank alone, which has nobody to tell --------------
+    # ---- what an engine has of its own -----------------------------------------------------------
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
         """Give a peer a message; TimeoutError, EOFError, GroupError where it does not take it."""
@@ -54,7 +54,7 @@ class Engine:
     def listen(self, peer: int | None, seconds: float) -> None:
         """Note what has come, of this peer at least; an engine may wait so long for more."""
 
-    def part(self, number: int, words: str) -> None:
+    def farewell(self, number: int, words: str) -> None:
         """Last words to all others, as well as they still can be said, and without waiting."""
 
     def release(self) -> None:
@@ -110,7 +110,8 @@ class Engine:
         try:
             message = unpacked(data)
         except GroupError as error:
-            return self.note(str(error))
+            self.note(str(error))
+            return
         if message.number == LEFT:
             self._left[peer] = printable(message.text)
         elif message.number == FAULT:
@@ -121,7 +122,6 @@ class Engine:
         else:
             is_at = f"rank {peer} is at message {message.number}"
             self.note(f"{is_at}, rank {self.rank} at {self.heard[peer] + 1}")
-        return None
 
     def note(self, words: str) -> None:
         """That others ended the group, or what they sent does."""
@@ -141,11 +141,11 @@ class Engine:
             self.fault = self.fault or STOPPED  # before anything that may fail
             self.fault = printable(words)
             with contextlib.suppress(Exception):
-                self.part(FAULT, self.fault)
+                self.farewell(FAULT, self.fault)
 
     def close(self) -> None:
         """Say that no more will come, or why, and let go of everything."""
         with contextlib.suppress(Exception):
             if not self.fault:
-                self.part(LEFT, self.last_words)
+                self.farewell(LEFT, self.last_words)
         self.release()

@@ -135,7 +135,7 @@ class Mpi(Engine):
             pass
         return len(self._left) == len(self.others)
 
-    def part(self, number: int, words: str) -> None:
+    def farewell(self, number: int, words: str) -> None:
         data, comm = packed(number, words), self._channel.comm
         requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))

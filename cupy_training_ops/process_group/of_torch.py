@@ -129,7 +129,7 @@ class Torch(Engine):
         self._store.set(f"{key}/taken", b"")
         return data
 
-    def part(self, number: int, words: str) -> None:
+    def farewell(self, number: int, words: str) -> None:
         if words:
             self._store.set(ENDED, words)
             return
