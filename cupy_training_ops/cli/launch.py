@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -12,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import IO
 
 import click
 
-from ..process_group.embedded import LAUNCHER, SOCKETS
+from ..process_group.embedded import LAUNCHER, SOCKETS, connected
 from .errors import Failure, end_as
 from .signals import ends_with
 
@@ -60,39 +61,21 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
     command = [sys.executable, script, *args]
     started: list[_Rank] = []
     with ends_with(lambda: _end(started), QUITTING):
-        _start(ranks, command, shared, started)
+        for rank, sockets in enumerate(connected(ranks)):
+            started.append(_Rank(rank, command, shared, sockets))
+            for sock in sockets.values():  # the process has them
+                sock.close()
+        for process in started:  # not before: a thread of this process does not survive a fork
+            process.hand_on()
         try:
-            status = _first_failure(started)
+            statuses = _wait(started, math.inf, any)
         except KeyboardInterrupt:  # as a terminal would tell them
             _tell(started, signal.SIGINT)
             raise
         finally:
-            _wait(started, REPORTING)
-    if status:
-        end_as(status)
-
-
-def _start(
-    ranks: int, command: Sequence[str], shared: dict[str, str], started: list[_Rank]
-) -> None:
-    """Start the ranks, with a pair of connected sockets between each two."""
-    ends: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
-    with contextlib.ExitStack() as opened:
-        for rank, own in enumerate(ends):
-            for peer in range(rank + 1, ranks):
-                own[peer], ends[peer][rank] = map(opened.enter_context, _pair())
-            started.append(_Rank(rank, command, shared, own))
-            for sock in own.values():  # the process has them
-                sock.close()
-    for process in started:  # not before: a thread of this process does not survive a fork
-        process.hand_on()
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    try:
-        return socket.socketpair()
-    except OSError as error:
-        raise Failure(f"cannot connect so many ranks: {error.strerror} (ulimit -n)") from None
+            _wait(started, REPORTING, lambda _: False)
+    if failed := next(filter(None, statuses), 0):
+        end_as(failed)
 
 
 class _Rank:
@@ -106,7 +89,7 @@ class _Rank:
         rank: int,
         command: Sequence[str],
         shared: dict[str, str],
-        sockets: dict[int, socket.socket],
+        sockets: Mapping[int, socket.socket],
     ) -> None:
         descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
         descriptors.insert(rank, "")
@@ -120,7 +103,7 @@ class _Rank:
                 stderr=subprocess.PIPE,
                 pass_fds=[sock.fileno() for sock in sockets.values()],
                 process_group=0,
-                preexec_fn=_dies_with(os.getpid()),
+                preexec_fn=_dying_with(os.getpid()),
             )
         except OSError as error:
             raise Failure(f"cannot start {command[0]}: {error.strerror}") from None
@@ -139,11 +122,7 @@ class _Rank:
     @property
     def status(self) -> int | None:
         """Its exit code as a shell has it; None while it runs."""
-        code = self._process.returncode
-        if code is not None:
-            return code if code >= 0 else 128 - code
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        found = os.waitid(os.P_PID, self._process.pid, flags)
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
@@ -155,12 +134,11 @@ class _Rank:
 
     def end(self) -> None:
         """Hand on what is left, and end whatever still runs."""
-        if self._process.returncode is None:
-            self._over.set()
-            self._join()
-            self.tell(signal.SIGKILL)
-            self._process.wait()
-            self._join()
+        self._over.set()
+        self._join()
+        self.tell(signal.SIGKILL)
+        self._process.wait()
+        self._join()
 
     def _join(self) -> None:
         for thread in self._threads:
@@ -168,7 +146,7 @@ class _Rank:
                 thread.join(REST)
 
 
-def _dies_with(launcher: int) -> Callable[[], None] | None:
+def _dying_with(launcher: int) -> Callable[[], None] | None:
     """What a new process does first, on Linux: end with its launcher, however that ends."""
     if sys.platform != "linux":
         return None
@@ -183,7 +161,6 @@ def _dies_with(launcher: int) -> Callable[[], None] | None:
 
 
 def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Event) -> None:
-    """Lines, until the pipe ends; once all is over, as long as something comes."""
     with stream:
         for line in _lines(stream, over):
             text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
@@ -192,32 +169,36 @@ def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Eve
 
 
 def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
-    left = bytearray()
-    while True:
-        if wait([stream.fileno()], REST / 5):
-            data = os.read(stream.fileno(), 2**16)
-            head, *rest = data.split(b"\n")
-            left += head  # not `left + data`, which would copy a long line at each read
-            for part in rest:
-                yield bytes(left)
-                left = bytearray(part)
-            if data:
-                continue
-        elif not over.is_set():
-            continue
-        if left:
-            yield bytes(left)
-        return
+    """Until the pipe ends; once all is over, as long as something comes."""
+    left = bytearray()  # of a line without an end
+    while (is_ready := wait([stream.fileno()], REST / 5)) or not over.is_set():
+        data = os.read(stream.fileno(), 2**16) if is_ready else None
+        if data == b"":
+            break
+        *lines, rest = (data or b"").split(b"\n")
+        for line in lines:
+            yield bytes(left + line)
+            left = bytearray()
+        left += rest
+    if left:
+        yield bytes(left)
 
 
-def _first_failure(started: Sequence[_Rank]) -> int:
-    """The status of the process that fails first; 0 when all have ended well."""
+def _wait(
+    started: Sequence[_Rank], seconds: float, is_over: Callable[[list[int | None]], bool]
+) -> list[int | None]:
+    """The statuses of all, once they have ended, or it is over."""
+    deadline = time.monotonic() + seconds
     while True:
         statuses = [rank.status for rank in started]
-        failed = [status for status in statuses if status]
-        if failed or None not in statuses:
-            return failed[0] if failed else 0
+        if None not in statuses or is_over(statuses) or time.monotonic() > deadline:
+            return statuses
         time.sleep(PAUSE)
+
+
+def _tell(started: Sequence[_Rank], number: int) -> None:
+    for rank in started:
+        rank.tell(number)
 
 
 def _end(started: Sequence[_Rank]) -> None:
@@ -227,26 +208,12 @@ def _end(started: Sequence[_Rank]) -> None:
     before = signal.signal(signal.SIGINT, lambda *_: hasten.set()) if is_main else None
     try:
         _tell(started, signal.SIGTERM)
-        _wait(started, ENDING, hasten)
+        _wait(started, ENDING, lambda _: hasten.is_set())
         for rank in started:
             rank.end()
     finally:
         if is_main:
             signal.signal(signal.SIGINT, before)
-
-
-def _tell(started: Sequence[_Rank], number: int) -> None:
-    for rank in started:
-        if rank.status is None:
-            rank.tell(number)
-
-
-def _wait(started: Sequence[_Rank], seconds: float, hasten: threading.Event | None = None) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not (hasten and hasten.is_set()):
-        if all(rank.status is not None for rank in started):
-            return
-        time.sleep(PAUSE)
 
 
 def _free_port() -> int:

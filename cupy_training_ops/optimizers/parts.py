@@ -136,10 +136,10 @@ class MeanOfParts(_OfParts):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
-        return nccl.reduce_scatter(size, dtype, nccl.MEAN), 0, own
+        return nccl.row("reduceScatter", size, dtype, nccl.MEAN), 0, own
 
     def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
-        return nccl.reduce(size, dtype, owner, nccl.MEAN)
+        return nccl.row("reduce", size, dtype, nccl.MEAN, owner)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
@@ -156,10 +156,10 @@ class GatheredParts(_OfParts):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
-        return nccl.all_gather(size, dtype), own, 0
+        return nccl.row("allGather", size, dtype), own, 0
 
     def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
-        return nccl.broadcast(size, dtype, owner)
+        return nccl.row("broadcast", size, dtype, owner)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
@@ -185,7 +185,7 @@ class MeanOfAll(Collective):
 
     def calls(self, xs: Specs) -> nccl.Calls:
         """Those of NCCL for arrays in place."""
-        rows = [nccl.all_reduce(x.size, x.dtype, nccl.MEAN) for x in xs]
+        rows = [nccl.row("allReduce", x.size, x.dtype, nccl.MEAN) for x in xs]
         return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
 
     def call_name(self) -> str:

@@ -1,148 +1,151 @@
 # SPDX-License-Identifier: MIT
-"""The protocol of an engine: messages between ranks, and an end that all of them notice."""
+"""How a rank reaches the others: whole messages in order, and an end that all of them notice."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ..errors import GroupError
-from . import wire
-from .wire import Message, Part, packed
+from .wire import Message, Part, packed, printable, unpacked
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
-SHORTEST = 1e-4  # seconds between looks at what is waited for
+SPIN = 1e-3  # seconds of looking without a pause
 STOPPED = "stopped in the middle of a call"
+LEFT, FAULT = 0, 2**64 - 1  # in the place of a number: the last words of a rank
 
 
 class Engine:
-    """How one rank reaches the others; all but this class's own methods is the engine's.
+    """One rank's messages. Five methods are those of what carries them; this rank is alone.
 
-    Nothing here is used by two threads at once: who uses an engine holds its `lock`.
+    Between two ranks each message has its number, and another than the next ends the group. What
+    has come is taken, also from a rank that has left or ended the group behind it. Nothing here is
+    used by two threads at once, but for `end`: who uses an engine holds its `lock`.
     """
 
     name: ClassVar[str] = "alone"
-    longest: ClassVar[float] = 2e-4  # seconds between looks at what is waited for
+    pause: ClassVar[float] = 0.0  # seconds between looks, at most, where `listen` does not wait
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        timeout: float,
-        local_rank: int | None = None,
-        local_size: int | None = None,
-    ) -> None:
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.local_rank = rank if local_rank is None else local_rank
-        self.local_size = local_size
+        self.local_rank = rank  # and how many there are on the node, if it is known
+        self.local_size: int | None = None
+        self.others = [peer for peer in range(size) if peer != rank]
         self.fault = ""  # why the group cannot go on; the first words count
-        self.last_words = ""  # what went wrong here, of a rank that closes
+        self.told = ""  # the same, as others or their ends told it
+        self.last_words = ""  # what went wrong here, of a rank that leaves
         self.lock = threading.Lock()
-        self._is_told = False
-        self._numbers: Counter[tuple[str, int, int]] = Counter()
-        self._kept: dict[tuple[int, int], Message] = {}
+        self.sent, self.heard = Counter[int](), Counter[int]()  # messages
+        self.unread: defaultdict[int, deque[str]] = defaultdict(deque)  # texts of messages to come
+        self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)
+        self._left: dict[int, str] = {}  # and what went wrong there
+        self._has_ended = False
 
-    # ---- what an engine writes: here that of a rank alone, which has nobody to tell --------------
+    # ---- what an engine has of its own -----------------------------------------------------------
 
-    def put(self, peer: int, channel: int, data: bytes) -> None:
-        """Say a message; TimeoutError, EOFError, GroupError where the peer does not take it."""
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        """Give a peer a message; TimeoutError, EOFError, GroupError where it does not take it."""
         raise NotImplementedError
 
-    def take(self, peer: int, channel: int, seconds: float) -> Message:
-        """The next message of a peer; TimeoutError after so many seconds, EOFError if it left."""
-        raise NotImplementedError
+    def listen(self, peer: int | None, seconds: float) -> None:
+        """Note what has come, of this peer at least; an engine may wait so long for more."""
 
-    def tell(self, words: str) -> None:
-        """End the group for the others, as well as it still can be, and without waiting."""
+    def farewell(self, number: int, words: str) -> None:
+        """Last words to all others, as well as they still can be said, and without waiting."""
 
-    def news(self) -> str:
-        """The words with which another rank ended the group, as far as is known without waiting."""
-        return ""
-
-    def has_left(self, peer: int) -> bool:
-        """Whether a rank closed its group, as far as is known without waiting."""
-        return False
-
-    def leave(self, words: str) -> None:
-        """Say, as this rank closes after an error, what went wrong to those who wait for it."""
-        self.last_words = wire.printable(words)
-        self.end(words)
-
-    def close(self) -> None:
-        """Say that no more will come, and let go of everything."""
+    def release(self) -> None:
+        """Let go of everything."""
 
     def abandon(self) -> None:
         """Let go of everything in a forked child, without a word to anybody."""
+        self.release()
 
-    # ---- what all of them have -------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
-    def send(self, peer: int, channel: int, text: str, parts: Sequence[Part] = ()) -> None:
-        """A message to another rank, with its number."""
-        self._numbers["to", peer, channel] += 1
-        number = self._numbers["to", peer, channel]
+    def send(self, peer: int, text: str, parts: Sequence[Part] = ()) -> None:
+        """A message to another rank."""
+        self.sent[peer] += 1
+        more = GRACE if peer < self.rank else 0.0  # the first rank of a call waits less
         try:
-            self.put(peer, channel, packed(channel, number, text, parts))
+            self.put(peer, packed(self.sent[peer], text, parts), self.timeout + more)
         except TimeoutError:
             late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(late) from None
         except EOFError:
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
-    def receive(
-        self, peer: int, channel: int, what: str, seconds: float, *, keep: bool = False
-    ) -> Message:
+    def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
         """The next message of a rank, which `keep` leaves there; the words say what it is."""
-        found = self._kept.pop((peer, channel), None)
-        if found is None:
-            try:
-                found = self.take(peer, channel, seconds)
-            except TimeoutError:
-                late = f"rank {peer} is late: no {what} within {self.timeout:g} seconds"
-                raise GroupError(late) from None
-            except EOFError:
-                raise GroupError(f"rank {peer} closed its group without {what}") from None
-            self._numbers["of", peer, channel] += 1
-            number = self._numbers["of", peer, channel]
-            if found.number != number:
-                words = f"rank {peer} is at message {found.number}, rank {self.rank} at {number}"
-                raise GroupError(words)
-        if keep:
-            self._kept[peer, channel] = found
-        return found
+        inbox = self._inbox[peer]
+        try:
+            self.until(lambda: inbox, seconds, peer)
+        except TimeoutError:
+            late = f"rank {peer} is late: no {what} within {self.timeout:g} seconds"
+            raise GroupError(late) from None
+        except EOFError:
+            raise GroupError(f"rank {peer} closed its group without {what}") from None
+        return inbox[0] if keep else inbox.popleft()
 
-    def until(
-        self, is_done: Callable[[], object], seconds: float, peer: int | None = None, looks: int = 1
-    ) -> None:
-        """Look until it is done, so many times before the first pause.
-
-        Where it waits for a peer: GroupError where the group ended, EOFError where the peer left.
-        """
-        deadline, pause = time.monotonic() + seconds, SHORTEST
-        while not any(is_done() for _ in range(looks)):
-            looks = 1
-            words = "" if peer is None else self.fault or self.news()
-            if words:
+    def until(self, is_done: Callable[[], object], seconds: float, peer: int) -> None:
+        """Listen until it is done; GroupError as the group ends, EOFError as the peer leaves."""
+        since = time.monotonic()
+        while not is_done():
+            waited = time.monotonic() - since
+            if words := self.fault or self.told:
                 raise GroupError(words)
-            if peer is not None and self.has_left(peer) and not is_done():
-                raise EOFError
-            if time.monotonic() > deadline:
+            if peer in self._left:
+                raise GroupError(self._left[peer]) if self._left[peer] else EOFError
+            if waited > seconds:
                 raise TimeoutError
-            time.sleep(pause)
-            pause = min(2 * pause, self.longest)
+            if waited > SPIN:
+                time.sleep(min(waited / 8, self.pause))
+            self.listen(peer, seconds - waited)
 
-    def patience(self, peer: int) -> float:
-        """Seconds that a peer may take to take a message; the first rank of a call waits less."""
-        return self.timeout + (GRACE if peer < self.rank else 0.0)
+    def hear(self, peer: int, data: Part) -> None:
+        """Note what a peer said."""
+        try:
+            message = unpacked(data)
+        except GroupError as error:
+            self.note(str(error))
+            return
+        if message.number == LEFT:
+            self._left[peer] = printable(message.text)
+        elif message.number == FAULT:
+            self.note(printable(message.text))
+        elif message.number == self.heard[peer] + 1:
+            self.heard[peer] += 1
+            self._inbox[peer].append(message)
+        else:
+            is_at = f"rank {peer} is at message {message.number}"
+            self.note(f"{is_at}, rank {self.rank} at {self.heard[peer] + 1}")
+
+    def note(self, words: str) -> None:
+        """That others ended the group, or what they sent does."""
+        self.told = self.told or words
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def news(self) -> str:
+        """What went wrong with another rank, as far as that is known without waiting."""
+        self.listen(None, 0)
+        return self.told or next(filter(None, self._left.values()), "")
 
     def end(self, words: str) -> None:
         """Note that and why the group cannot go on, and tell the others; from any thread."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_ended:
+            self._has_ended = True
             self.fault = self.fault or STOPPED  # before anything that may fail
-            self.fault = wire.printable(words)
+            self.fault = printable(words)
             with contextlib.suppress(Exception):
-                self.tell(self.fault)
+                self.farewell(FAULT, self.fault)
+
+    def close(self) -> None:
+        """Say that no more will come, or why, and let go of everything."""
+        with contextlib.suppress(Exception):
+            if not self.fault:
+                self.farewell(LEFT, self.last_words)
+        self.release()

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from ..errors import GroupError, refuse, shown
 from . import embedded
@@ -22,8 +21,8 @@ INSTEAD = (
 )
 
 
-def engine_of(variables: dict[str, str] | os._Environ[str], timeout: float) -> Engine | None:
-    """The engine of the launcher that gave its variables; None for a rank alone."""
+def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
+    """The engine of the launcher that gave its variables."""
     for name in ("CTO_ADDRESS", "CTO_SECRET"):
         if name in variables:
             raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
@@ -31,13 +30,10 @@ def engine_of(variables: dict[str, str] | os._Environ[str], timeout: float) -> E
         return embedded.inherited(variables, timeout)
     if all(name in variables for name in TORCH):
         if number(variables, "WORLD_SIZE") == 1:
-            return None
+            return Engine(0, 1, timeout)
         from . import of_torch
 
-        rank, size = (
-            number(variables, name) if name in variables else None
-            for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        )
+        rank, size = (number(variables, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         return of_torch.initialised(rank, size, timeout)
     if any(name in variables for name in MPI):
         from . import of_mpi
@@ -48,27 +44,26 @@ def engine_of(variables: dict[str, str] | os._Environ[str], timeout: float) -> E
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
     """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
-    text = variables.get("CTO_TIMEOUT", "")
-    value: object = given
+    text, value = variables.get("CTO_TIMEOUT", ""), given
     if given is None:
         try:
             value = float(text or DEFAULT_TIMEOUT)
         except ValueError:
-            raise GroupError(
-                f"ProcessGroup: CTO_TIMEOUT: expected a number of seconds, got {shown(text)}"
-            ) from None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
-        refuse("ProcessGroup", "timeout", "seconds above 0", shown(value))
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        refuse("ProcessGroup", "timeout", "seconds above 0", shown(value))
+            expected = f"expected a number of seconds, got {shown(text)}"
+            raise GroupError(f"ProcessGroup: CTO_TIMEOUT: {expected}") from None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    refuse("ProcessGroup", "timeout", "seconds above 0", shown(value))
 
 
-def number(variables: Mapping[str, str], name: str) -> int:
-    """What a launcher says as a number."""
-    text = variables[name]
+def number(variables: Mapping[str, str], name: str) -> int | None:
+    """What a launcher says as a number, if it does."""
+    text = variables.get(name)
+    if text is None:
+        return None
     if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
         raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}")
     return int(text)

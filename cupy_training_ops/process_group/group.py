@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, Unpack
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
 from .engine import STOPPED, Engine
 from .environment import INSTEAD, engine_of, timeout_of
-from .exchange import Answer, exchange, nothing
-from .mail import Label, Mail
-from .members import GLOBAL, Members, check_sizes, chosen, sub_groups
+from .exchange import Answer, announced, exchange, nothing, repeat
+from .members import Ranks, check_sizes, chosen, sub_groups
 from .resources import OnFault, Resources
 from .wire import Part, printable
 
 if TYPE_CHECKING:
     from .nccl import Communicator
 
-T = TypeVar("T")
 SIZES = ("data_size", "horizontal_size", "local_size")
 
 
@@ -71,8 +70,8 @@ class ProcessGroup:
             got = f"{shown(rank)}, {shown(size)}"
             refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
         seconds = _checked(timeout, options)
-        engine = engine_of(os.environ, seconds) if rank is None else None
-        self._start(engine or Engine(0, 1, seconds), options)
+        engine = engine_of(os.environ, seconds) if rank is None else Engine(0, 1, seconds)
+        self._start(engine, options)
 
     @classmethod
     def from_environment(cls, timeout: float | None = None, **options: Unpack[Options]) -> Self:
@@ -115,7 +114,9 @@ class ProcessGroup:
         """The groups of n ranks that are threads of this process, each for one of them."""
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        engines = embedded.in_threads(n, _checked(timeout, options, n))
+        seconds = _checked(timeout, options, n)
+        ends = enumerate(list(embedded.connected(n)))
+        engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
         return [cls._over(engine, options, compares=False) for engine in engines]
 
     # ---- the group's life ------------------------------------------------------------------------
@@ -135,18 +136,16 @@ class ProcessGroup:
         self.local_size = engine.local_size if local is None else local
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
-        self._agreed: set[tuple[Members, str]] = set()
+        self._agreed: set[tuple[Ranks, str]] = set()
         self.instances: dict[object, object] = {}  # what operators keep with it
         self._engine, self._resources = engine, Resources(engine, options.get("on_fault", "exit"))
         self.busy = self._resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self._resources.close)
-        self._mail = Mail(engine)
-        everyone = Members(tuple(range(engine.size)), GLOBAL)
         try:
             if compares:
                 text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
                 text += f"local_size={local})"
-                self.exchange("ProcessGroup", everyone, text, (), nothing)
+                self.exchange("ProcessGroup", tuple(range(self.size)), text, (), nothing)
             self._members = sub_groups(self.rank, self.size, data, horizontal, self.local_size)
         except BaseException:
             self.close()
@@ -168,7 +167,8 @@ class ProcessGroup:
     ) -> None:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
-            self._engine.leave(f"rank {self.rank} failed: {kind.__name__}: {error}")
+            failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
+            self._engine.last_words = printable(failure)
         self.close()
 
     @property
@@ -191,15 +191,14 @@ class ProcessGroup:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ProcessGroup belongs to its process and cannot be pickled")
 
-    def __copy__(self) -> Self:
+    def __deepcopy__(self, _: object = None) -> Self:
         return self
 
-    def __deepcopy__(self, _: object) -> Self:
-        return self
+    __copy__ = __deepcopy__
 
     # ---- what operators ask ----------------------------------------------------------------------
 
-    def members(self, op: str, group_type: int) -> Members:
+    def members(self, op: str, group_type: int) -> Ranks:
         """The sub-group of a type."""
         return chosen(op, self._members, group_type)
 
@@ -232,49 +231,64 @@ class ProcessGroup:
             expected = f"another rank than {self.rank}, below {self.size}"
             refuse(op, "Remote", expected, str(remote))
 
+    @contextmanager
+    def call(self, op: str) -> Iterator[Engine]:
+        """The part of a call that others see: one at a time, and whole or the end of the group."""
+        self.require_open(op)
+        self.begun += 1
+        if not self.busy.acquire(blocking=False):
+            raise GroupError(f"{op}: group: a call of another thread is under way")
+        try:
+            with self._engine.lock:
+                try:
+                    yield self._engine
+                except BaseException as error:
+                    raised = self.broken(op, error)
+                    if raised is error:
+                        raise
+                    raise raised from None
+        finally:
+            self.busy.release()
+
     def exchange(
-        self, op: str, members: Members, text: str, parts: Sequence[Part], answer: Answer
+        self, op: str, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
     ) -> Sequence[Any]:
-        """This rank's share of what the first member answers to all."""
-        if members.size == 1:
+        """This rank's share of what the first of these ranks answers to all."""
+        if len(ranks) == 1:
             self.require_open(op)
             return answer([[memoryview(part) for part in parts]])[0]
-        with Call(self, op) as engine:
-            words, found = exchange(engine, members, text, parts, answer)
-        return _unless(op, words, found)
+        with self.call(op) as engine:
+            words, found = exchange(engine, ranks, text, parts, answer)
+        if words:
+            raise ArgumentError(f"{op}: {printable(words)}")
+        return found
 
-    def agree(self, op: str, members: Members, text: str) -> None:
-        """Compare the description of a call with the other ranks', the first time it is made."""
-        if (members, text) not in self._agreed:
-            self.exchange(op, members, text, (), nothing)
-            self._agreed.add((members, text))
+    def agree(self, op: str, ranks: Ranks, text: str, *, each_time: bool = False) -> None:
+        """Compare the description of a call with the other ranks', the first time it is made.
 
-    def post(self, op: str, remote: int, label: Label, parts: Sequence[Part] = ()) -> None:
-        """Send a message to a single rank."""
-        with Call(self, op):
-            words = self._mail.post(remote, label, parts)
-        _unless(op, words, None)
+        With `each_time` the first of two ranks compares what the second says later, too.
+        """
+        if (ranks, text) not in self._agreed:
+            self.exchange(op, ranks, text, (), nothing)
+            self._agreed.add((ranks, text))
+        elif each_time:
+            with self.call(op) as engine:
+                repeat(engine, ranks, text)
 
-    def announced(self, op: str, remote: int) -> Label:
-        """What the next message of a single rank will be; it is not taken."""
-        with Call(self, op):
-            return self._mail.announced(remote)
+    def announced(self, op: str, remote: int) -> str:
+        """The description of the next message of a single rank, which is not taken."""
+        with self.call(op) as engine:
+            return announced(engine, remote)
 
-    def collect(self, op: str, remote: int, label: Label) -> list[memoryview]:
-        """The bytes of the next message of a single rank, which has this label."""
-        with Call(self, op):
-            words, parts = self._mail.collect(remote, label)
-        return _unless(op, words, parts)
-
-    def communicator(self, op: str, members: Members) -> Communicator:
+    def communicator(self, op: str, ranks: Ranks) -> Communicator:
         """NCCL's among these ranks, made by all of them on their current devices."""
         from . import nccl
 
-        found = self._resources.communicators.get(members)
+        found = self._resources.communicators.get(ranks)
         if found is None:
             with self._resources.initialising():
-                found = nccl.connect(self, op, members)
-            self._resources.communicators[members] = found
+                found = nccl.connect(self, op, ranks)
+            self._resources.communicators[ranks] = found
             self.device = found.device
         return found
 
@@ -289,42 +303,6 @@ class ProcessGroup:
         if isinstance(error, OpError | OSError | EOFError | MemoryError):
             return GroupError(f"{op}: group: {engine.fault}")
         return error
-
-
-class Call:
-    """The part of a call that other ranks see: one at a time, and whole or the end of the group."""
-
-    def __init__(self, group: ProcessGroup, op: str) -> None:
-        self._group, self._op = group, op
-
-    def __enter__(self) -> Engine:
-        group = self._group
-        group.require_open(self._op)
-        group.begun += 1
-        if not group.busy.acquire(blocking=False):
-            raise GroupError(f"{self._op}: group: a call of another thread is under way")
-        engine = group._engine
-        engine.lock.acquire()
-        return engine
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        group = self._group
-        try:
-            raised = None if error is None else group.broken(self._op, error)
-        finally:
-            group._engine.lock.release()
-            group.busy.release()
-        if raised is not error and raised is not None:
-            raise raised from None
-
-
-def _unless(op: str, words: str, found: T) -> T:
-    """What was found; ArgumentError with words that say in what the ranks differ."""
-    if words:
-        raise ArgumentError(f"{op}: {printable(words)}")
-    return found
 
 
 def _checked(timeout: object, options: Any, n: int | None = None) -> float:

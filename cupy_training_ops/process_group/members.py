@@ -12,47 +12,30 @@ With h ranks side by side in a horizontal group and l ranks on a node, of rank r
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ..errors import refuse
 
 GLOBAL, DATA, NODE_LOCAL, CROSS_NODE, HORIZONTAL = range(5)
 NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
 
-
-class Members(NamedTuple):
-    """The ranks of a sub-group in order, and the channel that they talk on."""
-
-    ranks: tuple[int, ...]
-    channel: int
-
-    @property
-    def root(self) -> int:
-        """The rank that the others send to."""
-        return self.ranks[0]
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return len(self.ranks)
+Ranks = tuple[int, ...]  # of a sub-group, in order
 
 
 def sub_groups(
     rank: int, size: int, data: int | None, horizontal: int | None, local: int | None
-) -> dict[int, Members]:
+) -> dict[int, Ranks]:
     """The sub-groups of a rank, as far as the sizes that were given tell them."""
     check_sizes(size, data, horizontal, local)
-    ranks = {GLOBAL: range(size)}
+    found = {GLOBAL: tuple(range(size))}
     if data is not None or horizontal is not None:
         side = horizontal if horizontal is not None else size // (data or 1)
-        ranks[DATA] = range(rank % side, size, side)
+        found[DATA] = own = tuple(range(rank % side, size, side))
         if local is not None:
-            ranks[NODE_LOCAL] = [r for r in ranks[DATA] if r // local == rank // local]  # type: ignore[assignment]
-            ranks[CROSS_NODE] = [r for r in ranks[DATA] if r % local == rank % local]  # type: ignore[assignment]
+            found[NODE_LOCAL] = tuple(r for r in own if r // local == rank // local)
+            found[CROSS_NODE] = tuple(r for r in own if r % local == rank % local)
     if horizontal is not None:
         first = rank - rank % horizontal
-        ranks[HORIZONTAL] = range(first, first + horizontal)
-    return {kind: Members(tuple(found), kind) for kind, found in ranks.items()}
+        found[HORIZONTAL] = tuple(range(first, first + horizontal))
+    return found
 
 
 def check_sizes(size: int, data: int | None, horizontal: int | None, local: int | None) -> None:
@@ -65,7 +48,7 @@ def check_sizes(size: int, data: int | None, horizontal: int | None, local: int 
         refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
 
 
-def chosen(op: str, found: dict[int, Members], group_type: int) -> Members:
+def chosen(op: str, found: dict[int, Ranks], group_type: int) -> Ranks:
     """The sub-group of this type; refused where there is none."""
     if group_type in found:
         return found[group_type]

@@ -14,29 +14,26 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ..errors import GroupError, ProviderError
-from .exchange import Answer
-from .members import Members
-from .wire import Part
+from .members import Ranks
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
 
 SUM, MEAN = 0, 4  # ncclRedOp_t
 RELAXED = 2  # CUstreamCaptureMode
 
 # ncclDataType_t
 INTEGERS: dict[Dtype, int] = {
-    np.dtype(np.int8): 0,
-    UINT8: 1,
-    np.dtype(np.int32): 2,
-    np.dtype(np.uint32): 3,
-    INT64: 4,
-    np.dtype(np.uint64): 5,
+    np.dtype(name): number for number, name in enumerate(("i1", "u1", "i4", "u4", "i8", "u8"))
 }
 NUMBERS = INTEGERS | {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
+SUMS = ("allReduce", "reduce", "reduceScatter")  # the others move elements as they are
 
 
 @functools.cache
@@ -60,78 +57,25 @@ def library() -> ModuleType:
 
 
 class Row(NamedTuple):
-    """One call of NCCL: its method, which of two arrays it takes, and what follows these."""
+    """One call of NCCL: its method, and what follows the arrays."""
 
     method: str
-    takes_source: bool
-    takes_target: bool
     rest: tuple[int, ...]
 
 
-def all_reduce(size: int, dtype: Dtype, how: int = SUM) -> Row:
-    """The sum over all ranks, for each."""
-    return Row("allReduce", True, True, (size, NUMBERS[dtype], how))
+def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
+    """A call for so many elements of each rank, or in each part of it.
+
+    Behind them "allReduce" and "reduceScatter" have SUM or MEAN, "reduce" that and whose the result
+    is, "broadcast" whose the array is, "send" and "recv" the other rank. What is moved is bytes:
+    NCCL has not every type of fixed size.
+    """
+    if method in SUMS:
+        return Row(method, (size, NUMBERS[dtype], *rest))
+    return Row(method, (size * dtype.itemsize, NUMBERS[UINT8], *rest))
 
 
-def reduce(size: int, dtype: Dtype, root: int, how: int = SUM) -> Row:
-    """The sum over all ranks, for one."""
-    return Row("reduce", True, True, (size, NUMBERS[dtype], how, root))
-
-
-def reduce_scatter(size: int, dtype: Dtype, how: int = SUM) -> Row:
-    """The sums over all ranks of as many elements for each, one rank's behind the other's."""
-    return Row("reduceScatter", True, True, (size, NUMBERS[dtype], how))
-
-
-def all_gather(size: int, dtype: Dtype) -> Row:
-    """As many elements of each rank, one rank's behind the other's, for each."""
-    return Row("allGather", True, True, _moved(size, dtype))
-
-
-def broadcast(size: int, dtype: Dtype, root: int) -> Row:
-    """What one rank has, for each."""
-    return Row("broadcast", True, True, (*_moved(size, dtype), root))
-
-
-def send(size: int, dtype: Dtype, peer: int) -> Row:
-    """For one other rank."""
-    return Row("send", True, False, (*_moved(size, dtype), peer))
-
-
-def receive(size: int, dtype: Dtype, peer: int) -> Row:
-    """From one other rank."""
-    return Row("recv", False, True, (*_moved(size, dtype), peer))
-
-
-def _moved(size: int, dtype: Dtype) -> tuple[int, int]:
-    """Elements that nothing is computed with, as bytes: NCCL has not every type of fixed size."""
-    return size * dtype.itemsize, NUMBERS[UINT8]
-
-
-class Group(Protocol):
-    """What calls need of a ProcessGroup."""
-
-    rank: int
-    timeout: float
-    begun: int
-    busy: Any  # the lock of the call that is under way
-
-    def broken(self, op: str, error: BaseException) -> BaseException:
-        """End the group for all; what is to be raised."""
-
-    def require_open(self, op: str) -> None:
-        """Refuse a group that is closed or cannot go on."""
-
-    def exchange(
-        self, op: str, members: Members, text: str, parts: Sequence[Part], answer: Answer
-    ) -> Sequence[Any]:
-        """This rank's share of what the first member answers to all."""
-
-    def communicator(self, op: str, members: Members) -> Communicator:
-        """NCCL's among these ranks."""
-
-
-def connect(group: Group, op: str, members: Members) -> Communicator:
+def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
     """A communicator on the current device, made by all members together."""
     import cupy
 
@@ -142,19 +86,16 @@ def connect(group: Group, op: str, members: Members) -> Communicator:
             f"{op}: a call under graph capture needs one like it before, because NCCL connects "
             f"the ranks at the first"
         )
-    answer = functools.partial(_same_id, nccl)
-    (identity,) = group.exchange(op, members, f"NCCL for {op}", (), answer)
-    place = members.ranks.index(group.rank)
+
+    def same_identity(found: Sequence[object]) -> list[list[bytes]]:
+        return [[nccl.get_unique_id()]] * len(found)
+
+    (identity,) = group.exchange(op, ranks, f"NCCL for {op}", (), same_identity)
     try:
-        made = nccl.NcclCommunicator(members.size, bytes(identity), place)
+        made = nccl.NcclCommunicator(len(ranks), bytes(identity), ranks.index(group.rank))
     except nccl.NcclError as error:
         raise GroupError(f"NCCL could not connect the ranks: {error}") from error
     return Communicator(nccl, made, device, group.timeout)
-
-
-def _same_id(nccl: ModuleType, found: list[list[memoryview]]) -> list[list[Part]]:
-    """A new identity, the same for every rank."""
-    return [[nccl.get_unique_id()]] * len(found)
 
 
 Bound = tuple[str, tuple[int, ...]]  # a method, and its arguments up to the stream
@@ -185,10 +126,10 @@ class Communicator:
 
     def bound(self, row: Row, source: int, target: int) -> Bound:
         """A call for arrays at these addresses."""
-        method, takes_source, takes_target, rest = row
-        if takes_source and takes_target:
-            return method, (source, target, *rest)
-        return method, (source if takes_source else target, *rest)
+        method, rest = row
+        if method in ("send", "recv"):
+            return method, (source if method == "send" else target, *rest)
+        return method, (source, target, *rest)
 
     def runs(self, calls: Sequence[Bound], stream: int) -> list[Run]:
         """The calls on a stream, those of one method that follow each other together."""
@@ -277,13 +218,13 @@ class Calls:
     address: the same object has the same addresses.
     """
 
-    group: Group
+    group: ProcessGroup
     op: str
-    members: Members
+    ranks: Ranks
     rows: Sequence[Row]
     agree: Callable[[], object] | None
-    # For each row an array, and where it is read and written, in bytes; None: its own, from 0 on.
-    parts: Sequence[tuple[int, int, int]] | None = None
+    # For each row an array, and where it is read and written, in bytes; none: its own, from 0 on.
+    parts: Sequence[tuple[int, int, int]] = ()
     each_time: bool = field(default=False, kw_only=True)
     _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
     _communicator: Communicator | None = field(default=None, init=False)
@@ -293,7 +234,7 @@ class Calls:
         prepared = self.prepared(sources, targets)
         if prepared is None or self.each_time:
             communicator = self._begun()
-            n = 1 + max((i for i, _, _ in self._places()), default=-1)
+            n = len(self.rows)  # no fewer than arrays
             read, written = addresses(sources, n), addresses(targets, n)
             prepared = Prepared(list(self._bound(communicator, read, written)))
             self._last = sources, targets, prepared
@@ -316,7 +257,7 @@ class Calls:
             if not self.each_time:
                 self.agree = None
         if self._communicator is None:
-            self._communicator = self.group.communicator(self.op, self.members)
+            self._communicator = self.group.communicator(self.op, self.ranks)
         return self._communicator
 
     def again(self, prepared: Prepared, stream: Any = None) -> None:
@@ -337,19 +278,17 @@ class Calls:
         finally:
             busy.release()
 
-    def _places(self) -> Sequence[tuple[int, int, int]]:
-        return [(i, 0, 0) for i in range(len(self.rows))] if self.parts is None else self.parts
-
     def _bound(
         self, communicator: Communicator, read: Sequence[int], written: Sequence[int]
     ) -> Iterator[Bound]:
         """Each call that moves something, with its addresses."""
-        for row, (i, source, target) in zip(self.rows, self._places(), strict=True):
+        parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
+        for row, (i, source, target) in zip(self.rows, parts, strict=True):
             if row.rest[0]:
                 yield communicator.bound(row, read[i] + source, written[i] + target)
 
 
 def addresses(table: Any, n: int) -> list[int]:
-    """The first addresses of a struct of pointers; of scratch memory one for all."""
+    """The addresses of a struct of pointers, n at most; of scratch memory one for all."""
     found: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
     return found

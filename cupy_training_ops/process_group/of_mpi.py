@@ -8,23 +8,19 @@ as it exits.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import time
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
-from . import wire
 from .engine import Engine
-from .wire import Message
+from .wire import packed
 
-FAULT, LEFT, FIRST = range(3)  # tags; that of the first channel, and the others' behind it
-SPINS = 2000  # looks before the first pause
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
 READING = 0.5  # and for the launcher to read what it is told: as a job is aborted, it ends at once
-
-_closed: dict[bytes, Any] = {}  # communicators of groups that ended well, by their names
 
 
 def library() -> Any:
@@ -50,108 +46,117 @@ def engine(comm: Any, timeout: float) -> Engine:
             f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one: start "
             f"them with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or alone with -n 1"
         )
-    return Mpi(mpi, comm, timeout)
+    return Mpi(mpi, mpi.COMM_WORLD if comm is None else comm, timeout)
+
+
+class Channel:
+    """What groups of the same ranks share: a duplicate of their communicator, which is kept.
+
+    MPI has some thousand communicators. Tags tell the groups apart, which all ranks make in the
+    same order.
+    """
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self.comm = comm
+        self.tags = itertools.cycle(range(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1))
+        self.closed: list[Mpi] = []  # groups for which something may still come
+        node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self.local_rank, size = node.Get_rank(), node.Get_size()
+        node.Free()
+        self.local_size = size if set(comm.allgather(size)) == {size} else None
+
+
+_channels: list[tuple[Any, Channel]] = []  # by groups of MPI's
 
 
 class Mpi(Engine):
-    """A rank of a duplicate of a communicator."""
+    """A rank of a communicator."""
 
     name = "MPI"
+    pause = PAUSE
 
-    def __init__(self, mpi: Any, comm: Any, timeout: float) -> None:
-        self._mpi = mpi
-        given = mpi.COMM_WORLD if comm is None else comm
+    def __init__(self, mpi: Any, given: Any, timeout: float) -> None:
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
+        self._mpi, self._pid = mpi, os.getpid()
         self._under_way: list[Any] = []  # requests, and their memory
+        self._half: Any = None  # whose message comes, its request and memory
         atexit.register(self._abort)
-        self._comm, made = given.Idup()
-        late = f"not all ranks made the group within {timeout:g} seconds"
-        try:
-            self.until(made.Test, timeout)
-        except TimeoutError:
-            self.fault = late
-            raise GroupError(f"ProcessGroup.from_mpi: {late}") from None
-        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
-        node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
-        self.local_rank, size = node.Get_rank(), node.Get_size()
-        node.Free()
-        left = [name for name, comm in _closed.items() if comm.Get_size() == self.size]
-        sizes, names, closed = zip(*self._comm.allgather((size, os.urandom(8), left)), strict=True)
-        self.local_size = size if len(set(sizes)) == 1 else None
-        self._name = names[0]
-        for name in sorted(set.intersection(*map(set, closed))):  # by just these ranks
-            self._free(_closed.pop(name))
+        self._channel = channel = self._channel_of(given)
+        self.local_rank, self.local_size = channel.local_rank, channel.local_size
+        self._tag = next(channel.tags)
+        channel.closed = [group for group in channel.closed if not group.is_over()]
 
-    def put(self, peer: int, channel: int, data: bytes) -> None:
-        request = self._comm.Isend([data, self._mpi.BYTE], peer, FIRST + channel)
+    def _channel_of(self, given: Any) -> Channel:
+        """That of these ranks, which the first group of them makes."""
+        ranks, mpi = given.Get_group(), self._mpi
+        for own, channel in _channels:
+            if mpi.Group.Compare(own, ranks) == mpi.IDENT:
+                return channel
+        comm, made = given.Idup()
+        until = time.monotonic() + self.timeout
+        while not made.Test():
+            if time.monotonic() > until:
+                self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
+                raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
+            time.sleep(PAUSE)
+        _channels.append((ranks, Channel(mpi, comm)))
+        return _channels[-1][1]
+
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        request = self._channel.comm.Isend([data, self._mpi.BYTE], peer, self._tag)
         self._under_way.append((request, data))
-        self.until(request.Test, self.patience(peer), peer, SPINS)
+        self.until(request.Test, seconds, peer)
         self._under_way.pop()
 
-    def take(self, peer: int, channel: int, seconds: float) -> Message:
-        status, found = self._mpi.Status(), None
+    def listen(self, peer: int | None, seconds: float) -> None:
+        self._hear_one()
 
-        def comes() -> bool:  # also where it is asked again
-            nonlocal found
-            found = found or self._comm.Improbe(peer, FIRST + channel, status)
-            return found is not None
+    def _hear_one(self) -> bool:
+        """A message of anybody, if it has come."""
+        byte = self._mpi.BYTE
+        if self._half is None:
+            status = self._mpi.Status()
+            found = self._channel.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
+            if found is None:
+                return False
+            data = bytearray(status.Get_count(byte))
+            self._half = status.Get_source(), found.Irecv([data, byte]), data
+        source, request, data = self._half
+        if not request.Test():
+            return False
+        self._half = None
+        self.hear(source, data)
+        return True
 
-        self.until(comes, seconds, peer, SPINS)
-        assert found is not None
-        data = bytearray(status.Get_count(self._mpi.BYTE))
-        request = found.Irecv([data, self._mpi.BYTE])
-        self._under_way.append((request, data))
-        self.until(request.Test, self.timeout, peer, SPINS)
-        self._under_way.pop()
-        return wire.unpacked(data)
+    def is_over(self) -> bool:
+        """Whether all have left this group, which is closed; what came until then is dropped."""
+        while self._hear_one():
+            pass
+        return len(self._left) == len(self.others)
 
-    def news(self) -> str:
-        status = self._mpi.Status()
-        if not self._comm.Iprobe(self._mpi.ANY_SOURCE, FAULT, status):
-            return ""
-        found = bytearray(status.Get_count(self._mpi.BYTE))
-        self._comm.Recv([found, self._mpi.BYTE], status.Get_source(), FAULT)
-        return wire.printable(str(found, "utf-8", "replace"))
-
-    def tell(self, words: str) -> None:
-        self._say(FAULT, words.encode())
-
-    def has_left(self, peer: int) -> bool:
-        return bool(self._comm.Iprobe(peer, LEFT))
-
-    def close(self) -> None:
-        if not self.fault:
-            self._say(LEFT, b"")
-            _closed[self._name] = self._comm
-
-    def abandon(self) -> None:
-        atexit.unregister(self._abort)
-
-    def _free(self, comm: Any) -> None:
-        """Let go of a communicator that all have closed; what nobody took comes before farewells.
-
-        MPI has some thousand, and freeing one is for all ranks at once: they are where one is made.
-        """
-        status = self._mpi.Status()
-        for peer in (peer for peer in range(self.size) if peer != comm.Get_rank()):
-            while status.Get_tag() != LEFT or status.Get_source() != peer:
-                message = comm.Mprobe(peer, self._mpi.ANY_TAG, status)
-                message.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
-        comm.Free()
-
-    def _say(self, tag: int, data: bytes) -> None:
-        """To all others, whether they listen or not."""
-        others = (peer for peer in range(self.size) if peer != self.rank)
-        requests = [self._comm.Isend([data, self._mpi.BYTE], peer, tag) for peer in others]
+    def farewell(self, number: int, words: str) -> None:
+        data, comm = packed(number, words), self._channel.comm
+        requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))
         until = time.monotonic() + TELLING
         while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
             time.sleep(PAUSE)
 
+    def release(self) -> None:
+        if not self._has_failed:
+            self._channel.closed.append(self)
+            atexit.unregister(self._abort)
+
+    @property
+    def _has_failed(self) -> bool:
+        return bool(self.fault or self.last_words)
+
     def _abort(self) -> None:
         """At the end of the process: MPI would wait for ranks that do not come."""
-        if self.fault and not self._mpi.Is_finalized():
-            sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {self.fault}; MPI aborts\n")
+        if self._has_failed and os.getpid() == self._pid and not self._mpi.Is_finalized():
+            words = self.fault or self.last_words
+            sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {words}; MPI aborts\n")
             sys.stderr.flush()
             time.sleep(READING)
             self._mpi.COMM_WORLD.Abort(1)

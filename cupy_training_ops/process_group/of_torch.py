@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
-from . import wire
 from .engine import Engine
-from .wire import Message
+from .wire import packed, printable
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
-FAULT = "fault"
+ENDED = "fault"  # the key of the words that end the group
 
 _made: Counter[str] = Counter()  # groups of the same ranks
 
@@ -36,6 +36,18 @@ def library() -> Any:
     return dist
 
 
+@contextlib.contextmanager
+def _wrapped(words: str) -> Iterator[None]:
+    """PyTorch's errors, which are RuntimeErrors, as the group's."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
+        if isinstance(error, OpError):
+            raise
+        line = str(error).partition("\n")[0][:200]
+        raise GroupError(f"{words}: {line}") from None
+
+
 def initialised(local_rank: int | None, local_size: int | None, timeout: float) -> Engine:
     """The engine under torchrun, whose group is made here where the script has not made it."""
     dist = library()
@@ -43,7 +55,10 @@ def initialised(local_rank: int | None, local_size: int | None, timeout: float) 
     if owns:
         with _wrapped("torch.distributed could not connect the ranks"):
             dist.init_process_group("gloo", timeout=_delta(timeout))
-    return Torch(None, timeout, local_rank, local_size, owns)
+    made = Torch(None, timeout, owns)
+    made.local_rank = made.rank if local_rank is None else local_rank
+    made.local_size = local_size if local_size and made.size % local_size == 0 else None
+    return made
 
 
 def engine(group: Any, timeout: float) -> Engine:
@@ -57,26 +72,22 @@ def engine(group: Any, timeout: float) -> Engine:
     if group is not None and not isinstance(group, dist.ProcessGroup):
         expected = "one of torch.distributed's that this process is in"
         refuse("ProcessGroup.from_torch", "group", expected, shown(group))
-    return Torch(group, timeout, None, None, False)
+    return Torch(group, timeout)
 
 
 class Torch(Engine):
     """A rank of a gloo group of its own, over the ranks of another group."""
 
     name = "torch"
-    longest = 0.02
+    pause = 0.02
 
-    def __init__(
-        self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
-    ) -> None:
+    def __init__(self, group: Any, timeout: float, owns: bool = False) -> None:
         dist = self._dist = library()
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         own = dist.get_rank(group)
         if own < 0:
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
-        if local_size is not None and (local_size < 1 or len(ranks) % local_size):
-            local_size = None
-        super().__init__(own, len(ranks), timeout, local, local_size)
+        super().__init__(own, len(ranks), timeout)
         self._owns = owns
         # By torch.distributed's own way ranks that are in more groups would not find the others.
         same = "-".join(map(str, ranks))
@@ -86,58 +97,49 @@ class Torch(Engine):
         with _wrapped("gloo could not connect the ranks"):
             own_store = dist.PrefixStore("gloo", self._store)
             self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
-        self._counts: Counter[tuple[int, int, int]] = Counter()
 
-    def put(self, peer: int, channel: int, data: bytes) -> None:
-        import torch
+    @_wrapped("the others cannot be reached")
+    def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        key = f"{self.rank}/{peer}/{self.sent[peer]}"
+        if len(data) <= SHORT:
+            self._store.set(key, b"+" + data)
+            return
+        sent = self._gloo.send([_tensor(data)], peer, 0)
+        self._store.set(key, str(len(data)))
+        self.until(lambda: self._store.check([f"{key}/taken"]), seconds, peer)
+        self._store.delete_key(f"{key}/taken")
+        sent.wait(_delta(self.timeout))
 
-        key = self._key(self.rank, peer, channel)
-        with _wrapped(f"rank {peer} cannot be reached"):
-            if len(data) <= SHORT:
-                self._store.set(key, b"+" + data)
-                return
-            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            sent = self._gloo.send([tensor], peer, channel)
-            self._store.set(key, str(len(data)))
-            self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
-            self._store.delete_key(f"{key}/taken")
-            sent.wait(_delta(self.timeout))
+    @_wrapped("the others cannot be reached")
+    def listen(self, peer: int | None, seconds: float) -> None:
+        # The store's own wait warns each time that a key is not there.
+        key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
+        if peer is not None and self._store.check([key]):
+            self.hear(peer, self._taken(peer, key))
+        elif self._store.check([ENDED]):
+            self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
 
-    def take(self, peer: int, channel: int, seconds: float) -> Message:
-        import torch
+    def _taken(self, peer: int, key: str) -> bytes | bytearray:
+        found: bytes = self._store.get(key)
+        self._store.delete_key(key)
+        if found[:1] == b"+":
+            return found[1:]
+        data = bytearray(int(found))
+        self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
+        self._store.set(f"{key}/taken", b"")
+        return data
 
-        key = self._key(peer, self.rank, channel)
-        with _wrapped(f"rank {peer} cannot be reached"):
-            # The store's own wait warns each time that a key is not there.
-            self.until(lambda: self._store.check([key]), seconds, peer)
-            found: bytes = self._store.get(key)
-            self._store.delete_key(key)
-            if found[:1] == b"+":
-                return wire.unpacked(found[1:])
-            tensor = torch.empty(int(found), dtype=torch.uint8)
-            coming = self._gloo.recv([tensor], peer, channel)
-            coming.wait(_delta(self.timeout))
-            self._store.set(f"{key}/taken", b"")
-        return wire.unpacked(memoryview(tensor.numpy()))
+    def farewell(self, number: int, words: str) -> None:
+        if words:
+            self._store.set(ENDED, words)
+            return
+        for peer in self.others:
+            key = f"{self.rank}/{peer}/{self.sent[peer] + 1}"
+            self._store.set(key, b"+" + packed(number, words))
 
-    def news(self) -> str:
-        try:
-            if self._store.check([FAULT]):
-                return wire.printable(str(self._store.get(FAULT), "utf-8", "replace"))
-        except RuntimeError as error:
-            return f"the store of torch.distributed is gone: {error}"
-        return ""
-
-    def tell(self, words: str) -> None:
-        self._store.set(FAULT, words)
-
-    def has_left(self, peer: int) -> bool:
-        return bool(self._store.check([f"left/{peer}"]))
-
-    def close(self) -> None:
-        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-            self._store.set(f"left/{self.rank}", b"")
-            if self._owns:
+    def release(self) -> None:
+        if self._owns:
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 self._dist.destroy_process_group()
 
     def abandon(self) -> None:
@@ -145,23 +147,13 @@ class Torch(Engine):
         for group in {self._gloo, self._dist.group.WORLD} - {None}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
-    def _key(self, source: int, target: int, channel: int) -> str:
-        place = source, target, channel
-        self._counts[place] += 1
-        return "/".join(map(str, (*place, self._counts[place])))
+
+def _tensor(data: bytearray) -> Any:
+    """The same memory."""
+    import torch
+
+    return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _delta(seconds: float) -> timedelta:
     return timedelta(seconds=min(seconds, 1e6))
-
-
-@contextlib.contextmanager
-def _wrapped(words: str) -> Any:
-    """PyTorch's errors, which are RuntimeErrors, as the group's."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
-        if isinstance(error, OpError):
-            raise
-        line = str(error).partition("\n")[0][:200]
-        raise GroupError(f"{words}: {line}") from None

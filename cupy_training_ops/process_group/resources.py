@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..forks import InChild
 from .engine import GRACE, Engine
-from .members import Members
+from .members import Ranks
 
 if TYPE_CHECKING:
     from .nccl import Communicator
@@ -37,19 +37,19 @@ class Resources(InChild):
     def __init__(self, engine: Engine, on_fault: OnFault) -> None:
         super().__init__()
         self.engine = engine
-        self.communicators: dict[Members, Communicator] = {}
+        self.communicators: dict[Ranks, Communicator] = {}
         self.busy = threading.Lock()  # while a call is under way
         self.is_closed = False
         self._on_fault = on_fault
-        self._is_initialising = False
-        self._stop = threading.Event()
+        self._stop, self._is_connected = threading.Event(), threading.Event()
+        self._is_connected.set()
         self._watcher: threading.Thread | None = None
 
     def renew(self) -> None:
         """In a child the group has ended, and nothing is left to close."""
         _of_parents.append((self.engine, list(self.communicators.values())))
         self.communicators.clear()
-        self._is_initialising, self._watcher = False, None
+        self._watcher = None
         self.busy, self.engine.lock = threading.Lock(), threading.Lock()
         self.engine.end = _nothing  # type: ignore[method-assign]
         self.engine.fault = IN_CHILD
@@ -82,11 +82,11 @@ class Resources(InChild):
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="cto-nccl", daemon=True)
             self._watcher.start()
-        self._is_initialising = True
+        self._is_connected.clear()
         try:
             yield
         finally:
-            self._is_initialising = False
+            self._is_connected.set()
 
     def _watch(self) -> None:
         """Notice faults of others and of the GPU while the host may wait for the GPU."""
@@ -115,36 +115,25 @@ class Resources(InChild):
         return words
 
     def _abort(self, words: str) -> None:
-        """End what is under way on the GPU, so that its stream goes on."""
+        """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
         aborts = [found.abort for found in self.communicators.values()]
-        is_done = _within(ABORT_TIMEOUT, aborts) and not self._hangs()
+        is_done = _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait])
         if not is_done and self._on_fault == "exit":
             rank = self.engine.rank
             sys.stderr.write(f"cupy-training-ops: rank {rank}: {words}; NCCL hangs\n")
             sys.stderr.flush()
             os._exit(FAILED)
 
-    def _hangs(self) -> bool:
-        """Whether NCCL is still connecting, some time after the fault."""
-        for _ in range(int(ABORT_TIMEOUT * 10)):
-            if not self._is_initialising:
-                return False
-            self._stop.wait(0.1)
-        return self._is_initialising
-
 
 def _nothing(words: str) -> None:
     """A forked child tells nobody anything."""
 
 
-def _within(seconds: float, actions: Sequence[Callable[[], None]]) -> bool:
+def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
     """Whether actions that may hang came back in time."""
 
-    def act() -> None:
-        for action in actions:
-            action()
-
-    thread = threading.Thread(target=act, name="cto-nccl", daemon=True)
+    every = (action() for action in actions)
+    thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()

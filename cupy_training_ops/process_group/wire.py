@@ -18,38 +18,37 @@ from ..errors import GroupError
 
 MAX_WORDS = 1000  # characters of what another rank says, in a message
 
-_HEAD = struct.Struct("<BQII")  # channel and number; bytes of the text, how many parts
+_HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
 
-Part = bytes | memoryview
+Part = bytes | bytearray | memoryview
 
 
 class Message(NamedTuple):
-    """What one rank says to another, as the n-th between them on a channel."""
+    """What one rank says to another, as the n-th between them."""
 
-    channel: int
     number: int
     text: str
     parts: list[memoryview]
 
 
-def packed(channel: int, number: int, text: str, parts: Sequence[Part] = ()) -> bytes:
+def packed(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
     """A message as bytes: a head, the lengths of the parts, the text, the parts."""
     words = text.encode()
-    head = _HEAD.pack(channel, number, len(words), len(parts))
-    return b"".join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
+    head = _HEAD.pack(number, len(words), len(parts))
+    return bytearray().join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
 
 
-def unpacked(data: Part | bytearray) -> Message:
+def unpacked(data: Part) -> Message:
     """What a peer sent; GroupError where it cannot be."""
     view = memoryview(data)
     with contextlib.suppress(struct.error):
-        channel, number, n_text, n = _HEAD.unpack_from(view)
+        number, n_text, n = _HEAD.unpack_from(view)
         lengths = struct.unpack_from(f"<{n}Q", view, _HEAD.size)
         start = _HEAD.size + 8 * n
         ends = list(itertools.accumulate(lengths, initial=start + n_text))
         if ends[-1] == len(view):
             text = str(view[start : ends[0]], "utf-8", "replace")
-            return Message(channel, number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
+            return Message(number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
     raise GroupError(f"a message came whose {len(view)} bytes cannot be read")
 
 
@@ -64,16 +63,15 @@ def as_bytes(array: HostArray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def as_array(part: Part, like: HostArray | Spec) -> HostArray:
-    """Bytes as an array of the shape and dtype of another; GroupError where they do not fit."""
+def as_arrays(parts: Sequence[Part], like: Sequence[HostArray | Spec]) -> list[HostArray]:
+    """Bytes as arrays of the shapes and dtypes of others; GroupError where they do not fit."""
+    if len(parts) != len(like):
+        raise GroupError(f"a message came with {len(parts)} arrays, not {len(like)}")
+    return list(map(_as_array, parts, like))
+
+
+def _as_array(part: Part, like: HostArray | Spec) -> HostArray:
     if len(part) != like.nbytes:
         raise GroupError(f"a message came with {len(part)} bytes, not {like.nbytes}")
     found: HostArray = np.frombuffer(part, np.uint8).view(like.dtype).reshape(like.shape)
     return found if found.flags.aligned else found.copy()
-
-
-def as_arrays(parts: Sequence[Part], like: Sequence[HostArray | Spec]) -> list[HostArray]:
-    """The parts of a message as arrays; GroupError where they do not fit."""
-    if len(parts) != len(like):
-        raise GroupError(f"a message came with {len(parts)} arrays, not {len(like)}")
-    return list(map(as_array, parts, like))

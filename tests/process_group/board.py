@@ -63,9 +63,9 @@ class Board:
 
     def connect(self, group: Any, op: str, members: Any) -> Communicator:
         with self._lock:
-            self._rounds.setdefault(members, threading.Barrier(members.size, timeout=TIMEOUT))
+            self._rounds.setdefault(members, threading.Barrier(len(members), timeout=TIMEOUT))
             self.calls.setdefault(members, {})
-        return Communicator(self, members, members.ranks.index(group.rank))
+        return Communicator(self, members, members.index(group.rank))
 
     def together(self, members: Any) -> None:
         self._rounds[members].wait()
@@ -86,9 +86,11 @@ class Communicator:
         """All ranks' calls at once: what each has to give, then what each takes."""
         calls = prepared.calls
         shared = self.board.calls[self.members]
-        times = {"reduceScatter": self.members.size}
-        shared[self.rank] = [(row, memory(s, row, times.get(row.method, 1)).copy()
-                              if row.takes_source else None) for row, s, _ in calls]  # fmt: skip
+        times = {"reduceScatter": len(self.members)}
+        shared[self.rank] = [
+            (row, None if row.method == "recv" else memory(s, row, times.get(row.method, 1)).copy())
+            for row, s, _ in calls
+        ]
         self.board.together(self.members)
         for i, (row, _, target) in enumerate(calls):
             value = self._value(row, i, shared)
@@ -97,7 +99,7 @@ class Communicator:
         self.board.together(self.members)
 
     def _value(self, row: Row, i: int, shared: Any) -> np.ndarray | None:
-        every = [shared[rank] for rank in range(self.members.size)]
+        every = [shared[rank] for rank in range(len(self.members))]
         if row.method in ("allReduce", "reduce", "reduceScatter"):
             if row.method == "reduce" and row.rest[3] != self.rank:
                 return None

@@ -7,9 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 import cupy_training_ops as cto
-from cupy_training_ops.process_group.mail import Label
 
-LABEL = Label("cuda", 7, ("float32",), ((3,),))
 GROUPS = int(sys.argv[1])
 
 world = MPI.COMM_WORLD
@@ -19,10 +17,8 @@ with cto.ProcessGroup.from_mpi(halves) as kept:
         with cto.ProcessGroup.from_mpi() as group:
             (x,) = cto.nccl_all_reduce([np.full(3, group.rank + i)], group=group)
             for _ in range(3):  # as on a GPU: the last labels are not read before the group closes
-                if group.rank == 0:
-                    group.post("Send", 1, LABEL)
-                if group.rank == 1:
-                    group.collect("Recv", 0, LABEL)
+                if group.rank < 2:
+                    group.agree("Send", (1, 0), "a message", each_time=True)
         assert (x == sum(range(group.size)) + i * group.size).all()
     assert cto.nccl_all_reduce([np.ones(1)], group=kept)[0] == kept.size
 sys.stdout.write(f"{GROUPS} groups\n")

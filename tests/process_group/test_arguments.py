@@ -147,7 +147,7 @@ def test_a_message_that_nobody_takes_is_said_to_be_one(monkeypatch, error, words
     engine = Engine(0, 1, 5.0)
     monkeypatch.setattr(engine, "put", put)
     with pytest.raises(GroupError, match=words):
-        engine.send(1, 0, "")
+        engine.send(1, "")
 
 
 # ---- without NCCL --------------------------------------------------------------------------------

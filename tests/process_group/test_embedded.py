@@ -19,11 +19,11 @@ from ranks import gathered, in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.process_group import wire
-from cupy_training_ops.process_group.embedded import FAULT
-from cupy_training_ops.process_group.group import Call
+from cupy_training_ops.process_group import embedded, wire
+from cupy_training_ops.process_group.engine import FAULT
 
 LARGE = 2**20  # elements: more than what a socket holds
+LENGTH = struct.Struct("<Q")  # ahead of a message
 
 
 class StopError(Exception):
@@ -62,7 +62,7 @@ def raising(monkeypatch, engine, method: str, error: BaseException, after: bool)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), StopError("enough"), MemoryError()])
 @pytest.mark.parametrize(
-    ("method", "after"), [("put", False), ("put", True), ("take", False), ("take", True)]
+    ("method", "after"), [("put", False), ("put", True), ("listen", False), ("listen", True)]
 )
 def test_after_a_call_that_was_stopped_and_caught_no_sum_is_wrong(
     monkeypatch, victim, error, method, after
@@ -95,23 +95,22 @@ def test_after_a_call_that_was_stopped_and_caught_no_sum_is_wrong(
     assert all(f"rank {victim} stopped in the middle" in value for value in own[1:])
 
 
-def test_half_a_message_is_taken_for_none() -> None:
+def test_half_a_message_is_taken_for_none(monkeypatch) -> None:
     """A signal's handler raises while a large array is on its way."""
+
+    inner = embedded._say
+
+    def say(sock, data, seconds):
+        if len(data) > 2**14:
+            os.write(sock.fileno(), LENGTH.pack(len(data)) + data[:1000])
+            raise StopError
+        inner(sock, data, seconds)
+
+    monkeypatch.setattr(embedded, "_say", say)
 
     def call(group) -> str:
         if group.rank == 0:
             time.sleep(1.0)
-        else:
-            pipe = group._engine._pipes[0]
-            inner = pipe._send
-
-            def send(data, *rest):
-                if len(data) > 2**14:
-                    os.write(pipe.fileno(), bytes(data[:1000]))
-                    raise StopError
-                inner(data, *rest)
-
-            pipe._send = send
         for _ in range(2):
             with pytest.raises((StopError, GroupError)) as caught:
                 reduced(group, 1.0, LARGE)
@@ -181,13 +180,13 @@ def test_a_call_of_another_thread_is_refused_while_one_is_under_way() -> None:
             is_in.wait(5)
             time.sleep(0.3)
             return reduced(group, 1.0)
-        inner = group._engine.take
+        inner = group._engine.listen
 
-        def take(*args):
+        def listen(*args):
             is_in.set()
             return inner(*args)
 
-        group._engine.take = take
+        group._engine.listen = listen
 
         def intrude() -> str:
             is_in.wait(5)
@@ -248,7 +247,7 @@ def test_words_that_cannot_be_made_leave_no_call_under_way() -> None:
             raise MemoryError
 
     def call(group) -> str:
-        with contextlib.suppress(GroupError, MemoryError), Call(group, "First"):
+        with contextlib.suppress(GroupError, MemoryError), group.call("First"):
             raise MuteError
         assert not group.busy.locked()
         with pytest.raises(GroupError) as caught:
@@ -263,12 +262,11 @@ def test_words_that_cannot_be_made_leave_no_call_under_way() -> None:
 
 def test_its_sockets_have_no_address_and_no_child_inherits_them() -> None:
     def call(group) -> None:
-        for pipe in group._engine._pipes.values():
-            assert stat.S_ISSOCK(os.fstat(pipe.fileno()).st_mode)
-            assert not os.get_inheritable(pipe.fileno())
-            with socket.socket(fileno=os.dup(pipe.fileno())) as sock:
-                assert sock.family == socket.AF_UNIX
-                assert not sock.getsockname()
+        for sock in group._engine.sockets.values():
+            assert stat.S_ISSOCK(os.fstat(sock.fileno()).st_mode)
+            assert not sock.get_inheritable()
+            assert sock.family == socket.AF_UNIX
+            assert not sock.getsockname()
 
     results(in_threads(3, call))
 
@@ -276,23 +274,23 @@ def test_its_sockets_have_no_address_and_no_child_inherits_them() -> None:
 # ---- P6: what a peer says ------------------------------------------------------------------------
 
 
-def lie(number: int, text: str, *sizes: int) -> bytes:
-    return wire.packed(0, number, text, list(map(bytes, sizes)))
+def lie(number: int, text: str, *sizes: int) -> bytearray:
+    return wire.packed(number, text, list(map(bytes, sizes)))
 
 
 SUM = "NcclAllReduce, group_type 0, on cpu of 1 arrays; float64 (3,)"
 LIES = {
     "nothing": (b"", "a message came whose 0 bytes cannot be read"),
     "a number that is not its turn": (lie(7, SUM, 24), "rank 1 is at message 7, rank 0 at 1"),
-    "half a head": (lie(1, "")[:-5], "a message came whose 12 bytes cannot be read"),
-    "more parts than lengths": (struct.pack("<BQII", 0, 1, 0, 2**31), "cannot be read"),
-    "a length of 2^60": (struct.pack("<BQIIQ", 0, 1, 0, 1, 2**60), "cannot be read"),
-    "a text of other bytes": (struct.pack("<BQII", 0, 1, 9, 0) + b"short", "cannot be read"),
+    "half a head": (lie(1, "")[:-5], "a message came whose 11 bytes cannot be read"),
+    "more parts than lengths": (struct.pack("<QII", 1, 0, 2**31), "cannot be read"),
+    "a length of 2^60": (struct.pack("<QIIQ", 1, 0, 1, 2**60), "cannot be read"),
+    "a text of other bytes": (struct.pack("<QII", 1, 9, 0) + b"short", "cannot be read"),
     "half an array": (lie(1, SUM, 24)[:-1], "cannot be read"),
     "bytes of another array": (lie(1, SUM, 0), "a message came with 0 bytes, not 24"),
     "no array": (lie(1, SUM), "a message came with 0 arrays, not 1"),
-    "escapes": (wire.packed(FAULT, 0, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),
-    "no text": (struct.pack("<BQII", 0, 1, 2, 0) + b"\xff\xfe", "the ranks disagree"),
+    "escapes": (wire.packed(FAULT, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),
+    "no text": (struct.pack("<QII", 1, 2, 0) + b"\xff\xfe", "the ranks disagree"),
 }
 
 
@@ -302,10 +300,9 @@ def test_what_a_lying_peer_sends_is_an_error_of_the_group(name) -> None:
 
     def call(group) -> str:
         if group.rank == 1:
-            pipe = group._engine._pipes[0]
-            pipe.send_bytes(said)
+            embedded._say(group._engine.sockets[0], said, 1.0)
             with contextlib.suppress(GroupError):
-                group._engine.take(0, 0, 2.0)
+                group._engine.receive(0, "answer", 2.0)
             return ""
         with pytest.raises(cto.OpError, match=words) as caught:
             reduced(group, 1.0)
@@ -332,7 +329,8 @@ def test_two_arrays_for_one_are_an_error_on_both_ranks() -> None:
 
     for error in in_threads(2, call):
         assert isinstance(error, ArgumentError)
-        assert "rank 0 sends tag 1 on cpu with float32 (3,), float32 (3,), rank 1" in str(error)
+        said = "rank {} calls Send and Recv with tag 1 on cpu of {} arrays"
+        assert f"{said.format(1, 1)}, {said.format(0, 2)}" in str(error)
 
 
 # ---- timeouts ------------------------------------------------------------------------------------
@@ -366,11 +364,11 @@ def test_descriptors_that_are_closed_end_the_group() -> None:
         if group.rank != 1:  # only then: else their descriptors may get the closed ones' numbers
             together.wait(5)
             return words_of_the_second(group)
-        for pipe in group._engine._pipes.values():
-            os.close(pipe.fileno())
+        for sock in group._engine.sockets.values():
+            os.close(sock.fileno())
         words = words_of_the_second(group)
-        for pipe in group._engine._pipes.values():  # closing would close what another test opens
-            pipe._handle = None
+        for sock in group._engine.sockets.values():  # closing would close what another test opens
+            sock.detach()
         together.wait(5)
         return words
 
@@ -403,7 +401,9 @@ def test_too_many_descriptors_are_an_error_of_arguments() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, hard))
     try:
-        with pytest.raises(GroupError, match=r"^ProcessGroup.in_threads: cannot connect 9"):
+        with pytest.raises(
+            GroupError, match=r"^ProcessGroup: cannot connect 9 ranks: Too many open files"
+        ):
             cto.ProcessGroup.in_threads(9)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -432,10 +432,10 @@ def test_a_signal_that_is_handled_changes_nothing() -> None:
 
 SAID = lie(1, SUM, 24)
 HALVES = {
-    "a length alone": struct.pack("!i", len(SAID)),
-    "a length of 2^60": struct.pack("!iQ", -1, 2**60) + bytes(100),
-    "half a length": struct.pack("!i", len(SAID))[:2],
-    "half an array": struct.pack("!i", len(SAID)) + SAID[:-11],
+    "a length alone": LENGTH.pack(len(SAID)),
+    "a length of 2^60": LENGTH.pack(2**60) + bytes(100),
+    "half a length": LENGTH.pack(len(SAID))[:2],
+    "half an array": LENGTH.pack(len(SAID)) + SAID[:-11],
 }
 
 
@@ -450,7 +450,7 @@ def test_signals_all_the_time_do_not_lengthen_a_wait(what) -> None:
     started = time.monotonic()
     try:
         if what in HALVES:
-            os.write(second._engine._pipes[0].fileno(), HALVES[what])
+            os.write(second._engine.sockets[0].fileno(), HALVES[what])
             with pytest.raises(GroupError, match=r"half a message came, and 0\.4 seconds"):
                 reduced(first, 1.0)
         else:

@@ -23,7 +23,6 @@ from ...dtypes import FIXED_SIZE, FLOATS
 from ...errors import refuse
 from ...plan import Device, Plan, Step
 from ...process_group import ProcessGroup, nccl
-from ...process_group.mail import Label
 from . import plan_adasum as adasum
 from .owners import owners
 from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
@@ -66,7 +65,7 @@ class NcclAllReduce(_OfLists):
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        yield self.queued(xs, ys, [nccl.all_reduce(x.size, x.dtype) for x in xs])
+        yield self.queued(xs, ys, [nccl.row("allReduce", x.size, x.dtype, nccl.SUM) for x in xs])
 
 
 class _OfOwners(_OfLists):
@@ -78,7 +77,7 @@ class _OfOwners(_OfLists):
 
     def _owners(self, xs: Specs) -> list[int]:
         """By place in the sub-group."""
-        return owners(self.name, [x.size for x in xs], self.ranks.size)
+        return owners(self.name, [x.size for x in xs], len(self.ranks))
 
 
 class NcclAllGather(_OfOwners):
@@ -100,7 +99,9 @@ class NcclAllGather(_OfOwners):
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         pairs = zip(xs, self._owners(xs), strict=True)
-        yield self.queued(xs, ys, [nccl.broadcast(x.size, x.dtype, root) for x, root in pairs])
+        yield self.queued(
+            xs, ys, [nccl.row("broadcast", x.size, x.dtype, root) for x, root in pairs]
+        )
 
 
 class NcclReduceScatter(_OfOwners):
@@ -121,8 +122,11 @@ class NcclReduceScatter(_OfOwners):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        found, own = self._owners(xs), self.ranks.ranks.index(self.group.rank)
-        rows = [nccl.reduce(x.size, x.dtype, root) for x, root in zip(xs, found, strict=True)]
+        found, own = self._owners(xs), self.ranks.index(self.group.rank)
+        rows = [
+            nccl.row("reduce", x.size, x.dtype, nccl.SUM, root)
+            for x, root in zip(xs, found, strict=True)
+        ]
         yield self.queued(xs, ys, rows)
         others = [pair for pair, root in zip(zip(xs, ys, strict=True), found, strict=True)
                   if root != own]  # fmt: skip
@@ -170,7 +174,7 @@ class MegatronG(MegatronF):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         if not self.reaches_others:
             return super().plan(device, x, y)
-        return Plan((self.queued((x,), (y,), [nccl.all_reduce(x.size, x.dtype)]),))
+        return Plan((self.queued((x,), (y,), [nccl.row("allReduce", x.size, x.dtype, nccl.SUM)]),))
 
 
 class AdasumAllReduce(_OfLists):
@@ -211,8 +215,8 @@ class AdasumAllReduce(_OfLists):
     def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> nccl.Calls:
         """What sends this rank's arrays to its partner, and receives the partner's in scratch."""
         partner = self.group.rank ^ level
-        rows = [nccl.send(x.size, x.dtype, partner) for x in xs]
-        rows += [nccl.receive(x.size, x.dtype, partner) for x in xs]
+        rows = [nccl.row("send", x.size, x.dtype, partner) for x in xs]
+        rows += [nccl.row("recv", x.size, x.dtype, partner) for x in xs]
         parts = [(i, 0, 0) for i in range(len(xs))] + [(i, 0, at) for i, at in enumerate(starts)]
         return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
@@ -260,9 +264,8 @@ class Send(Letter):
         return (np.array(True),)
 
     def plan(self, device: Device, signal: bool, remote: int, data: Specs, *_: object) -> Plan:
-        label, group = Label.of("cuda", self.tag, data), self.group
-        rows = [nccl.send(x.size, x.dtype, remote) for x in data]
-        return self.post(data, rows, lambda: group.post(self.name, remote, label))
+        rows = [nccl.row("send", x.size, x.dtype, remote) for x in data]
+        return self.letter(data, rows, remote, self.group.rank)
 
 
 class Recv(Receiver):
@@ -293,9 +296,8 @@ class Recv(Receiver):
         return np.array(True), tuple(Spec(extents, dtype) for extents, dtype in pairs)
 
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
-        label, group = Label.of("cuda", self.tag, data), self.group
-        rows = [nccl.receive(x.size, x.dtype, remote) for x in data]
-        return self.post(data, rows, lambda: group.collect(self.name, remote, label))
+        rows = [nccl.row("recv", x.size, x.dtype, remote) for x in data]
+        return self.letter(data, rows, self.group.rank, remote)
 
 
 OPS = {

@@ -21,7 +21,7 @@ from ...frame.repeated import Repeated
 from ...plan import Pointers, Step, Work
 from ...process_group import ProcessGroup, nccl
 from ...process_group.exchange import described
-from ...process_group.members import GLOBAL, Members
+from ...process_group.members import GLOBAL, Ranks
 
 Specs = Sequence[Spec]
 Rows = Sequence[nccl.Row]
@@ -140,7 +140,7 @@ class Collective(Op):
     runs_empty = True
     group = attribute(process_group, doc="the ranks that make this call")
     group_type: int = GLOBAL  # where there is no such attribute
-    ranks: Members
+    ranks: Ranks
     _again: list[Again]
 
     def __init__(self, **attributes: object) -> None:
@@ -200,7 +200,7 @@ class Collective(Op):
 
     @property
     def reaches_others(self) -> bool:
-        return self.ranks.size > 1
+        return len(self.ranks) > 1
 
     def own_call(self, prepared: Prepared) -> Call | None:
         """No way of its own; refuses what would leave the other ranks waiting."""
@@ -222,8 +222,8 @@ class Collective(Op):
     def agreement(self, specs: Specs) -> Callable[[], None]:
         """What compares this kind of call with the other ranks'."""
         text = described(self.call_name(), specs)
-        group, op, members = self.group, self.name, self.ranks
-        return lambda: group.agree(op, members, text)
+        group, op, ranks = self.group, self.name, self.ranks
+        return lambda: group.agree(op, ranks, text)
 
 
 def table(specs: Specs) -> Pointers:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from ...frame.convert import converted
 from ...frame.prepared import Arguments
 from ...plan import Plan, Work
 from ...process_group import nccl
-from ...process_group.mail import Label
+from ...process_group.exchange import letter, nothing, shapes_in
 from .plan import Collective, Rows, Specs, table
 
 
@@ -73,8 +73,11 @@ class Letter(Collective):
             if spec.dtype != dtype:
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
-    def post(self, specs: Specs, rows: Rows, agree: Callable[[], object]) -> Plan:
-        calls = nccl.Calls(self.group, self.name, self.ranks, rows, agree, each_time=True)
+    def letter(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
+        """What is queued for a message, once both ranks have it described in the same words."""
+        text, group, op = letter("cuda", self.tag, specs), self.group, self.name
+        agree = partial(group.agree, op, (receiver, sender), text, each_time=True)
+        calls = nccl.Calls(group, op, self.ranks, rows, agree, each_time=True)
         return Plan((Work("call", (calls, table(specs), table(specs))),))
 
 
@@ -118,11 +121,13 @@ class Receiver(Letter):
                 refuse(self.name, item.name, "a value", "None")
         rank = self._checked_remote(signal, remote)
         where = "cuda" if self.placement()[0].runs_kernels else "cpu"
-        label = self.group.announced(self.name, rank)
-        names = Label.of(where, self.tag, [Spec((), t) for t in self.element_types])
-        if (label.where, label.tag, label.dtypes) != names[:3]:  # an error, there too
-            self.group.collect(self.name, rank, names._replace(shapes=label.shapes))
-        return label.shapes
+        text = self.group.announced(self.name, rank)
+        shapes = shapes_in(text)
+        specs = list(map(Spec, shapes, self.element_types))
+        own = letter(where, self.tag, specs)
+        if own != text:  # an error, there too
+            self.group.exchange(self.name, (self.group.rank, rank), own, (), nothing)
+        return shapes
 
     def _checked_remote(self, signal: object, remote: object) -> int:
         converted(self.name, SIGNAL, signal)

@@ -11,8 +11,7 @@ import numpy as np
 from ...declare.schema import Spec
 from ...dtypes import Dtype, HostArray
 from ...process_group import ProcessGroup
-from ...process_group.exchange import described
-from ...process_group.mail import Label
+from ...process_group.exchange import described, letter
 from ...process_group.members import GLOBAL
 from ...process_group.wire import Part, as_arrays, as_bytes
 from ...rules.widening import cast
@@ -93,8 +92,8 @@ def send(
     element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
 ) -> None:
     """The arrays to another rank, which has received them when this returns."""
-    parts = [as_bytes(x) for x in data]
-    group.post("Send", remote, Label.of("cpu", tag, data), parts)
+    text, parts = letter("cpu", tag, data), list(map(as_bytes, data))
+    group.exchange("Send", (remote, group.rank), text, parts, _handed_over)
 
 
 def recv(
@@ -110,8 +109,14 @@ def recv(
     """The arrays of another rank."""
     pairs = zip(shapes or (), element_types, strict=True)
     expected = [Spec(shape, dtype) for shape, dtype in pairs]
-    parts = group.collect("Recv", remote, Label.of("cpu", tag, expected))
+    text = letter("cpu", tag, expected)
+    parts = group.exchange("Recv", (group.rank, remote), text, (), _handed_over)
     return [as_arrays(parts, expected)]
+
+
+def _handed_over(found: list[list[memoryview]]) -> list[list[memoryview]]:
+    """To the first of two ranks what the second has."""
+    return [found[1], []]
 
 
 def _together(

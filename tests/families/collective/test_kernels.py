@@ -108,9 +108,8 @@ def test_a_group_on_another_device_is_refused() -> None:
     cto.nccl_all_reduce([np.ones(3)], group=group)  # the host is everybody's
 
 
-def test_rows_are_told_apart_by_their_arrays() -> None:
-    """A sender takes no target, a receiver no source; empty arrays make no call."""
-    assert [nccl.send(5, FLOAT32, 1)[1:], nccl.receive(5, FLOAT32, 1)[1:]] == [
-        (True, False, (20, 1, 1)),
-        (False, True, (20, 1, 1)),
-    ]
+def test_what_is_moved_is_bytes_and_what_is_added_elements() -> None:
+    assert (
+        nccl.row("send", 5, FLOAT32, 1).rest == nccl.row("recv", 5, FLOAT32, 1).rest == (20, 1, 1)
+    )
+    assert nccl.row("reduce", 5, FLOAT32, nccl.SUM, 1).rest == (5, 7, 0, 1)
