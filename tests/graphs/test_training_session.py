@@ -254,7 +254,7 @@ def test_a_refused_step_has_changed_nothing(name: str, begun: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn_max", "dropout"])
-def test_a_step_stopped_anywhere_leaves_states_and_no_half_sums(name: str, monkeypatch, rng) -> None:
+def test_a_step_stopped_anywhere_leaves_states_and_no_half_sum(name: str, monkeypatch, rng) -> None:
     session, answers = opened(name, seed=3)
     x, labels = answers["x"], answers["labels"]
     session.accumulate(x[0], labels[0])
