@@ -7,7 +7,7 @@ what they are made of waits in memory.
 
 from __future__ import annotations
 
-from .graph import Graph
+from .graph import Graph, Node
 
 ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
 LOOKS = ("Shape", "Size")
@@ -45,7 +45,8 @@ def _results_first(graph: Graph) -> tuple[Graph, int]:
         if wanted.intersection(node.outputs):
             wanted.update(filter(None, node.inputs))
     late: set[str] = set()
-    first, behind = [], []
+    first: list[Node] = []
+    behind: list[Node] = []
     for node in graph.nodes:
         is_first = bool(wanted.intersection(node.outputs))
         is_first |= node.op_type in LOOKS and not late.intersection(node.inputs)

@@ -176,7 +176,8 @@ class Session:
     def _run(self, values: list[Any]) -> None:
         kept = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), kept:
-            for self.n_begun, step in enumerate(self.program.steps, 1):
+            for n_begun, step in enumerate(self.program.steps, 1):
+                self.n_begun = n_begun
                 self._run_step(step, values)
 
     def _run_step(self, step: Any, values: list[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, OpError
 from ..registry import REGISTRY
 from .graph import Node
 from .reading import attribute_value, onnx_package
@@ -33,8 +33,14 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
     )
     if len(inputs) != len(read.inputs):
         raise ArgumentError(f"{read.title}: expected {len(read.inputs)} inputs, got {len(inputs)}")
-    with np.errstate(all="ignore"):
-        results = runner(read).make(_module(inputs))(list(inputs))
+    run = runner(read).make(_module(inputs))
+    try:
+        with np.errstate(all="ignore"):
+            results = run(list(inputs))
+    except (OpError, MemoryError):
+        raise
+    except Exception as error:
+        raise ArgumentError(f"{read.title}: {error}") from error
     return tuple(results)[: len(read.outputs)]
 
 

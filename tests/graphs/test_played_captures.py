@@ -114,7 +114,10 @@ def is_captured(trained: Any) -> bool:
     return any(form.graph is not None for form in trained._run_training._forms.values())
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn_max", "dropout", "gpt", "tied", "mse"])
+SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt", "tied", "mse")]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn_max", "dropout", *SLOW])
 def test_replays_are_steps(name: str, opened, rng) -> None:
     """Sizes and places of what is fed change; losses are the caller's."""
     played, plain, answers = opened(name)
@@ -139,7 +142,7 @@ def test_steps_that_are_refused_or_stopped_leave_no_half(name: str, opened, rng)
     played, plain, answers = opened(name)
     n_steps = len(plain._training.program.steps)
     n_stopped = 0
-    for i in range(40):
+    for i in range(24):
         x, labels = answers["x"][i % 10], answers["labels"][i % 10]
         wrong, before = labels.copy(), state(played)
         wrong[rng.integers(len(wrong))] = rng.choice([-1, 4])

@@ -267,3 +267,37 @@ def test_lists_of_several_lengths_are_no_array() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) { y = Neg(x) }'
     with pytest.raises(cto.ArgumentError, match=r"Session: x: .*inhomogeneous"):
         cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": [[1.0], [2.0, 3.0]]})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((2, 3), (2, 3), ([], [])),
+        ((2, 1), (2, 3), ([1], [])),
+        ((3,), (2, 3), ([0], [])),
+        ((4, 1, 3), (5, 1), ([1], [2, 0])),
+        ((), (2, 1), ([1, 0], [])),
+        ((1, 1), (), ([], [1, 0])),
+        ((1, 0), (2, 1), ([0], [1])),
+    ],
+)
+def test_what_a_gradient_is_summed_over(a: tuple, b: tuple, expected: tuple) -> None:
+    """As onnxruntime 1.19.2's BroadcastGradientArgs."""
+    node = helper.make_node("BroadcastGradientArgs", ["a", "b"], ["x", "y"], domain="com.microsoft")
+    found = cto.onnx.call(node, [np.array(shape, np.int64) for shape in (a, b)])
+    assert tuple(axes.tolist() for axes in found) == expected
+
+
+def test_a_gradient_of_shapes_that_are_known_as_it_runs() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    g (float[N, M] x, float[K] w, float[A, B] dy) => (float dx, float dw) {
+        sx = Shape(x) sw = Shape(w) ax, aw = com.microsoft.BroadcastGradientArgs(sx, sw)
+        rx = ReduceSum <noop_with_empty_axes = 1> (dy, ax) dx = Reshape(rx, sx)
+        rw = ReduceSum <noop_with_empty_axes = 1> (dy, aw) dw = Reshape(rw, sw)
+    }"""
+    x, w, dy = (np.ones(shape, np.float32) for shape in ((2, 1), (3,), (2, 3)))
+    found = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x, "w": w, "dy": dy})
+    np.testing.assert_array_equal(found["dx"], [[3], [3]])
+    np.testing.assert_array_equal(found["dw"], [2, 2, 2])
+    with pytest.raises(cto.ArgumentError, match="cannot be broadcast"):
+        result("BroadcastGradientArgs", np.array([2]), np.array([3]))

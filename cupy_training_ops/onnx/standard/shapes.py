@@ -48,6 +48,20 @@ def size(xp: Module, x: Array) -> Array:
     return np.array(x.size, np.int64)
 
 
+@standard("BroadcastGradientArgs", host=(0, 1))
+def broadcast_gradient_args(xp: Module, a: Any, b: Any) -> tuple[Array, Array]:
+    """The axes that the gradients of what has these shapes are summed over, the last one first."""
+    rank = max(len(a), len(b))
+    shapes = [(1,) * (rank - len(shape)) + tuple(map(int, shape)) for shape in (a, b)]
+    np.broadcast_shapes(*shapes)
+    own = [rank - len(a), rank - len(b)]  # axes before it are no shape's own
+    axes = [
+        [i for i in reversed(range(rank)) if i < n or (shape[i] == 1 != other[i])]
+        for n, shape, other in zip(own, shapes, shapes[::-1], strict=True)
+    ]
+    return np.array(axes[0], np.int64), np.array(axes[1], np.int64)
+
+
 @standard("Reshape", host=(1,), view=True, since=5)
 def reshape(xp: Module, x: Array, shape: Any, *, allowzero: int = 0) -> Array:
     wanted = [int(extent) for extent in shape]
