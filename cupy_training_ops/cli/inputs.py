@@ -161,7 +161,7 @@ def _arrays(file: str, stream: BinaryFile) -> Iterator[Mapping[str, Unread]]:
         with tensors(None if isinstance(stream, Piped) else file, stream, file) as found:
             yield found
     else:
-        one_or_more = stored(stream, file)
+        one_or_more = stored(stream, file, ".npy, .npz or .safetensors")
         yield {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
 
 

@@ -103,8 +103,10 @@ class Stored:
         return self.read() if array is None else array
 
 
-def stored(stream: BinaryFile, name: object) -> Stored | dict[str, Stored]:
-    """The array of a .npy file, or those of a .npz file by name; `name` is for messages.
+def stored(
+    stream: BinaryFile, name: object, expected: str = ".npy or .npz"
+) -> Stored | dict[str, Stored]:
+    """The array of a .npy file, or those of a .npz file by name; the rest is for messages.
 
     They can be read as long as the stream is open.
     """
@@ -114,7 +116,7 @@ def stored(stream: BinaryFile, name: object) -> Stored | dict[str, Stored]:
     if magic == _NPY:
         return _array(stream, str(name))
     if not magic.startswith(_NPZ):
-        raise ArgumentError(f"{name}: no .npy or .npz file")
+        raise ArgumentError(f"{name}: no {expected} file")
     with undamaged(str(name)):
         archive = zipfile.ZipFile(stream)
     return {

@@ -25,7 +25,7 @@ from ..errors import ProviderError
 from .account import Account
 from .coding import ALIGNED, Stream, current_stream
 from .compiled import is_compiled
-from .consumers import CENTRING, Consumers, asked_of, is_trusted
+from .consumers import CENTRING, Consumers, asked_of, centres, is_trusted
 from .guarding import Guarding
 from .kinds import MANY, SMALL, Kind, Look, looks
 from .kinds import kind as new_kind
@@ -123,7 +123,7 @@ class CompressedActivations:
     def pack(self, x: Tensor) -> Saved | Passed:
         """An activation's codes, or the tensor itself."""
         call = self._under_way.call
-        if call is not None and call[0] in CENTRING:
+        if call is not None and call[0] in CENTRING and centres(x, call):
             self._guarding.centre(x)
         node = x.grad_fn
         if x.layout is not STRIDED or x.is_nested:

@@ -345,7 +345,20 @@ OURS = {name: _norm(name, _rows, INNER) for name in ("layer_norm", "rms_norm")} 
     name: _input(name, SMOOTH) for name in ("gelu", "quick_gelu")
 }
 # They centre each feature or channel, and so the gradient of the product that they follow.
-CENTRING = frozenset(function for _, function in _of(*BATCH, *INSTANCE))
+NORMS = frozenset(function for _, function in _of(*BATCH, *INSTANCE))
+DEVIATIONS = ("var", "std", "var_mean", "std_mean")  # of samples, where a norm is written by hand
+CENTRING = NORMS | {function for _, function in _of(*DEVIATIONS)}
+
+
+def centres(x: Tensor, call: tuple[Any, Given, Named]) -> bool:
+    """Whether one of CENTRING centres features or channels, and not what a sample has of them."""
+    function, args, kwargs = call
+    if function in NORMS:
+        return True
+    given = argument(args, kwargs, 1, "dim")
+    dimensions = given if isinstance(given, tuple | list) else (given,)
+    is_told = all(type(each) is int for each in dimensions)
+    return is_told and usual_groups(x)[0] not in [each % max(x.dim(), 1) for each in dimensions]
 
 
 def asked_of(x: Tensor, call: Call | None) -> Asked:

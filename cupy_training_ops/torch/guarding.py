@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Guards of a context: what is measured of codes, for whom, and what follows from it.
 
-A norm that centres features makes the gradient of the product before it blind to their means. That
-it takes a product's result is seen when it saves it: products are known by the sequence numbers of
-their nodes.
+A norm that centres features makes the gradient of the product before it blind to their means, and
+those of products before that, as far as all samples have the same slopes. That it takes a product's
+result is seen when it saves it: products are known by the sequence numbers of their nodes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT, RANGE, TILES, Guard
 from ..codecs.kept.window import Step
-from .consumers import SAME_NUMBERS
+from .consumers import LEAF_NODE, SAME_NUMBERS
 from .kinds import MANY, Kind
 from .late import NUMBERS, Late, late
 from .saved import Kept, Passed
 from .window import Operand, Window
 
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
-STEPS = 16  # nodes that a norm looks back
+SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
+LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
+STEPS = 64  # nodes that a norm looks back
 
 
 class Thread(threading.local):
@@ -130,7 +132,7 @@ class Guarding:
         products[_node_under_way()] = weakref.ref(kept)
 
     def centre(self, x: Tensor) -> None:
-        """A norm saves x: products that it is the sum of are centred."""
+        """A norm saves x: products that it is the sum of are centred, and those before them."""
         products = self._thread.products
         nodes, steps = [x.grad_fn], 0
         while products and nodes and steps < STEPS:
@@ -138,11 +140,12 @@ class Guarding:
             if node is None:
                 continue
             found = products.get(node._sequence_nr())
-            if found is not None and (kept := found()) is not None:
+            kept = None if found is None else found()
+            if kept is not None:
                 self.window.centre(kept)
-            name = type(node).__name__
-            if name in SAME_NUMBERS or name in SUMS:
-                nodes += [before for before, _ in node.next_functions]
+            if kept is not None or type(node).__name__ in LOOKED_BEHIND:
+                before = [each for each, _ in node.next_functions]
+                nodes += [each for each in before if type(each) is not LEAF_NODE]
 
 
 def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:

@@ -124,6 +124,14 @@ def test_what_is_no_packed_file_is_refused(source, tmp_path):
     assert not out.exists()
 
 
+def test_what_is_no_file_of_arrays_is_refused_with_the_kinds(tmp_path):
+    text = tmp_path / "x.txt"
+    text.write_text("what else")
+    kinds = "no .npy, .npz or .safetensors file"
+    for command in (("info", text), ("roundtrip", text), ("encode", text, "y", "--codec", "pack8")):
+        assert_refused(call(*command), kinds)
+
+
 def test_a_place_that_cannot_be_written_is_refused(source, tmp_path):
     missing = tmp_path / "missing" / "y"
     assert_refused(call("encode", source, missing, "--codec", "pack8"), "cannot write", "missing")

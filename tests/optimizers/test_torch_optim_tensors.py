@@ -169,3 +169,22 @@ def test_tensors_that_became_others_are_followed(seed, what, is_native) -> None:
     assert_close(found[0][0], found[1][0])
     counts = [float(optimizer.state[model[0].weight]["step"]) for model, optimizer in found]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_number_of_steps_that_was_written_holds_for_all_parameters(later) -> None:
+    """Also for one that has no gradient in the next step."""
+    found = []
+    for make in (AdamW, torch.optim.AdamW):
+        parameters = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+        optimizer = make(parameters, lr=0.1)
+        for i, some in enumerate([parameters, parameters[later:][:1], parameters]):
+            for parameter in parameters:
+                has_one = any(parameter is each for each in some)
+                parameter.grad = torch.full_like(parameter, 1.0 + i) if has_one else None
+            optimizer.step()
+            if i == 0:
+                for parameter in parameters:
+                    optimizer.state[parameter]["step"].fill_(50)
+        found.append(torch.stack([p.detach() for p in parameters]))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)

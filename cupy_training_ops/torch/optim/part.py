@@ -44,6 +44,7 @@ class Count:
 
     def copied(self) -> Count:
         """Another one that goes on from here; nothing waits."""
+        self.heed()
         count = object.__new__(Count)
         count.next, count.made = self.next.clone(), self.made.clone()
         count._version = count.made._version
