@@ -27,7 +27,7 @@ DOORS: dict[str, Door] = {
 }
 __all__ = ["DOORS", *DOORS]
 
-TABLE.update({DOORS[name].node: rule for name, rule in OURS.items()})
+TABLE.update({node: rule for name, rule in OURS.items() for node in DOORS[name].nodes})
 
 
 def __getattr__(name: str) -> Door:

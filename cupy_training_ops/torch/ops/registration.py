@@ -93,9 +93,9 @@ class Door:
         self.defaults = _defaults(registered)
         launched = operator.direct or functools.partial(_launched, operator.body)
         self._every = _Inside(operator, launched, registered)
-        self.node = self._every.node
         # Of the first result alone: the others cost time.
-        self._first = _Inside(operator, launched, registered, self.node)
+        self._first = _Inside(operator, launched, registered, is_first=True)
+        self.nodes = self._every.node, self._first.node  # what modes are told of
         self.find = self._first.recent.find
         self.every = _shortest(self._every.recent.find, self._every_longer)
         self.first = _shortest(self.find, self._first_longer)
@@ -165,12 +165,10 @@ class _Inside:
     """What is behind a door where nobody else sees a call: launches, or autograd's node."""
 
     def __init__(
-        self, operator: Operator, launched: Any, registered: Any, every: Any = None
+        self, operator: Operator, launched: Any, registered: Any, *, is_first: bool = False
     ) -> None:
-        self._launched, self._is_first = launched, every is not None
-        self._apply = _node(operator, is_first=self._is_first)
-        self._every = every or self.node  # what modes are told of
-        self._takes_first = self._is_first and len(registered._schema.returns) > 1
+        self._launched, self._is_first = launched, is_first
+        self._apply = _node(operator, is_first=is_first)
         schema = registered._schema.arguments
         changing = launched.changing if isinstance(launched, Shortcuts) else None
         tensors = [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
@@ -189,13 +187,23 @@ class _Inside:
 
     def node(self, *arguments: Any) -> Any:
         """Through autograd's node."""
-        return self._apply(*arguments, (self._all, ()))
+        found = self.recent.find(arguments)
+        if found is None:
+            return self._apply(*arguments, (self._all, ()))
+        run, tensors = found
+        return run(arguments, tensors)
 
     def _told(self, arguments: Sequence[Any]) -> Any:
-        """The same, where modes that look at functions are told."""
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        results = torch.overrides.handle_torch_function(self._every, tensors, *arguments)
-        return results[0] if self._takes_first else results
+        """The same, where the mode that looks at functions is told, as by PyTorch's own in C++."""
+        mode = torch.overrides._pop_mode()
+        try:
+            results = mode.__torch_function__(self.node, (), arguments, {})
+        finally:
+            torch.overrides._push_mode(mode)
+        if results is NotImplemented:
+            tensors = [x for x in arguments if isinstance(x, Tensor)]
+            return torch.overrides.handle_torch_function(self.node, tensors, *arguments)
+        return results
 
     def _all(self, arguments: Sequence[Any], _: Any) -> Any:
         return self._launched(arguments, JOINED if self._is_first else EVERY)
