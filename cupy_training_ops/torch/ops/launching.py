@@ -162,9 +162,10 @@ def launcher(
 ) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
-    arrays: the places of arrays among what it is given, None of one that is not there; spots: those of their addresses, of which
-    it is given so many; made: the arguments that follow from numbers that change. joins: results
-    behind the first may be slices of one tensor, which takes the time of one.
+    arrays: the places of arrays among what it is given, None of one that is not there; spots: those
+    of their addresses, of which it is given so many; made: the arguments that follow from numbers
+    that change. joins: results behind the first may be slices of one tensor, which takes the time
+    of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers_over(arrays)
