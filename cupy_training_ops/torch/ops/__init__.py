@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..consumers import OURS, TABLE
 from . import activations, chunked_losses, codes, dropouts, embeddings, losses, norms, softmaxes
-from .registration import Door
+from .doors import Door
 
 DOORS: dict[str, Door] = {
     name: door

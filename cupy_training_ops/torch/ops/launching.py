@@ -178,7 +178,7 @@ def launcher(
     make_first = makers[0] if len(makers) == 1 else None
     changes = bool(call.changing)
     current_stream, is_current = backend.stream_of(device), backend.is_current
-    is_alone = len(backend.devices) == 1
+    is_alone = backend.is_alone(device)
     queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
