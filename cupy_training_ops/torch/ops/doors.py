@@ -258,25 +258,24 @@ def _node(operator: Operator, *, is_first: bool) -> Any:
     keep, derivative = operator.keep, functools.partial(derivative_of, operator)
     marks, is_one = n_others and not is_first, n_others and is_first
 
-    class Node(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, *given: Any) -> Any:
-            arguments, (launched, tensors) = given[:-1], given[-1]
-            results = launched(arguments, tensors)
-            ctx.set_materialize_grads(False)
-            if keep is not None:
-                keep(ctx, arguments, results)
-                if marks:
-                    ctx.mark_non_differentiable(*results[1:])
-            return results[0] if is_one else results
+    def forward(ctx: Any, *given: Any) -> Any:
+        arguments, (launched, tensors) = given[:-1], given[-1]
+        results = launched(arguments, tensors)
+        ctx.set_materialize_grads(False)
+        if keep is not None:
+            keep(ctx, arguments, results)
+            if marks:
+                ctx.mark_non_differentiable(*results[1:])
+        return results[0] if is_one else results
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return *derivative(ctx, *gradients, *missing), None
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return *derivative(ctx, *gradients, *missing), None
 
-    Node.__name__ = Node.__qualname__ = operator.name
+    # By its name nodes are known: in words of PyTorch's, and to policies of compression.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    node = type(torch.autograd.Function)(operator.name, (torch.autograd.Function,), methods)
     # Of the Python function above it, what is left is done by `is_watched`.
-    return super(torch.autograd.Function, Node).apply
+    return super(torch.autograd.Function, node).apply
 
 
 def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
