@@ -196,6 +196,12 @@ class Backend(Protocol):
     def stream_address(self, device: int) -> int:
         """Where the driver has the device's current stream."""
 
+    def stream_of(self, device: int) -> Callable[[], int]:
+        """What gives that address, for who asks in every call."""
+
+    def is_alone(self, device: int) -> bool:
+        """Whether there is no other device, so that this one is always current."""
+
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""
 

@@ -26,7 +26,6 @@ from turns import COMPARED, SERVE, Checkout, in_turns, row, serve
 HERE = Path(__file__).resolve().parent.parent
 SECONDS = 0.005  # of a run
 Action = Callable[[], Any]
-NORMS = ("layer_norm", "rms_norm")
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
@@ -87,6 +86,7 @@ def functionals() -> dict[str, Action]:
         (ours, "dropout", ()),
         (ours, "cross_entropy", (target,)),
         (theirs, "layer_norm", ((64,), row, shift)),
+        (theirs, "rms_norm", ((64,), row)),
         (theirs, "gelu", ()),
     ):
         shown = name if module is ours else f"(torch) {name}"
@@ -120,14 +120,13 @@ def nodes() -> dict[str, Action]:
 
     class Node(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return y
+        def forward(_: Any, x: Any) -> Any:
+            return torch.empty_like(x)
 
         @staticmethod
-        def backward(ctx: Any, dy: Any) -> Any:
+        def backward(_: Any, dy: Any) -> Any:
             return dy
 
-    y = torch.randn(64, 64)
     return ways("(torch) node around nothing", Node.apply)
 
 
@@ -153,8 +152,40 @@ def steps() -> dict[str, Action]:
 
 
 def compressed() -> dict[str, Action]:
-    """What saved tensors' hooks take beside what is saved plainly."""
-    return {}
+    """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
+    not."""
+    import torch
+
+    import cupy_training_ops as cto
+    from cupy_training_ops.torch import kinds
+
+    coding, nothing = kinds.coding, lambda *_: None
+    moves = dict.fromkeys(("encode", "encode_unaligned", "decode"), nothing)
+    kinds.coding = lambda *form: coding(*form)._replace(**moves)
+    always = cto.torch.compressed_activations("plain_msfp15")
+    default = cto.torch.compressed_activations()
+    made = torch.randn(1 << 16, requires_grad=True) * 2
+    parameter, one = torch.nn.Parameter(torch.randn(1 << 16)), torch.ones(1)
+
+    def kept() -> None:
+        saved = always.pack(made)
+        always._known.clear()  # else it is the same tensor still
+        always.unpack(saved)
+
+    def told() -> None:
+        with default._consumers:
+            products()
+
+    def products() -> None:
+        for _ in range(10):
+            torch.mul(one, one)
+
+    return {
+        "pack and unpack": kept,
+        "pack and unpack, a parameter": lambda: default.unpack(default.pack(parameter)),
+        "(torch) ten products": products,
+        "ten products, told of": told,
+    }
 
 
 def microseconds(name: str) -> float:

@@ -47,6 +47,10 @@ class OneStream:
         """What gives that address."""
         return lambda: 0
 
+    def is_alone(self, device: int) -> bool:
+        """There is one device."""
+        return True
+
     def capturing(self, device: int) -> bool:
         """There are no graphs."""
         return False

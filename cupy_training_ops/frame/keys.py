@@ -128,7 +128,7 @@ def exact_key(values: Sequence[object]) -> bytes:
     ValueError for values that are not plain. What is no exact int, float, bool, str or None, alone
     or in tuples and lists, is written in another form than all of these, or not at all.
     """
-    return marshal.dumps(values, _EXACT)
+    return marshal.dumps(values, _EXACT)  # type: ignore[arg-type]
 
 
 def is_plain(value: object) -> bool:

@@ -186,6 +186,14 @@ class CudaBackend:
         """Of CuPy's current stream."""
         return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
+    def stream_of(self, device: int) -> Callable[[], int]:
+        """What gives that address."""
+        return functools.partial(self.stream_address, device)
+
+    def is_alone(self, device: int) -> bool:
+        """Whether there is one device."""
+        return cupy.cuda.runtime.getDeviceCount() == 1  # type: ignore[no-any-return]
+
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""
         stream = cupy.cuda.get_current_stream(device)

@@ -35,7 +35,7 @@ class _Block(NamedTuple):
     """A row of values, and the launches with the addresses of their arguments behind it."""
 
     memory: memoryview
-    launches: tuple[tuple[Callable[..., None], int], ...]  # of the driver's, behind each head
+    launches: tuple[tuple[Callable[..., object], int], ...]  # of the driver's, behind each head
     known: list[Any]  # what a call has made, and written
 
 

@@ -146,8 +146,12 @@ class TensorBackend(CudaBackend):
         return address
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """What gives that address, asked for in every call of one kind."""
+        """What gives that address, with no function of ours between."""
         return partial(_raw_stream or self.stream_address, device)
+
+    def is_alone(self, device: int) -> bool:
+        """Whether there is one device."""
+        return len(self.devices) == 1
 
     def capturing(self, device: int) -> bool:
         """Whether the current stream is being captured into a graph."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..errors import refuse, shown
 from .ops import DOORS
+from .ops.doors import is_watched
 from .ops.losses import refuse_leaf, scaled
-from .ops.registration import is_watched
 
 __all__ = [
     "cross_entropy",

@@ -195,6 +195,13 @@ def test_compiled_dropout_draws_anew_and_keeps_its_mask(leaf, backend) -> None:
     assert torch.equal(dx != 0, draws[2] != 0)
 
 
+def test_nodes_are_named_after_operators(leaf) -> None:
+    x = leaf(4, 8)
+    found = [functional.layer_norm(x, (8,)), functional.gelu(x), functional.softmax(x, -1)]
+    names = ["layer_norm", "gelu", "softmax"]
+    assert [y.grad_fn.name() for y in found] == [f"{name}Backward" for name in names]
+
+
 def test_a_checkpointed_dropout_draws_the_same_mask(leaf) -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -15,20 +15,20 @@ from torch.nn import functional as theirs  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import recent, registration  # noqa: E402
+from cupy_training_ops.torch.ops import doors, recent  # noqa: E402
 
 
 @pytest.fixture
 def longer(monkeypatch):
     """How often a call took the longer way."""
     count = []
-    inside = registration._Inside.__call__
+    inside = doors._Inside.__call__
 
     def counted(self, arguments):
         count.append(self)
         return inside(self, arguments)
 
-    monkeypatch.setattr(registration._Inside, "__call__", counted)
+    monkeypatch.setattr(doors._Inside, "__call__", counted)
     return count
 
 

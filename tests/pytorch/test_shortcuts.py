@@ -109,9 +109,10 @@ def test_gradients_that_are_wanted(made, mask) -> None:
 @pytest.mark.parametrize("n_rows", [5, 8])
 @pytest.mark.usefixtures("emulated")
 def test_statistics_of_autograd_are_one_tensor_where_slices_are_aligned(made, n_rows) -> None:
-    """The first call learns what the next ones run; of a batch of gradients each is computed."""
+    """In the first call, too, which learns what the next ones run; batches of gradients are taken
+    apart."""
     rows, saved = (made(24).requires_grad_(), made(24).requires_grad_()), []
-    for n in range(4):
+    for _ in range(4):
         x, dy = made(n_rows, 24).requires_grad_(), made(n_rows, 24)
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -120,12 +121,31 @@ def test_statistics_of_autograd_are_one_tensor_where_slices_are_aligned(made, n_
         expected = torch.autograd.grad(theirs.layer_norm(x, (24,), *rows), given, dy)
         found = torch.autograd.grad(y, given, dy, retain_graph=True)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-        assert len(saved) == (3 if n and n_rows == 8 else 4)
+        assert len(saved) == (3 if n_rows == 8 else 4)
     batch = torch.stack([dy, made(n_rows, 24)])
     each = [torch.autograd.grad(y, given, one, retain_graph=True) for one in batch]
     found = torch.autograd.grad(y, given, batch, is_grads_batched=True)
     for both in zip(found, *each, strict=True):
         torch.testing.assert_close(both[0], torch.stack(both[1:]), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["rows", "gaps"])
+@pytest.mark.usefixtures("emulated")
+def test_a_checkpointed_region_keeps_as_much_when_it_is_run_again(made, case) -> None:
+    """The first of the calls is one of a new kind, or none that is remembered."""
+    from torch.utils.checkpoint import checkpoint
+
+    x, row = made(8, 40).requires_grad_(), made(40)
+    given = x if case == "rows" else made(40, 8).requires_grad_()
+
+    def region(z):
+        z = z if case == "rows" else z.t()
+        return functional.layer_norm(z, (40,), row).square().sum()
+
+    (found,) = torch.autograd.grad(checkpoint(region, given, use_reentrant=False), given)
+    z = given if case == "rows" else given.t()
+    y = theirs.layer_norm(z, (40,), row).square().sum()
+    torch.testing.assert_close(found, torch.autograd.grad(y, given)[0], atol=1e-4, rtol=1e-4)
 
 
 def test_slices_are_known_by_the_one_tensor_that_they_are_of() -> None:

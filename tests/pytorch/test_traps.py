@@ -247,7 +247,7 @@ def test_saved_tensors_are_seen_by_hooks(leaf) -> None:
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
         functional.layer_norm(leaf(4, 6), (6,), leaf(6)).sum().backward()
-    assert {tuple(x.shape) for x in packed} == {(4, 6), (6,), (4, 1)}
+    assert {tuple(x.shape) for x in packed} == {(4, 6), (6,), (2, 4, 1)}  # both statistics
 
 
 @pytest.mark.parametrize("name", ["functional", "nn", "ops"])

@@ -112,9 +112,16 @@ def script(name: str, *arguments: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
+def another(folder: Path) -> Path:
+    """A checkout elsewhere."""
+    for name in ("cupy_training_ops", "cuda_src", "scripts", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
 @pytest.mark.usefixtures("_cupy")
-def test_host_time_beside_another_checkout() -> None:
-    options = ("--against", str(ROOT), "--runs", "3", "--only", "Scale, one")
+def test_host_time_beside_another_checkout(tmp_path) -> None:
+    options = ("--against", str(another(tmp_path)), "--runs", "3", "--only", "Scale, one")
     head, _, row = script("host_time.py", *options)
     assert head == "| call | old us | us | us / old us (p20, p80) |"
     name, old, new, ratio = row.strip("| ").split(" | ")
@@ -128,6 +135,17 @@ def test_host_time_of_every_call() -> None:
     rows = script("host_time.py", "--runs", "2")[2:]
     assert len(rows) == 33
     assert all(float(row.split("|")[2]) > 0 for row in rows)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("_cupy")
+def test_host_time_of_pytorchs_door_beside_another_checkout(tmp_path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    options = ("--against", str(another(tmp_path)), "--runs", "2", "--only", "rms_norm, forward")
+    head, _, *rows = script("front_door_host.py", *options)
+    assert head == "| call | old us | us | us / old us (p20, p80) |"
+    names = [row.strip("| ").split(" | ")[0] for row in rows]
+    assert names == ["rms_norm, forward", "(torch) rms_norm, forward"]
 
 
 @pytest.mark.usefixtures("_cupy")

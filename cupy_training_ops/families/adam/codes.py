@@ -30,7 +30,9 @@ def encode(x: HostArray, *, signed: bool, step: int = 0) -> HostArray:
     bits = flat.view(np.uint32) & 0x7FFF_FFFF
     kept, top = _format(signed)
     shift = _FRACTION - kept
-    noises = noise(flat.size, step)  # whose upper bits are the first moment's, the lower the second's
+    noises = noise(
+        flat.size, step
+    )  # whose upper bits are the first moment's, the lower the second's
     added = noises >> np.uint32(32 - shift) if signed else noises & (2**shift - 1)
     upper = np.where(bits == 0, 0, bits + added) >> shift
     special = np.where(bits > _INFINITE, _NAN, _INFINITE) >> shift

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..consumers import OURS, TABLE
 from . import activations, chunked_losses, codes, dropouts, embeddings, losses, norms, softmaxes
-from .registration import Door
+from .doors import Door
 
 DOORS: dict[str, Door] = {
     name: door
@@ -27,7 +27,7 @@ DOORS: dict[str, Door] = {
 }
 __all__ = ["DOORS", *DOORS]
 
-TABLE.update({DOORS[name].node: rule for name, rule in OURS.items()})
+TABLE.update({node: rule for name, rule in OURS.items() for node in DOORS[name].nodes})
 
 
 def __getattr__(name: str) -> Door:

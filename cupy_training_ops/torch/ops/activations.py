@@ -22,8 +22,9 @@ from ...families.activation.operators import (
     QuickGeluGrad,
 )
 from ...families.gist.operators import GistPack1Encoder, ReluGradFromBits
+from .doors import Operator
 from .launching import Run, instance
-from .registration import Operator, register
+from .registration import register
 from .shortcuts import Shortcuts
 from .sums import over_rows
 

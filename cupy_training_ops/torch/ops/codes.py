@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...codecs.table import CODECS, Codec
 from ...dtypes import dtype_name
+from .doors import Operator
 from .launching import OURS, Run, instance
-from .registration import Operator, register
+from .registration import register
 
 
 def _coder(codec: Codec) -> tuple[Operator, Operator]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ...families.gather.operators import GatherGrad
+from .doors import Operator
 from .launching import Run, infer, instance
-from .registration import Operator, register
+from .registration import register
 
 
 def _embedding(_: Run, weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:

@@ -162,22 +162,23 @@ def launcher(
 ) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
-    arrays: the places of arrays among what it is given, None of one that is not there; spots: those of their addresses, of which
-    it is given so many; made: the arguments that follow from numbers that change. joins: results
-    behind the first may be slices of one tensor, which takes the time of one.
+    arrays: the places of arrays among what it is given, None of one that is not there; spots: those
+    of their addresses, of which it is given so many; made: the arguments that follow from numbers
+    that change. joins: results behind the first may be slices of one tensor, which takes the time
+    of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers_over(arrays)
-    joined = _joined([r.spec for r in call.prepared.results if r.spec]) if joins else None
     slices: list[int] = []
-    if joined is not None:
-        makers = [makers[0], backend.maker(joined, device, None)]
-        slices = [joined.nbytes // joined.shape[0] * i for i in range(1, joined.shape[0])]
+    one = joined([r.spec for r in call.prepared.results if r.spec][1:]) if joins else None
+    if one is not None:
+        makers = [makers[0], backend.maker(one, device, None)]
+        slices = [one.nbytes // one.shape[0] * i for i in range(1, one.shape[0])]
     pick = _in_row(call, spots, n_given)
     make_first = makers[0] if len(makers) == 1 else None
     changes = bool(call.changing)
     current_stream, is_current = backend.stream_of(device), backend.is_current
-    is_alone = len(backend.devices) == 1
+    is_alone = backend.is_alone(device)
     queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
@@ -204,13 +205,12 @@ def launcher(
     return run
 
 
-def _joined(specs: Sequence[Spec]) -> Spec | None:
-    """One tensor of all results behind the first; None where they are not alike, or not aligned."""
-    _, *others = specs
-    if len(others) < 2 or len({(spec.shape, spec.dtype) for spec in others}) > 1:
+def joined(specs: Sequence[Spec]) -> Spec | None:
+    """One tensor of several results; None where they are not alike, or not aligned as slices."""
+    if len(specs) < 2 or len({(spec.shape, spec.dtype) for spec in specs}) > 1:
         return None
-    found = Spec((len(others), *others[0].shape), others[0].dtype)
-    return None if others[0].nbytes % ALIGNED else found
+    first = specs[0]
+    return None if first.nbytes % ALIGNED else Spec((len(specs), *first.shape), first.dtype)
 
 
 def _in_row(

@@ -16,8 +16,9 @@ from torch import Tensor
 from ...errors import refuse
 from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
+from .doors import Operator, is_watched
 from .launching import Run, infer, instance
-from .registration import Operator, is_watched, register
+from .registration import register
 from .shortcuts import Shortcuts
 
 _ARGUMENTS = (

@@ -15,8 +15,9 @@ from ...families.layer_norm.operators import (
     SimplifiedLayerNormalization,
     SimplifiedLayerNormalizationGrad,
 )
+from .doors import Operator
 from .launching import Run, instance
-from .registration import Operator, register
+from .registration import register
 from .shortcuts import Shortcuts
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ...declare.schema import Spec
 from ...frame.backends import TENSORS
 from ...frame.providers import KernelCall
 from ..coding import ALIGNED
@@ -103,7 +105,8 @@ class Shortcuts:
         return None if known is None else (*key, known), addresses
 
     def _run(self, arguments: Sequence[Any], which: int) -> Any:
-        return self._body(launch_first if which == FIRST else launch, *arguments)
+        results = self._body(launch_first if which == FIRST else launch, *arguments)
+        return joined(results) if which == JOINED else results
 
     def _learn(self, kind: object, arguments: Sequence[Any], which: int) -> Any:
         """The results, while what is launched is noted."""
@@ -123,7 +126,17 @@ class Shortcuts:
         is_all = len(launched) == 1 and _are_same(results, launched[0][0])
         past = _past(given, *launched[0][1:], self.changing, which) if is_all else None
         self._known[kind] = past
+        return joined(results) if which == JOINED else results
+
+
+def joined(results: Any) -> Any:
+    """Results as launches make them that join: what autograd keeps follows from forms alone, since
+    a checkpointed region that is run again has to keep as much."""
+    if not isinstance(results, tuple):
         return results
+    first, *others = results
+    specs = [Spec(tuple(each.shape), launching.OURS[each.dtype]) for each in others]
+    return results if launching.joined(specs) is None else (first, torch.stack(others))
 
 
 def _are_same(results: Any, others: Any) -> bool:

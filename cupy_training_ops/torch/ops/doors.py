@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT
+"""Doors: the shortest way to an operator there is, for who calls it and for its derivative."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ...errors import refuse
+from .launching import launch, launch_first
+from .recent import Found, Pick, Recent, Run
+from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
+
+NAMESPACE = "cto"
+# Of arguments that nobody else wants to see: tensors of types that do nothing of their own.
+KINDS = frozenset(
+    (
+        Tensor,
+        torch.nn.Parameter,
+        int,
+        float,
+        bool,
+        str,
+        tuple,
+        list,
+        torch.Size,
+        torch.dtype,
+        type(None),
+    )
+)
+
+
+# Bound once: each is asked in every call.
+_is_compiling = torch.compiler.is_compiling
+_n_functions = torch._C._len_torch_function_stack
+_n_modes = torch._C._len_torch_dispatch_stack
+_is_transformed = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+_is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
+_BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_batched`
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the namespace.
+
+    keep: of arguments and results, what the derivative needs; only the first result has one.
+    derivative: gradients of all arguments, from those of the results. writes: the argument, by
+    place, that the operator overwrites. direct: runs past the body where nobody
+    else sees a call, of arguments and `is_first`. wanted: the same of the results that the last
+    argument names, a mask.
+    """
+
+    schema: str
+    body: Callable[..., Any]
+    keep: Callable[[Any, Sequence[Any], Any], None] | None = None
+    derivative: Callable[..., Any] | None = None
+    fake: Callable[..., Any] | None = None  # where the body cannot run without data
+    writes: int | None = None
+    direct: Shortcuts | None = None
+    wanted: Shortcuts | None = None
+
+    @property
+    def name(self) -> str:
+        """Without its namespace."""
+        return self.schema.partition("(")[0]
+
+
+class Door:
+    """The shortest way to an operator: its launches; an autograd.Function around them; PyTorch's
+    dispatcher where someone else wants to see the call.
+
+    every: takes the arguments of the schema, by position. first: the same for the first result;
+    without gradients the others are not computed. wanted: for the results that a mask names, the
+    last argument, with None in the places of the others. find: what runs a call of `first` that is
+    like a recent one, with its tensors; or None.
+    """
+
+    def __init__(self, operator: Operator, registered: Any) -> None:
+        self.operator, self.registered = operator, registered
+        self.defaults = defaults_of(registered)
+        body = operator.direct or functools.partial(launched, operator.body)
+        self._every = _Inside(operator, body, registered)
+        # Of the first result alone: the others cost time.
+        self._first = _Inside(operator, body, registered, is_first=True)
+        self.nodes = self._every.node, self._first.node  # what modes are told of
+        self.find = self._first.recent.find
+        self.every = _shortest(self._every.recent.find, self._every_longer)
+        self.first = _shortest(self.find, self._first_longer)
+        if operator.wanted is None:
+            self.wanted = self._wanted_of_every
+        else:
+            self._wanted = _Inside(operator, operator.wanted, registered)
+            found = _shortest(self._wanted.recent.find, self._wanted_longer)
+            self.wanted = lambda *arguments: _in_places(found(*arguments), arguments[-1])
+
+    def __call__(self, *arguments: Any) -> Any:
+        """As `every`."""
+        return self.every(*arguments)
+
+    def first_unwatched(self, *arguments: Any) -> Any:
+        """The same as `first` where nobody else is to see the call."""
+        return self._first(arguments)
+
+    def _every_longer(self, *arguments: Any) -> Any:
+        arguments += self.defaults[len(arguments) :]
+        if is_watched(arguments):
+            return self.registered(*arguments)
+        return self._every(arguments)
+
+    def _first_longer(self, *arguments: Any) -> Any:
+        if is_watched(arguments):
+            return self.registered(*arguments)[0]
+        return self._first(arguments)
+
+    def _wanted_longer(self, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() or is_watched(arguments):
+            return self._wanted_of_every(*arguments)
+        return self._wanted(arguments)
+
+    def _wanted_of_every(self, *arguments: Any) -> Sequence[Tensor | None]:
+        pairs = zip(self.every(*arguments), arguments[-1], strict=True)
+        return tuple([result if wanted else None for result, wanted in pairs])
+
+
+def _shortest(
+    find: Callable[[Sequence[Any]], Found | None], longer: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What runs a call as one that is like it, or the longer way."""
+    is_compiling = torch.compiler.is_compiling
+
+    def call(*arguments: Any) -> Any:
+        if not is_compiling():
+            found = find(arguments)
+            if found is not None:
+                run, tensors = found
+                return run(arguments, tensors)
+        return longer(*arguments)
+
+    return call
+
+
+def _in_places(results: Any, mask: Sequence[bool]) -> Sequence[Tensor | None]:
+    """The results that a mask names in their places, None in those of the others."""
+    given: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
+    if len(given) == len(mask):
+        return given
+    rest = iter(given)
+    return [next(rest) if wanted else None for wanted in mask]
+
+
+class _Inside:
+    """What is behind a door where nobody else sees a call: launches, or autograd's node."""
+
+    def __init__(
+        self, operator: Operator, launched: Any, registered: Any, *, is_first: bool = False
+    ) -> None:
+        self._launched, self._is_first = launched, is_first
+        self._apply = _node(operator, is_first=is_first)
+        schema = registered._schema.arguments
+        changing = launched.changing if isinstance(launched, Shortcuts) else None
+        tensors = [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
+        self.recent = Recent(len(schema), tensors, changing)
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        is_recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if not is_recorded:
+            results = self._launched(arguments, FIRST if self._is_first else EVERY)
+        elif not _n_functions():
+            results = self.node(*arguments)
+        else:
+            results = self._told(arguments)
+        self.recent.note(arguments, functools.partial(self._run, arguments, is_recorded))
+        return results
+
+    def node(self, *arguments: Any) -> Any:
+        """Through autograd's node."""
+        found = self.recent.find(arguments)
+        if found is None:
+            return self._apply(*arguments, (self._all, ()))
+        run, tensors = found
+        return run(arguments, tensors)
+
+    def _told(self, arguments: Sequence[Any]) -> Any:
+        """The same, where the mode that looks at functions is told, as by PyTorch's own in C++."""
+        mode = torch.overrides._pop_mode()
+        try:
+            results = mode.__torch_function__(self.node, (), arguments, {})
+        finally:
+            torch.overrides._push_mode(mode)
+        if results is NotImplemented:
+            tensors = [x for x in arguments if isinstance(x, Tensor)]
+            return torch.overrides.handle_torch_function(self.node, tensors, *arguments)
+        return results
+
+    def _all(self, arguments: Sequence[Any], _: Any) -> Any:
+        return self._launched(arguments, JOINED if self._is_first else EVERY)
+
+    def _run(self, arguments: Sequence[Any], is_recorded: bool, _: Pick) -> Run:
+        """What calls like this one run."""
+        of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
+        straight = self._straight(arguments, of_first if self._is_first else EVERY)
+        if not is_recorded:
+            return straight
+        apply, told, n_functions = self._apply, self._told, _n_functions
+
+        def run(arguments: Sequence[Any], given: tuple[Tensor, ...]) -> Any:
+            return told(arguments) if n_functions() else apply(*arguments, (straight, given))
+
+        return run
+
+    def _straight(self, arguments: Sequence[Any], which: int) -> Run:
+        """Their launches."""
+        longer = self._launched
+        if isinstance(longer, Shortcuts):
+            found = longer.straight(arguments, which)
+            if found is not None:
+                return found
+        return lambda arguments, _: longer(arguments, which)
+
+
+def _is_tensor(kind: Any) -> bool:
+    return str(kind) in ("Tensor", "Optional[Tensor]")
+
+
+def is_watched(arguments: Sequence[Any]) -> bool:
+    """Whether torch.compile, a subclass, a mode, a transformation or a trace is to see a call.
+
+    So is the dispatcher where tensors have no data, or gradients come as a batch.
+    """
+    return (
+        _is_compiling()
+        or not KINDS.issuperset(map(type, arguments))
+        or _n_modes() > 0
+        or _is_transformed()
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
+        or getattr(arguments[0], "is_meta", False)
+        or _is_key_included(_BATCHED)
+    )
+
+
+def launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
+    return body(launch_first if which == FIRST else launch, *arguments)
+
+
+def _node(operator: Operator, *, is_first: bool) -> Any:
+    """Autograd's node around launches, which it is given last, with their tensors; what applies
+    it."""
+    n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
+    missing = (None,) * n_others if is_first else ()
+    keep, derivative = operator.keep, functools.partial(derivative_of, operator)
+    marks, is_one = n_others and not is_first, n_others and is_first
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        arguments, (launched, tensors) = given[:-1], given[-1]
+        results = launched(arguments, tensors)
+        ctx.set_materialize_grads(False)
+        if keep is not None:
+            keep(ctx, arguments, results)
+            if marks:
+                ctx.mark_non_differentiable(*results[1:])
+        return results[0] if is_one else results
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return *derivative(ctx, *gradients, *missing), None
+
+    # By its name nodes are known: in words of PyTorch's, and to policies of compression.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    node = type(torch.autograd.Function)(operator.name, (torch.autograd.Function,), methods)
+    # Of the Python function above it, what is left is done by `is_watched`.
+    return super(torch.autograd.Function, node).apply
+
+
+def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
+    if operator.derivative is None:
+        if any(gradient is not None for gradient in gradients):
+            refuse_derivative(operator.name)
+    elif gradients[0] is not None:  # the others have none
+        return operator.derivative(ctx, *gradients)
+    return (None,) * len(ctx.needs_input_grad)
+
+
+def refuse_derivative(name: str) -> NoReturn:
+    """An operator that is a gradient itself, or makes codes, has no derivative."""
+    expected = "a result that is not differentiated (create_graph=False, detach())"
+    refuse(f"{NAMESPACE}::{name}", "derivative", expected, "one that is: it has no derivative")
+
+
+def defaults_of(overload: Any) -> tuple[Any, ...]:
+    """Of all arguments; the dispatcher leaves out what equals them."""
+    return tuple([argument.default_value for argument in overload._schema.arguments])
