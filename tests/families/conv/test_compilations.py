@@ -38,7 +38,7 @@ def layer(
 
 def convolutions() -> list[Convolution]:
     """In all tiles; the last have offsets of 64 bits, and groups of one channel."""
-    shapes = itertools.product((3, 64, 130), (30, 64, 300), (7, 56), (1, 3))
+    shapes = itertools.product((3, 64, 130), (30, 64, 128, 300), (7, 56), (1, 3))
     found = [layer(*shape) for shape in shapes]
     found += [layer(2, 2, 40_000, kernel, n=1) for kernel in (1, 3)]
     return [*found, layer(64, 64, 28, 3, group=64)]
