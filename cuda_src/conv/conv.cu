@@ -4,7 +4,7 @@
 // All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
 // convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
 // have kernels of their own.
-#include "conv/depthwise.cuh"
+#include "conv/depthwise_lines.cuh"
 #include "conv/image.cuh"
 #include "conv/layouts.cuh"
 #include "conv/packing.cuh"
@@ -84,22 +84,26 @@ constexpr int TOTAL_BLOCKS = 4;
 // What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
 // no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
 // Those of lines, which have no offsets, are with those of 32 bits. Kernels without tiles are beside lines
-// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles. The
+// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles; of
+// groups of one channel, these side by side, they are beside tiles of few rows. The
 // gradient of a bias is summed by either kind, but for that of staged halves, which their tiles sum.
 constexpr bool GATHERS = !CTO_STAGED;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
 #if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
-constexpr bool HAS_WIDE_ROWS = true;
+constexpr bool HAS_ROWS = true;
+#elif __CUDA_ARCH__ < 800
+constexpr bool HAS_ROWS = sizeof(T) > 2 || CTO_ROWS == 64;
 #else
-constexpr bool HAS_WIDE_ROWS = sizeof(T) == 4 && __CUDA_ARCH__ < 800;
+constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
-constexpr bool HAS_ROWS = CTO_ROWS < WIDE_ROWS || HAS_WIDE_ROWS;
 constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && !IS_WIDE && HAS_ROWS;
 constexpr bool HAS_TILES =
     GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS || IS_WIDE);
 constexpr bool HAS_FEW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
 constexpr bool WITHOUT_TILES =
     GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS && !IS_WIDE : IS_WIDE);
+constexpr bool HAS_DEPTHWISE_LINES =
+    GATHERS && !IS_WIDE && (sizeof(T) == 2 ? CTO_ROWS == FEW_ROWS : HAS_FEW && !CTO_TF32);
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
@@ -226,6 +230,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// The same, or its gradient, of arrays with their channels side by side.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
+                          bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_DEPTHWISE_LINES) {
+        conv::depthwise_lines::write_lines(read, w, bias, written, of_block, is_gradient, layout);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
+                                 const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_DEPTHWISE_LINES) {
+        conv::depthwise_lines::sum_lines_of_weights(x, y, sums, y_sums, of_part, layout);
+    }
+}
+
 // (n, height, width) as (n, width, height).
 extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
     conv__transpose(const T* from, T* to, i64 height, i64 width) {
@@ -249,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    if constexpr (CTO_STAGED || WITHOUT_TILES) {
+    if constexpr (CTO_STAGED || WITHOUT_TILES || HAS_DEPTHWISE_LINES) {
         write_total<T>(parts, total, count, summers, size, blockIdx.x);
     }
 }

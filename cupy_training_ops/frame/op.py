@@ -176,10 +176,11 @@ class Op(Declares):
         inputs: in the declared order or by their declared names, each where it is declared to live;
         optional ones may be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's
         or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
-        Operators that work element by element take any dense layout that all arrays share, batch
-        normalisation one with the channels last. Where all arrays are PyTorch's, the results are
-        too; what was given in `out` comes back itself. While autograd records, tensors that require
-        gradients are data to encoders and optimizers, and refused by others.
+        Operators that work element by element take any dense layout that all arrays share; arrays
+        of batch normalisation and of convolutions may have their channels last. Where all arrays
+        are PyTorch's, the results are too; what was given in `out` comes back itself. While
+        autograd records, tensors that require gradients are data to encoders and optimizers, and
+        refused by others.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for

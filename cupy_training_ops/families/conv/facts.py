@@ -16,6 +16,9 @@ FEW_ROWS = 32  # kernels of floats in such tiles are compiled beside those with 
 SIDE = 32  # of tiles that are transposed, and channels of a block that sums lines of them
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
+LINE_VECTORS = 32  # of channels, that a block has where these lie side by side
+LINE_TAPS = 32  # at most, whose weights it has in shared memory
+LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights
 
 # Where tiles are copied from arrays whose channels lie side by side. Tall tiles have two panels of
 # rows, flat ones one.

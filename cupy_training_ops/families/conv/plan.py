@@ -10,29 +10,18 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
-
 from ...declare.schema import Spec
-from ...plan import Config, Device, LaunchError, Plan, Scratch, ScratchMemory, by_value, ceil_div
-from ...planning.fast_division import divisor
+from ...plan import Device, LaunchError, Plan
 from ...rules.widening import computed_in
-from .extents import Convolution, Shape
-from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
+from .extents import Convolution
+from .facts import AXES
 from .plan_bias import bias_gradient
+from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
 from .plan_image import Arrays, image_product
-from .plan_launches import launch, taps, total
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
 from .plan_staged import Wanted, staged
-from .plan_variants import (
-    BIAS_ITEMSIZE,
-    MAX_DEPTHWISE_FILTERS,
-    MAX_OFFSET,
-    image_variant,
-    small_variant,
-    spread,
-    weight_variant,
-)
+from .plan_variants import BIAS_ITEMSIZE, image_variant, spread, weight_variant
 from .plan_weight import SUMS_NBYTES, summed_weight
 from .plan_weight import Arrays as WeightArrays
 
@@ -82,8 +71,8 @@ def weight_gradient(
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
-    if _is_depthwise(conv) and of_w <= SUMS_NBYTES:
-        return _depthwise_weight(device, conv, (x, y, w, bias))
+    if is_depthwise(conv) and of_w <= SUMS_NBYTES:
+        return depthwise_weight(device, conv, (x, y, w, bias))
     if y.dtype.itemsize == BIAS_ITEMSIZE:
         variant = weight_variant(device, conv, y.dtype, tf32)
         return summed_weight(device, conv, variant, (x, y, w, bias))
@@ -115,7 +104,8 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
-    if have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype):
+    is_last = have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype)
+    if is_last and not goes_by_lines(conv, x, y, image):
         copies = Copies(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(of_w))
         results = copies.written(image), copies.written(w), bias
@@ -141,95 +131,20 @@ def _written(
     if not written.size:
         return Plan()
     is_last = have_channels_last(read, w, written)
-    if is_last and not can_stage(device, conv, written.dtype):
+    is_last = is_last and not can_stage(device, conv, written.dtype)
+    if is_last and not goes_by_lines(conv, read, written):
         copies = Copies(written.dtype)
         found = (copies.read(read), copies.read(w), bias, copies.written_as(written))
         copied = _written(device, convolution, found, tf32=tf32, is_gradient=is_gradient)
         return copies.plan(copied)
-    if _is_depthwise(conv):
-        return _depthwise(conv, arrays, is_gradient=is_gradient)
+    if is_depthwise(conv):
+        return depthwise(device, conv, arrays, is_gradient=is_gradient)
     if staged_image(device, conv, (read, written, w), tf32):
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
     variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
     return image_product(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
-
-
-# ---- groups of one channel -----------------------------------------------------------------------
-
-
-def _is_depthwise(conv: Convolution) -> bool:
-    is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
-    return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
-
-
-def _depthwise(conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
-    kernel, written = "depthwise", conv.output
-    if is_gradient:
-        kernel, written = "depthwise_gradient", conv.image
-    channels = math.prod(arrays[-1].shape[:2])
-    config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
-    args = (*arrays, _depthwise_layout(conv, written, (arrays[0], arrays[-1])))
-    slots = small_variant(arrays[0].dtype).slots
-    return Plan((launch(kernel, config, args, slots),))
-
-
-def _depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
-    """Sums of every so many images, then their sum; the same of a bias with or without W."""
-    x, y, w, bias = arrays
-    tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
-    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles * conv.filters)
-    parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
-    scratch = ScratchMemory()
-
-    def taken(spec: Spec | None) -> Scratch | None:
-        if spec is None or not parts:
-            return None
-        return scratch.take(parts * spec.size, computed_in(spec.dtype))
-
-    sums = taken(w), taken(bias)
-    pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
-    slots = small_variant(y.dtype).slots
-    steps = [total(found, spec, parts, slots) for spec, found in pairs]
-    if parts and steps:
-        config = Config((parts * tiles * conv.filters,), (THREADS,))
-        layout = _depthwise_layout(conv, conv.output, (x, y))
-        args = (None if w is None else x, y, *sums, parts, layout)
-        steps.insert(0, launch("depthwise_weight", config, args, slots))
-    return scratch.plan(*steps)
-
-
-def _depthwise_layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
-    """Strips are those of the positions that threads walk through."""
-    strips = _strips(walked)
-    return by_value(
-        DepthwiseLayout,
-        image=conv.image,
-        output=conv.output,
-        **taps(conv),
-        batch=conv.batch,
-        groups=conv.group,
-        filters=conv.group_filters,
-        strips=divisor(max(1, strips[2])),
-        lines=divisor(max(1, strips[1])),
-        of_plane=divisor(max(1, math.prod(strips))),
-        in_vectors=_in_vectors(conv, arrays),
-    )
-
-
-def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
-    """Whether 3 x 3 taps read a position and its neighbours, and strips are vectors."""
-    around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
-    same = conv.image == conv.output and conv.image[0] == 1
-    has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
-    is_dense = conv.dilations[1:] == (1, 1) and conv.image[2] % STRIP == 0
-    return has_neighbours and is_dense and all(array.aligned for array in arrays)
-
-
-def _strips(extents: Shape) -> Shape:
-    """Of a channel, along each axis."""
-    return (*extents[:2], ceil_div(extents[2], STRIP))
 
 
 # ---- what they share -----------------------------------------------------------------------------

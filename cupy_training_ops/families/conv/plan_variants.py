@@ -166,6 +166,11 @@ def small_variant(dtype: Dtype) -> Variant:
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
+def lines_variant(dtype: Dtype) -> Variant:
+    """What kernels of groups of one channel, these side by side, are compiled with."""
+    return Variant(dtype, FEW_ROWS)
+
+
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
     """Whether floats are rounded for tensor cores."""
     return tf32 and dtype == FLOAT32 and device.capability >= TENSOR_CORES

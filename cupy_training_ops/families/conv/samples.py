@@ -125,6 +125,15 @@ CALLS = (
         (FLOAT16, FLOAT32),
         last=True,
     ),
+    Call(
+        "channels-last-depthwise",
+        (2, 40, 9, 7),
+        40,
+        (3, 3),
+        {"group": 40, "strides": (2, 1), "pads": (1, 0, 1, 1)},
+        (FLOAT16, BFLOAT16, FLOAT32),
+        last=True,
+    ),
     Call("channels-last-few", (2, 5, 6, 7), 4, (3, 2), {}, (FLOAT64,), last=True),
     Call("tf32", (2, 9, 8, 7), 10, (3, 3), {"allow_tf32": True}, (FLOAT32,)),
 )

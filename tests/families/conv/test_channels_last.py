@@ -86,6 +86,83 @@ def test_what_no_tiles_read_is_copied() -> None:
         assert found.workspace_nbytes <= 2 * (x.nbytes + y.nbytes + w.nbytes) + 64 * 2**20
 
 
+DEPTHWISE = replace(LAYER, channels=144, filters=144, group=144)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
+def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
+    found, (x, y, w, dx, dw) = gradients(DEPTHWISE, dtype)
+    image, weight, of_w, of_b = launches(found)
+    assert [image.symbol, weight.symbol] == [
+        "conv__depthwise_lines",
+        "conv__depthwise_lines_weight",
+    ]
+    assert image.args[:4] == (y, w, None, dx)
+    assert weight.args[:2] == (x, y)
+    assert [of_w.symbol, of_b.symbol, of_w.args[1]] == ["conv__total", "conv__total", dw]
+    assert image.slots == weight.slots == of_w.slots
+    forward = plan.forward(H200, DEPTHWISE, x, w, None, y)
+    assert [step.symbol for step in launches(forward)] == ["conv__depthwise_lines"]
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype"),
+    [
+        ({"channels": 147, "filters": 147, "group": 147}, FLOAT16),  # not whole vectors
+        ({"filters": 288}, FLOAT16),  # two filters of a group
+        ({"kernel": (6, 6)}, FLOAT16),  # more taps than a block has weights of
+        ({}, FLOAT64),
+    ],
+)
+def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
+    c = replace(DEPTHWISE, **change)
+    found, _ = gradients(c, dtype)
+    assert [step.symbol for step in launches(found)][:2] == ["conv__transpose"] * 2
+    x, y, w = specs(DEPTHWISE, FLOAT16)
+    for given in ((replace(x, aligned=False), y), (x, replace(y, channels_last=False))):
+        steps = launches(plan.forward(H200, DEPTHWISE, given[0], w, None, given[1]))
+        assert "conv__transpose" in [step.symbol for step in steps]
+
+
+# X, the kernel's extent, stride, pad and dilation: of several tiles of channels and of taps, with
+# threads that are left over; in one to three dimensions.
+LINES = (
+    ((2, 16, 9, 11), 3, 1, 1, 1),
+    ((1, 16, 9, 11), 5, 2, 2, 1),
+    ((1, 296, 6, 7), 3, 2, 1, 1),
+    ((3, 8, 5, 5), 3, 1, 2, 2),
+    ((2, 24, 70), 3, 1, 1, 1),
+    ((1, 8, 3, 5, 6), 3, 1, 1, 1),
+    ((2, 40, 8, 8), 1, 1, 0, 1),
+)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
+@pytest.mark.parametrize(("shape", "extent", "stride", "pad", "dilation"), LINES, ids=str)
+def test_lines_of_channels_are_those_of_numpy(
+    anywhere, rng, shape, extent, stride, pad, dilation, dtype
+) -> None:
+    """All operators of groups of one channel; dB, and dW, alone too."""
+    rank, channels = len(shape) - 2, shape[1]
+    how: dict[str, Any] = {"group": channels, "pads": (pad,) * 2 * rank}
+    how |= {"strides": (stride,) * rank, "dilations": (dilation,) * rank}
+    x = rng.standard_normal(shape).astype(dtype)
+    w = rng.standard_normal((channels, 1, *[extent] * rank)).astype(dtype)
+    b = rng.standard_normal(channels).astype(dtype)
+    for name in NAMES:
+        y = get_op(name.removesuffix("Grad"))(**how)(x, w, b)
+        dy = rng.standard_normal(y.shape).astype(dtype)
+        values = (dy, x, w) if name.endswith("Grad") else (x, w, b)
+        op, placed = get_op(name)(**how), [last(v, anywhere.place) for v in values]
+        expected, found = as_tuple(op(*values)), as_tuple(op(*placed))
+        bound = tolerance_of(dtype, max(dy.size, x.size) // channels)
+        for ours, other in zip(found, expected, strict=True):
+            assert_matches(anywhere.host(ours), other, bound)
+        for place, output in enumerate(op.outputs[1:], 1):
+            alone = op(*placed, outputs=(output.name,))[place]
+            assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))
+
+
 def test_few_and_misaligned_channels_are_padded_in_lines() -> None:
     """Vectors of 16 bytes begin at none of their positions."""
     for c, aligned in ((replace(LAYER, channels=100), True), (LAYER, False)):

@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +17,7 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv.extents import Convolution
-from cupy_training_ops.plan import Launch, Plan
+from cupy_training_ops.plan import Device, Launch, Plan
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.compiler import slot_options
 from cupy_training_ops.runtime.source import load
@@ -38,7 +40,7 @@ def layer(
 
 def convolutions() -> list[Convolution]:
     """In all tiles; the last have offsets of 64 bits, and groups of one channel."""
-    shapes = itertools.product((3, 64, 130), (30, 64, 300), (7, 56), (1, 3))
+    shapes = itertools.product((3, 64, 130), (30, 64, 128, 300), (7, 56), (1, 3))
     found = [layer(*shape) for shape in shapes]
     found += [layer(2, 2, 40_000, kernel, n=1) for kernel in (1, 3)]
     return [*found, layer(64, 64, 28, 3, group=64)]
@@ -55,10 +57,18 @@ def launched(architecture: str) -> dict[Slots, frozenset[str]]:
             conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
             conv.weight_gradient(device, c, x, y, w, tf32=tf32),
             conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
+            *of_lines(device, c, x, y, w),
         )
         for slots, name in itertools.chain.from_iterable(map(kernels, plans)):
             found[slots] = found.get(slots, frozenset()) | {name}
     return found
+
+
+def of_lines(device: Device, c: Convolution, x: Spec, y: Spec, w: Spec) -> Iterator[Plan]:
+    """Groups of one channel, these side by side."""
+    if c.group_channels == 1:
+        x, y = (replace(spec, channels_last=True) for spec in (x, y))
+        yield conv.gradients(device, c, (x, y, w), x, w, Spec((c.filters,), x.dtype))
 
 
 def kernels(plan: Plan) -> list[tuple[Slots, str]]:
@@ -78,8 +88,8 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
         sums = set() if is_half else {"channel_sums", "line_sums"}
         return {"stage", "staged", "staged_total", "total"} | sums
     found = set[str]()
-    is_measured = 80 <= int(architecture) < 120
-    has_rows = rows < 128 or is_measured or (is_float and int(architecture) < 80)
+    is_measured, is_old = 80 <= int(architecture) < 120, int(architecture) < 80
+    has_rows = is_measured or (rows == 64 if is_half else is_old or rows < 128)
     is_small = rows == 128 and not is_wide if is_half else is_wide
     if has_rows:
         found |= {"pack", "weight_total"}
@@ -89,6 +99,8 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
             found |= {"image_lines", "weight_lines"}
     if is_float and rows == 64 and not is_wide:
         found |= {"pack_few", "image_few", "weight_few", "weight_total_few"}
+    if not is_wide and (rows == 32 if is_half else is_float and of["TF32"] == "0" and rows == 64):
+        found |= {"depthwise_lines", "depthwise_lines_weight", "total"}
     return found | (WITHOUT_TILES if is_small else set())
 
 

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT
+// Convolutions whose groups have one channel and one filter, of arrays whose channels lie side by side:
+// a thread has a vector of channels, a block a tile of LINE_VECTORS of them.
+#pragma once
+#include "conv/depthwise.cuh"
+
+namespace cto::conv::depthwise_lines {
+
+using namespace depthwise;
+
+// A thread's vector of V channels, among those `across` the block's tile, and its row of those `down`.
+// Threads that are left over have a row beyond these.
+template <int V>
+struct Own {
+    i32 first, across, down;  // of the tile, by channels; vectors; rows
+    i32 row, vector;
+
+    __device__ __forceinline__ Own(const DepthwiseLayout& layout, u32 tile) {
+        const i32 before = tile * LINE_VECTORS;
+        first = before * V;
+        across = min(LINE_VECTORS, layout.groups / V - before);
+        down = THREADS / across;
+        row = threadIdx.x / across;
+        vector = threadIdx.x - row * across;
+    }
+    __device__ __forceinline__ i32 channel() const { return first + vector * V; }
+};
+
+template <int V>
+__device__ __forceinline__ u32 line_tiles(const DepthwiseLayout& layout) {
+    return (layout.groups / V + LINE_VECTORS - 1) / LINE_VECTORS;
+}
+
+__device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap,
+                                       bool is_gradient) {
+    return is_gradient ? depthwise::read_by<true>(layout, axis, p, tap)
+                       : depthwise::read_by<false>(layout, axis, p, tap);
+}
+
+// Adds what a strip reads of one tap, whose places along two axes are those of `line`.
+template <int V, class E>
+__device__ __forceinline__ void add_tap(const E* line, const E* weights, i32 p, i32 tap,
+                                        bool is_gradient, const DepthwiseLayout& layout,
+                                        Acc<E> (&sums)[STRIP][V]) {
+    using Vector = vec::Vec<E, V>;
+    Vector read[STRIP];
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+        const i32 u = read_by(layout, 2, p + i, tap, is_gradient);
+        read[i] = Vector{};
+        if (u >= 0)
+            read[i] = *reinterpret_cast<const Vector*>(line + static_cast<i64>(u) * layout.groups);
+    }
+    Acc<E> of_tap[V];
+    vec::widen<E>(weights, of_tap);
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+        for (int j = 0; j < V; ++j) sums[i][j] += of_tap[j] * to_acc(read[i].at[j]);
+}
+
+// A block has a tile of channels and `of_block` neighbouring strips; their weights are in shared memory.
+template <class E>
+__device__ __forceinline__ void write_lines(const E* read, const E* w, const E* bias, E* written,
+                                            i64 of_block, bool is_gradient,
+                                            const DepthwiseLayout& layout) {
+    constexpr int V = vec::WIDTH<E>;
+    __shared__ __align__(16) E weights[LINE_TAPS * LINE_VECTORS * V];
+    const u32 tiles = line_tiles<V>(layout), part = blockIdx.x / tiles;
+    const Own<V> own(layout, blockIdx.x - part * tiles);
+    const i32 taps = static_cast<i32>(volume(layout.kernel)), of_tap = own.across * V;
+    w += static_cast<i64>(own.first) * taps;
+    for (i32 i = threadIdx.x; i < taps * of_tap; i += THREADS) {
+        const i32 channel = i / taps;
+        weights[(i - channel * taps) * of_tap + channel] = w[i];
+    }
+    __syncthreads();
+    if (own.row >= own.down) return;
+    const i32(&from)[3] = is_gradient ? layout.output : layout.image;
+    const i32(&to)[3] = is_gradient ? layout.image : layout.output;
+    const i64 end = min((part + 1) * of_block, layout.batch * layout.of_plane.value);
+    for (i64 index = part * of_block + own.row; index < end; index += own.down) {
+        const auto cell = fast_division::cell_at(index, layout.of_plane);
+        const Strip strip = strip_at(layout, static_cast<u32>(cell.column));
+        const E* const image = read + cell.row * volume(from) * layout.groups + own.channel();
+        Acc<E> sums[STRIP][V];
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+                sums[i][j] = bias ? to_acc(bias[own.channel() + j]) : Acc<E>(0);
+        const E* of_line = weights + own.vector * V;
+        for (i32 k0 = 0; k0 < layout.kernel[0]; ++k0) {
+            const i32 u0 = read_by(layout, 0, strip.at[0], k0, is_gradient);
+#pragma unroll 1
+            for (i32 k1 = 0; k1 < layout.kernel[1]; ++k1, of_line += layout.kernel[2] * of_tap) {
+                const i32 u1 = read_by(layout, 1, strip.at[1], k1, is_gradient);
+                if ((u0 | u1) < 0) continue;
+                const E* const line =
+                    image + (static_cast<i64>(u0) * from[1] + u1) * from[2] * layout.groups;
+#pragma unroll 1
+                for (i32 k2 = 0; k2 < layout.kernel[2]; ++k2)
+                    add_tap<V>(line, of_line + k2 * of_tap, strip.at[2], k2, is_gradient, layout,
+                               sums);
+            }
+        }
+        const i64 position = cell.row * volume(to) +
+                             (static_cast<i64>(strip.at[0]) * to[1] + strip.at[1]) * to[2] +
+                             strip.at[2];
+        E* const at = written + position * layout.groups + own.channel();
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+            if (strip.at[2] + i < to[2])
+                *reinterpret_cast<vec::Vec<E, V>*>(at + static_cast<i64>(i) * layout.groups) =
+                    vec::from_acc<E>(sums[i]);
+    }
+}
+
+// ---- the gradient of the weights ----------------------------------------------------------------
+
+// Of LINE_SUMS channels, with a sum for each of TAPS x TAPS taps.
+template <class E>
+struct LineSums {
+    Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
+
+    // What the positions of a strip give.
+    __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
+                                        const Strip& strip, const DepthwiseLayout& layout) {
+        using Vector = vec::Vec<E, LINE_SUMS>;
+        const i32 u0 = depthwise::read_by<false>(layout, 0, strip.at[0], tile.k0);
+        const i32 count = min(STRIP, layout.output[2] - strip.at[2]);
+#pragma unroll 1
+        for (i32 p = 0; p < count; ++p, y += layout.groups) {
+            Acc<E> slopes[LINE_SUMS];
+            vec::widen<E>(y, slopes);
+#pragma unroll
+            for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[c];
+            if (!x || u0 < 0) continue;
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+                const i32 u1 = depthwise::read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
+                if (u1 < 0) continue;
+                const E* const line = x + (static_cast<i64>(u0) * layout.image[1] + u1) *
+                                              layout.image[2] * layout.groups;
+                Vector found[TAPS];
+#pragma unroll
+                for (int j = 0; j < TAPS; ++j) {
+                    const i32 u2 =
+                        depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
+                    found[j] = Vector{};
+                    if (u2 >= 0)
+                        found[j] = *reinterpret_cast<const Vector*>(line + static_cast<i64>(u2) *
+                                                                               layout.groups);
+                }
+#pragma unroll
+                for (int j = 0; j < TAPS; ++j)
+#pragma unroll
+                    for (int c = 0; c < LINE_SUMS; ++c)
+                        of_taps[i][j][c] += slopes[c] * to_acc(found[j].at[c]);
+            }
+        }
+    }
+};
+
+// A block has a tile of taps and one of channels, and `of_part` neighbouring strips. What it writes is as
+// of depthwise::sum_depthwise_weights: each sum by rows of threads, in their order.
+template <class E>
+__device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc<E>* sums,
+                                                     Acc<E>* y_sums, i64 of_part,
+                                                     const DepthwiseLayout& layout) {
+    const u32 tiles1 = (layout.kernel[1] + TAPS - 1) / TAPS;
+    const u32 tiles2 = (layout.kernel[2] + TAPS - 1) / TAPS;
+    const u32 line_tiles = depthwise_lines::line_tiles<LINE_SUMS>(layout);
+    const u32 tap_tiles = layout.kernel[0] * tiles1 * tiles2, rest = blockIdx.x / line_tiles;
+    const Own<LINE_SUMS> own(layout, blockIdx.x - rest * line_tiles);
+    const u32 part = rest / tap_tiles;
+    const i32 index = rest - part * tap_tiles;
+    const TapTile tile{0, part, static_cast<i32>(index / (tiles1 * tiles2)),
+                       static_cast<i32>(index / tiles2 % tiles1 * TAPS),
+                       static_cast<i32>(index % tiles2 * TAPS)};
+    if (!x && index > 0) return;
+    LineSums<E> found;
+    const i64 end =
+        own.row < own.down ? min((part + 1) * of_part, layout.batch * layout.of_plane.value) : 0;
+    for (i64 at = part * of_part + own.row; at < end; at += own.down) {
+        const auto cell = fast_division::cell_at(at, layout.of_plane);
+        const Strip strip = strip_at(layout, static_cast<u32>(cell.column));
+        const i64 position =
+            cell.row * volume(layout.output) +
+            (static_cast<i64>(strip.at[0]) * layout.output[1] + strip.at[1]) * layout.output[2] +
+            strip.at[2];
+        const E* const of_x =
+            x ? x + cell.row * volume(layout.image) * layout.groups + own.channel() : nullptr;
+        found.add(of_x, y + position * layout.groups + own.channel(), tile, strip, layout);
+    }
+    __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
+#pragma unroll
+    for (int c = 0; c < LINE_SUMS; ++c) {
+#pragma unroll
+        for (int i = 0; i < TAPS * TAPS; ++i)
+            of_threads[i][c][threadIdx.x] = found.of_taps[i / TAPS][i % TAPS][c];
+        of_threads[TAPS * TAPS][c][threadIdx.x] = found.of_y[c];
+    }
+    __syncthreads();
+    const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
+    for (i32 i = threadIdx.x; i < (TAPS * TAPS + 1) * channels; i += THREADS) {
+        const i32 number = i / channels, channel = i - number * channels;
+        Acc<E> sum = 0;
+        for (i32 row = 0; row < own.down; ++row)
+            sum += of_threads[number][channel % LINE_SUMS][row * own.across + channel / LINE_SUMS];
+        const i64 to = static_cast<i64>(part) * layout.groups + own.first + channel;
+        const i32 at1 = tile.k1 + number / TAPS, at2 = tile.k2 + number % TAPS;
+        if (number == TAPS * TAPS) {
+            if (y_sums && index == 0) y_sums[to] = sum;
+        } else if (x && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
+            sums[to * taps + (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
+        }
+    }
+}
+
+}  // namespace cto::conv::depthwise_lines

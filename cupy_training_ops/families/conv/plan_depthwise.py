@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""Launches of convolutions whose groups have one channel; see cuda_src/conv/depthwise.cuh, and
+depthwise_lines.cuh where channels lie side by side."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+from ...planning.fast_division import divisor
+from ...rules.widening import computed_in
+from .extents import Convolution, Shape
+from .facts import (
+    BLOCKS,
+    LINE_SUMS,
+    LINE_TAPS,
+    LINE_VECTORS,
+    STRIP,
+    TAPS,
+    THREADS,
+    DepthwiseLayout,
+)
+from .plan_image import Arrays
+from .plan_launches import launch, taps, total
+from .plan_layouts import have_channels_last
+from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
+from .plan_weight import Arrays as WeightArrays
+
+AT_ONCE = 4 * BLOCKS  # blocks of a multiprocessor, so that all have some until the end
+
+
+def is_depthwise(conv: Convolution) -> bool:
+    """Whether there are kernels of their own for these groups."""
+    is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
+    return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
+
+
+def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
+    """Whether such images and outputs are read and written with their channels side by side."""
+    given = [spec for spec in arrays if spec is not None]
+    itemsize = given[0].dtype.itemsize
+    return (
+        is_depthwise(conv)
+        and conv.group_filters == 1
+        and itemsize <= 4
+        and conv.group % (VEC_NBYTES // itemsize) == 0
+        and 0 < math.prod(conv.kernel) <= LINE_TAPS
+        and min(conv.batch, *conv.image, *conv.output) > 0
+        and all(spec.channels_last and spec.aligned for spec in given)
+    )
+
+
+def depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+    """A convolution or its data gradient."""
+    if have_channels_last(arrays[0]):
+        return _lines(device, conv, arrays, is_gradient=is_gradient)
+    kernel, written = "depthwise", conv.output
+    if is_gradient:
+        kernel, written = "depthwise_gradient", conv.image
+    channels = math.prod(arrays[-1].shape[:2])
+    config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
+    args = (*arrays, _layout(conv, written, (arrays[0], arrays[-1])))
+    slots = small_variant(arrays[0].dtype).slots
+    return Plan((launch(kernel, config, args, slots),))
+
+
+def _lines(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+    dtype, written = arrays[0].dtype, conv.image if is_gradient else conv.output
+    tiles, rows = _line_tiles(conv, VEC_NBYTES // dtype.itemsize)
+    parts, of_block = _parts(device, conv, written, tiles, rows)
+    layout = _layout(conv, written, (arrays[0], arrays[-1]))
+    config = Config((parts * tiles,), (THREADS,))
+    args = (*arrays, of_block, is_gradient, layout)
+    return Plan((launch("depthwise_lines", config, args, lines_variant(dtype).slots),))
+
+
+def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
+    """Sums of parts of the strips, then their sum; the same of a bias with or without W."""
+    x, y, w, bias = arrays
+    by_lines = have_channels_last(y)
+    slots = (lines_variant if by_lines else small_variant)(y.dtype).slots
+    tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
+    wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)
+    parts, blocks = min(wanted, conv.batch), tiles * conv.filters  # of a part
+    of_part: tuple[int, ...] = (parts,)
+    if by_lines:
+        line_tiles, rows = _line_tiles(conv, LINE_SUMS)
+        blocks = tiles * line_tiles
+        parts, n_strips = _parts(device, conv, conv.output, blocks, rows)
+        of_part = (n_strips,)
+    parts = parts if math.prod(conv.output) else 0
+    scratch = ScratchMemory()
+
+    def taken(spec: Spec | None) -> Scratch | None:
+        if spec is None or not parts:
+            return None
+        return scratch.take(parts * spec.size, computed_in(spec.dtype))
+
+    sums = taken(w), taken(bias)
+    pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
+    steps: list[Launch] = [total(found, spec, parts, slots) for spec, found in pairs]
+    if parts and steps:
+        config = Config((parts * blocks,), (THREADS,))
+        layout = _layout(conv, conv.output, (x, y))
+        args = (None if w is None else x, y, *sums, *of_part, layout)
+        kernel = "depthwise_lines_weight" if by_lines else "depthwise_weight"
+        steps.insert(0, launch(kernel, config, args, slots))
+    return scratch.plan(*steps)
+
+
+def _line_tiles(conv: Convolution, width: int) -> tuple[int, int]:
+    """Tiles of vectors of so many channels, and strips that a block has at a time."""
+    vectors = conv.group // width
+    return ceil_div(vectors, LINE_VECTORS), THREADS // min(vectors, LINE_VECTORS)
+
+
+def _parts(
+    device: Device, conv: Convolution, walked: Shape, blocks: int, rows: int
+) -> tuple[int, int]:
+    """Parts of the strips of all images, each with so many blocks, and strips of a part."""
+    n_strips = conv.batch * math.prod(_strips(walked))
+    wanted = ceil_div(AT_ONCE * device.multiprocessors, blocks)
+    of_part = ceil_div(n_strips, min(wanted, ceil_div(n_strips, rows)))
+    return ceil_div(n_strips, of_part), of_part
+
+
+def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
+    """Strips are those of the positions that threads walk through."""
+    strips = _strips(walked)
+    return by_value(
+        DepthwiseLayout,
+        image=conv.image,
+        output=conv.output,
+        **taps(conv),
+        batch=conv.batch,
+        groups=conv.group,
+        filters=conv.group_filters,
+        strips=divisor(max(1, strips[2])),
+        lines=divisor(max(1, strips[1])),
+        of_plane=divisor(max(1, math.prod(strips))),
+        in_vectors=_in_vectors(conv, arrays),
+    )
+
+
+def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
+    """Whether 3 x 3 taps read a position and its neighbours, and strips are vectors."""
+    around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
+    same = conv.image == conv.output and conv.image[0] == 1
+    has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
+    is_dense = conv.dilations[1:] == (1, 1) and conv.image[2] % STRIP == 0
+    return has_neighbours and is_dense and all(array.aligned for array in arrays)
+
+
+def _strips(extents: Shape) -> Shape:
+    """Of a channel, along each axis."""
+    return (*extents[:2], ceil_div(extents[2], STRIP))
