@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, Unpack
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
@@ -159,12 +158,7 @@ class ProcessGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
             failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
@@ -218,18 +212,6 @@ class ProcessGroup:
             raise GroupError(f"{op}: group: {fault}")
         if self._resources.is_closed:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
-
-    def require_device(self, op: str, device: int) -> None:
-        """Refuse arrays on another GPU than the group's; -1 is the host, which each rank has."""
-        if device >= 0 and self.device is not None and device != self.device:
-            expected = f"one that communicates from cuda device {device}, where the arrays are"
-            refuse(op, "group", expected, f"one on cuda device {self.device}")
-
-    def require_rank(self, op: str, remote: int) -> None:
-        """Refuse a rank that there is not, and the own one."""
-        if not 0 <= remote < self.size or remote == self.rank:
-            expected = f"another rank than {self.rank}, below {self.size}"
-            refuse(op, "Remote", expected, str(remote))
 
     @contextmanager
     def call(self, op: str) -> Iterator[Engine]:
