@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, Unpack
+from typing import Any, NoReturn, Self, TypedDict, Unpack
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
@@ -17,9 +17,6 @@ from .exchange import Answer, announced, exchange, nothing, repeat
 from .members import Ranks, check_sizes, chosen, sub_groups
 from .resources import OnFault, Resources
 from .wire import Part, printable
-
-if TYPE_CHECKING:
-    from .nccl import Communicator
 
 SIZES = ("data_size", "horizontal_size", "local_size")
 
@@ -137,9 +134,9 @@ class ProcessGroup:
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Ranks, str]] = set()
         self.instances: dict[object, object] = {}  # what operators keep with it
-        self._engine, self._resources = engine, Resources(engine, options.get("on_fault", "exit"))
-        self.busy = self._resources.busy  # while a call is under way
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._engine, self.resources = engine, Resources(engine, options.get("on_fault", "exit"))
+        self.busy = self.resources.busy  # while a call is under way
+        self._finalizer = weakref.finalize(self, self.resources.close)
         try:
             if compares:
                 text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
@@ -168,7 +165,7 @@ class ProcessGroup:
     @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
-        return self._resources.is_closed
+        return self.resources.is_closed
 
     @property
     def engine(self) -> str:
@@ -210,7 +207,7 @@ class ProcessGroup:
         fault = self._engine.fault
         if fault:
             raise GroupError(f"{op}: group: {fault}")
-        if self._resources.is_closed:
+        if self.resources.is_closed:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
     @contextmanager
@@ -261,18 +258,6 @@ class ProcessGroup:
         """The description of the next message of a single rank, which is not taken."""
         with self.call(op) as engine:
             return announced(engine, remote)
-
-    def communicator(self, op: str, ranks: Ranks) -> Communicator:
-        """NCCL's among these ranks, made by all of them on their current devices."""
-        from . import nccl
-
-        found = self._resources.communicators.get(ranks)
-        if found is None:
-            with self._resources.initialising():
-                found = nccl.connect(self, op, ranks)
-            self._resources.communicators[ranks] = found
-            self.device = found.device
-        return found
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all, since a call was stopped in its middle; what is to be raised."""

@@ -8,14 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from ..forks import InChild
 from .engine import GRACE, Engine
 from .members import Ranks
-
-if TYPE_CHECKING:
-    from .nccl import Communicator
 
 ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
@@ -37,7 +34,7 @@ class Resources(InChild):
     def __init__(self, engine: Engine, on_fault: OnFault) -> None:
         super().__init__()
         self.engine = engine
-        self.communicators: dict[Ranks, Communicator] = {}
+        self.communicators: dict[Ranks, Any] = {}  # of nccl.Communicator, which imports the group
         self.busy = threading.Lock()  # while a call is under way
         self.is_closed = False
         self._on_fault = on_fault
