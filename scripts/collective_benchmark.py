@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 import cupy_training_ops as cto
-from cupy_training_ops.process_group.nccl import library
+from cupy_training_ops.process_group.nccl import communicator, library
 
 MIB = 2**20
 ROUNDS, CALLS = 15, 10
@@ -80,7 +80,7 @@ def small_sum(group: cto.ProcessGroup) -> Calls:
 def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
     """NCCL called as CuPy has it, over the same ranks."""
     op = "NcclAllReduce"
-    made = group.communicator(op, group.members(op, 0))._made
+    made = communicator(group, op, group.members(op, 0))._made
     nccl = library()
     number, total = nccl.NCCL_FLOAT32, nccl.NCCL_SUM
 

@@ -19,6 +19,7 @@ from typing import IO
 
 import click
 
+from ..errors import GroupError
 from ..process_group.embedded import LAUNCHER, SOCKETS, connected
 from .errors import Failure, end_as
 from .signals import ends_with
@@ -61,10 +62,13 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
     command = [sys.executable, script, *args]
     started: list[_Rank] = []
     with ends_with(lambda: _end(started), QUITTING):
-        for rank, sockets in enumerate(connected(ranks)):
-            started.append(_Rank(rank, command, shared, sockets))
-            for sock in sockets.values():  # the process has them
-                sock.close()
+        try:
+            for rank, sockets in enumerate(connected(ranks)):
+                started.append(_Rank(rank, command, shared, sockets))
+                for sock in sockets.values():  # the process has them
+                    sock.close()
+        except GroupError as error:
+            raise Failure(str(error)) from None
         for process in started:  # not before: a thread of this process does not survive a fork
             process.hand_on()
         try:

@@ -43,7 +43,7 @@ class Engine:
         self.unread: defaultdict[int, deque[str]] = defaultdict(deque)  # texts of messages to come
         self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._left: dict[int, str] = {}  # and what went wrong there
-        self._has_ended = False
+        self.has_ended = False  # so that the others need not be told
 
     # ---- what an engine has of its own -----------------------------------------------------------
 
@@ -136,8 +136,8 @@ class Engine:
 
     def end(self, words: str) -> None:
         """Note that and why the group cannot go on, and tell the others; from any thread."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             self.fault = self.fault or STOPPED  # before anything that may fail
             self.fault = printable(words)
             with contextlib.suppress(Exception):

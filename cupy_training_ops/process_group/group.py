@@ -7,8 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, Unpack
+from typing import Any, NoReturn, Self, TypedDict, Unpack
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
@@ -18,9 +17,6 @@ from .exchange import Answer, announced, exchange, nothing, repeat
 from .members import Ranks, check_sizes, chosen, sub_groups
 from .resources import OnFault, Resources
 from .wire import Part, printable
-
-if TYPE_CHECKING:
-    from .nccl import Communicator
 
 SIZES = ("data_size", "horizontal_size", "local_size")
 
@@ -138,9 +134,9 @@ class ProcessGroup:
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Ranks, str]] = set()
         self.instances: dict[object, object] = {}  # what operators keep with it
-        self._engine, self._resources = engine, Resources(engine, options.get("on_fault", "exit"))
-        self.busy = self._resources.busy  # while a call is under way
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._engine, self.resources = engine, Resources(engine, options.get("on_fault", "exit"))
+        self.busy = self.resources.busy  # while a call is under way
+        self._finalizer = weakref.finalize(self, self.resources.close)
         try:
             if compares:
                 text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
@@ -159,12 +155,7 @@ class ProcessGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
             failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
@@ -174,7 +165,7 @@ class ProcessGroup:
     @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
-        return self._resources.is_closed
+        return self.resources.is_closed
 
     @property
     def engine(self) -> str:
@@ -216,20 +207,8 @@ class ProcessGroup:
         fault = self._engine.fault
         if fault:
             raise GroupError(f"{op}: group: {fault}")
-        if self._resources.is_closed:
+        if self.resources.is_closed:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
-
-    def require_device(self, op: str, device: int) -> None:
-        """Refuse arrays on another GPU than the group's; -1 is the host, which each rank has."""
-        if device >= 0 and self.device is not None and device != self.device:
-            expected = f"one that communicates from cuda device {device}, where the arrays are"
-            refuse(op, "group", expected, f"one on cuda device {self.device}")
-
-    def require_rank(self, op: str, remote: int) -> None:
-        """Refuse a rank that there is not, and the own one."""
-        if not 0 <= remote < self.size or remote == self.rank:
-            expected = f"another rank than {self.rank}, below {self.size}"
-            refuse(op, "Remote", expected, str(remote))
 
     @contextmanager
     def call(self, op: str) -> Iterator[Engine]:
@@ -279,18 +258,6 @@ class ProcessGroup:
         """The description of the next message of a single rank, which is not taken."""
         with self.call(op) as engine:
             return announced(engine, remote)
-
-    def communicator(self, op: str, ranks: Ranks) -> Communicator:
-        """NCCL's among these ranks, made by all of them on their current devices."""
-        from . import nccl
-
-        found = self._resources.communicators.get(ranks)
-        if found is None:
-            with self._resources.initialising():
-                found = nccl.connect(self, op, ranks)
-            self._resources.communicators[ranks] = found
-            self.device = found.device
-        return found
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all, since a call was stopped in its middle; what is to be raised."""

@@ -75,8 +75,18 @@ def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
     return Row(method, (size * dtype.itemsize, NUMBERS[UINT8], *rest))
 
 
+def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
+    """That of these ranks, which all of them make together on their current devices."""
+    known: dict[Ranks, Communicator] = group.resources.communicators
+    if ranks not in known:
+        with group.resources.initialising():
+            known[ranks] = connect(group, op, ranks)
+        group.device = known[ranks].device
+    return known[ranks]
+
+
 def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
-    """A communicator on the current device, made by all members together."""
+    """A new one."""
     import cupy
 
     nccl, device = library(), cupy.cuda.runtime.getDevice()
@@ -257,7 +267,7 @@ class Calls:
             if not self.each_time:
                 self.agree = None
         if self._communicator is None:
-            self._communicator = self.group.communicator(self.op, self.ranks)
+            self._communicator = communicator(self.group, self.op, self.ranks)
         return self._communicator
 
     def again(self, prepared: Prepared, stream: Any = None) -> None:

@@ -3,7 +3,7 @@
 
 A message is a key of the store; of a long one it says how many bytes are on their way. Who waits
 for one looks for the key, so that Ctrl-C and faults of others reach it. Gloo itself is waited for
-only while bytes travel. A second key says that they have arrived.
+only while bytes travel. That the key is gone says that they have arrived.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ class Torch(Engine):
             return
         sent = self._gloo.send([_tensor(data)], peer, 0)
         self._store.set(key, str(len(data)))
-        self.until(lambda: self._store.check([f"{key}/taken"]), seconds, peer)
-        self._store.delete_key(f"{key}/taken")
+        self.until(lambda: not self._store.check([key]), seconds, peer)
         sent.wait(_delta(self.timeout))
 
     @_wrapped("the others cannot be reached")
@@ -115,18 +114,18 @@ class Torch(Engine):
         # The store's own wait warns each time that a key is not there.
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         if peer is not None and self._store.check([key]):
-            self.hear(peer, self._taken(peer, key))
+            data = self._taken(peer, key)
+            self._store.delete_key(key)
+            self.hear(peer, data)
         elif self._store.check([ENDED]):
             self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
 
     def _taken(self, peer: int, key: str) -> bytes | bytearray:
         found: bytes = self._store.get(key)
-        self._store.delete_key(key)
         if found[:1] == b"+":
             return found[1:]
         data = bytearray(int(found))
         self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
-        self._store.set(f"{key}/taken", b"")
         return data
 
     def farewell(self, number: int, words: str) -> None:

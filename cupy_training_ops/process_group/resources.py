@@ -8,14 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from ..forks import InChild
 from .engine import GRACE, Engine
 from .members import Ranks
-
-if TYPE_CHECKING:
-    from .nccl import Communicator
 
 ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
@@ -37,7 +34,7 @@ class Resources(InChild):
     def __init__(self, engine: Engine, on_fault: OnFault) -> None:
         super().__init__()
         self.engine = engine
-        self.communicators: dict[Ranks, Communicator] = {}
+        self.communicators: dict[Ranks, Any] = {}  # of nccl.Communicator, which imports the group
         self.busy = threading.Lock()  # while a call is under way
         self.is_closed = False
         self._on_fault = on_fault
@@ -51,8 +48,7 @@ class Resources(InChild):
         self.communicators.clear()
         self._watcher = None
         self.busy, self.engine.lock = threading.Lock(), threading.Lock()
-        self.engine.end = _nothing  # type: ignore[method-assign]
-        self.engine.fault = IN_CHILD
+        self.engine.has_ended, self.engine.fault = True, IN_CHILD
         self.engine.abandon()
 
     def close(self) -> None:
@@ -93,8 +89,7 @@ class Resources(InChild):
         engine = self.engine
         try:
             while not engine.fault and not self._stop.wait(min(MAX_INTERVAL, engine.timeout / 4)):
-                words = self._trouble()
-                if words:
+                if words := self._trouble():
                     engine.end(words)
         except BaseException as error:
             engine.end(f"rank {engine.rank}: the thread that watches ended: {error!r}")
@@ -103,16 +98,17 @@ class Resources(InChild):
 
     def _trouble(self) -> str:
         """What is wrong with another rank, or with calls that are under way on the GPU."""
-        engine, words = self.engine, ""
+        engine = self.engine
         if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
             try:
-                words = engine.news()
+                if words := engine.news():
+                    return words
             finally:
                 engine.lock.release()
         for communicator in list(self.communicators.values()):
-            trouble = "" if words else communicator.trouble()
-            words = f"rank {engine.rank}: {trouble}" if trouble else words
-        return words
+            if words := communicator.trouble():
+                return f"rank {engine.rank}: {words}"
+        return ""
 
     def _abort(self, words: str) -> None:
         """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
@@ -125,13 +121,8 @@ class Resources(InChild):
             os._exit(FAILED)
 
 
-def _nothing(words: str) -> None:
-    """A forked child tells nobody anything."""
-
-
 def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
     """Whether actions that may hang came back in time."""
-
     every = (action() for action in actions)
     thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
     thread.start()

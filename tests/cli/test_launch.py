@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -85,6 +86,17 @@ def test_lines_of_any_bytes_are_handed_on(tmp_path) -> None:
 def test_wrong_options_are_refused(tmp_path) -> None:
     for arguments in (["--ranks", "0", __file__], ["--ranks", "2", str(tmp_path / "none.py")]):
         assert CliRunner().invoke(main, ["launch", *arguments]).exit_code == 2
+
+
+def test_more_ranks_than_can_be_connected_are_refused(tmp_path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        result = call(tmp_path, "", options=("--ranks", "99"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert result.exit_code == 2
+    assert "cannot connect 99 ranks: Too many open files (ulimit -n)" in result.stderr
 
 
 def test_the_readmes_two_ranks_outside_the_checkout(tmp_path) -> None:

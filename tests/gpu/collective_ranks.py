@@ -289,7 +289,7 @@ def host_time(group) -> None:
     many = [cupy.ones(16_384, np.float32) for _ in range(500)]
     op = cto.NcclAllReduce(group=group)
     op([x])
-    (communicator,) = group._resources.communicators.values()
+    (communicator,) = group.resources.communicators.values()
     stream = cupy.cuda.get_current_stream()
     binding, each = communicator._made.allReduce, (x.data.ptr, x.data.ptr, 256, 7, 0, stream.ptr)
     calls = {

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Ranks under MPI that make more groups, one after the other, than MPI has communicators."""
+"""Ranks under MPI that make groups one after the other, beside two that stay, of all and of some.
+
+Those of the same ranks share a communicator, and no message of one is another's.
+"""
 
 import sys
 
@@ -12,13 +15,16 @@ GROUPS = int(sys.argv[1])
 
 world = MPI.COMM_WORLD
 halves = world.Split(world.Get_rank() % 2, 0)
-with cto.ProcessGroup.from_mpi(halves) as kept:
+with cto.ProcessGroup.from_mpi(halves) as kept, cto.ProcessGroup.from_mpi() as outer:
     for i in range(GROUPS):
         with cto.ProcessGroup.from_mpi() as group:
             (x,) = cto.nccl_all_reduce([np.full(3, group.rank + i)], group=group)
             for _ in range(3):  # as on a GPU: the last labels are not read before the group closes
                 if group.rank < 2:
                     group.agree("Send", (1, 0), "a message", each_time=True)
+            if i % 10 == 0 and outer.rank < 2:
+                outer.agree("Send", (1, 0), f"message {i}")
         assert (x == sum(range(group.size)) + i * group.size).all()
-    assert cto.nccl_all_reduce([np.ones(1)], group=kept)[0] == kept.size
+    for group in (kept, outer):
+        assert cto.nccl_all_reduce([np.ones(1)], group=group)[0] == group.size
 sys.stdout.write(f"{GROUPS} groups\n")

@@ -96,10 +96,11 @@ def test_every_operator_under_mpi(n) -> None:
 
 
 @needs_mpi
-@pytest.mark.thorough
-def test_there_are_more_groups_one_by_one_than_mpi_has_communicators() -> None:
-    status, said, _ = by_mpiexec(3, FOLDER / "mpi_groups.py", "1200")
-    assert (status, said) == (0, "1200 groups\n" * 3)
+@pytest.mark.parametrize("n", [30, pytest.param(2500, marks=pytest.mark.thorough)])
+def test_groups_of_the_same_ranks_share_one_of_mpis_communicators(n) -> None:
+    """It has some two thousand."""
+    status, said, _ = by_mpiexec(3, FOLDER / "mpi_groups.py", str(n))
+    assert (status, said) == (0, f"{n} groups\n" * 3)
 
 
 def meets_a_fault(kind: str, seed: int, n: int) -> str:

@@ -145,8 +145,8 @@ class Communicator:
         self.end = ""
         self.words = ""
         self.has_ended = threading.Event()
-        with group._resources.initialising():
-            group._resources.communicators[group.members("X", 0)] = self
+        with group.resources.initialising():
+            group.resources.communicators[group.members("X", 0)] = self
 
     def trouble(self) -> str:
         return self.words

@@ -66,7 +66,8 @@ def played(monkeypatch):
 
 def group_of(communicator):
     """What calls need of a group."""
-    given = {"require_open": lambda _: None, "communicator": lambda *_: communicator}
+    known = SimpleNamespace(communicators={EVERYONE: communicator})
+    given = {"require_open": lambda _: None, "resources": known}
     given |= {"busy": threading.Lock(), "broken": lambda _, error: error}
     return SimpleNamespace(rank=0, begun=0, **given)
 

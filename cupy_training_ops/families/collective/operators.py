@@ -259,7 +259,7 @@ class Send(Letter):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def infer(self, signal: bool, remote: int, data: Specs) -> tuple[Inferred, ...]:
-        self.group.require_rank(self.name, remote)
+        self.check_remote(remote)
         self.check_types(data)
         return (np.array(True),)
 
@@ -286,7 +286,7 @@ class Recv(Receiver):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
-        self.group.require_rank(self.name, remote)
+        self.check_remote(remote)
         if self.shapes is None:
             refuse(self.name, "shapes", "shapes, where nothing is received yet", "None")
         if len(self.shapes) != len(self.element_types):

@@ -204,7 +204,10 @@ class Collective(Op):
 
     def own_call(self, prepared: Prepared) -> Call | None:
         """No way of its own; refuses what would leave the other ranks waiting."""
-        self.group.require_device(self.name, prepared.placement.device)
+        own, device = self.group.device, prepared.placement.device
+        if own is not None and device >= 0 and device != own:  # -1: the host, which each rank has
+            expected = f"one that communicates from cuda device {device}, where the arrays are"
+            refuse(self.name, "group", expected, f"one on cuda device {own}")
         if any(result.spec is None for result in prepared.results):
             refuse(self.name, "outputs", "all outputs, which the other ranks wait for", "fewer")
         return None

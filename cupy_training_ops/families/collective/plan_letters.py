@@ -64,6 +64,12 @@ class Letter(Collective):
     tag = attribute(integer, doc="of the message, the same on both ranks")
     element_types = attribute(dtypes, doc="one for each array")
 
+    def check_remote(self, rank: int) -> None:
+        """There is such a rank, and it is another one."""
+        own, n = self.group.rank, self.group.size
+        if not 0 <= rank < n or rank == own:
+            refuse(self.name, "Remote", f"another rank than {own}, below {n}", str(rank))
+
     def check_types(self, found: Specs) -> None:
         """The arrays are of the types that were announced."""
         if len(found) != len(self.element_types):
@@ -132,7 +138,7 @@ class Receiver(Letter):
     def _checked_remote(self, signal: object, remote: object) -> int:
         converted(self.name, SIGNAL, signal)
         rank = cast(int, converted(self.name, REMOTE, remote))
-        self.group.require_rank(self.name, rank)
+        self.check_remote(rank)
         return rank
 
     def placement(self) -> tuple[Backend, int]:
