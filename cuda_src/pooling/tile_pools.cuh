@@ -8,7 +8,7 @@ namespace cto::pooling::tiles {
 
 // ---- means ------------------------------------------------------------------------------------------
 
-// x y + z, which keeps subnormals.
+// x y + z and max(x, y), which keep subnormals.
 __device__ __forceinline__ float fused(float x, float y, float z) {
 #ifdef __CUDA_CPU__
     return fmaf(x, y, z);
@@ -18,44 +18,59 @@ __device__ __forceinline__ float fused(float x, float y, float z) {
     return sum;
 #endif
 }
+__device__ __forceinline__ float larger(float x, float y) {
+#ifdef __CUDA_CPU__
+    return fmaxf(x, y);
+#else
+    float found;
+    asm("max.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
+    return found;
+#endif
+}
 
 // sum / count, rounded as a division is. No quotient by a small whole number lies so near the middle
 // between two numbers that the error of its reciprocal decides.
 __device__ __forceinline__ float mean_of(float sum, float count, float inverse) {
+    constexpr float LEAST = -3.4e38f;  // in place of the rest of an infinity, which is NaN
     const float guess = multiply_subnormal(sum, inverse);
-    const float quotient = fused(fused(-guess, count, sum), inverse, guess);
-    return isnan(quotient) ? guess : quotient;  // of infinities
-}
-__device__ __forceinline__ float mean_of(float sum, float count) {
-    return mean_of(sum, count, fast_reciprocal(count));
+    return fused(larger(fused(-guess, count, sum), LEAST), inverse, guess);
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
-__device__ __forceinline__ double mean_of(double sum, double count) { return sum / count; }
 
-// How many elements of a window count along an axis; of one that does not exist 1.
-template <class Axis>
-__device__ __forceinline__ i32 count_of(i32 window, i32 image, i32 padded, bool include_pad) {
-    const i32 start = window * Axis::stride - Axis::pad;
-    const i32 first = include_pad ? start : max(start, 0);
-    return max(min(start + Axis::kernel, include_pad ? padded : image) - first, 1);
-}
+// How many elements of N neighbouring windows count along an axis, and the reciprocals; of windows
+// that do not exist 1.
+template <class A, class Axis, int N>
+struct Counts {
+    A count[N], inverse[N];
 
-// Sums of windows to means, from (row, column) on.
-template <class A>
+    __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
+        const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
+#pragma unroll
+        for (int w = 0; w < N; ++w) {
+            const i32 start = (first + w) * Axis::stride - Axis::pad;
+            const i32 n = min(start + Axis::kernel, end) - max(start, begin);
+            count[w] = static_cast<A>(max(n, 1));
+            inverse[w] = sizeof(A) == 4 ? fast_reciprocal(count[w]) : A(0);
+        }
+    }
+};
+
+// Sums of ROWS x COLUMNS windows to means, of which the first is at (row, column).
+template <class A, int ROWS, int COLUMNS>
 struct Means {
-    const Planes& planes;
-    i32 row, column;
-    bool include_pad;
+    Counts<A, Rows, ROWS> rows;
+    Counts<A, Across, COLUMNS> across;
+
+    __device__ __forceinline__ Means(const Planes& planes, i32 row, i32 column, bool include_pad)
+        : rows(row, planes.image[0], planes.padded[0], include_pad),
+          across(column, planes.image[1], planes.padded[1], include_pad) {}
 
     __device__ __forceinline__ A of(A sum, int r, int c) const {
         constexpr int ALL = KERNEL_ROWS * KERNEL_COLUMNS;
         constexpr A INVERSE = A(1) / A(ALL);
         if constexpr (FULL && (ALL & (ALL - 1)) == 0) return sum * INVERSE;
         if constexpr (FULL) return mean_of(sum, A(ALL), INVERSE);
-        const i32 down = count_of<Rows>(row + r, planes.image[0], planes.padded[0], include_pad);
-        const i32 across =
-            count_of<Across>(column + c, planes.image[1], planes.padded[1], include_pad);
-        return mean_of(sum, static_cast<A>(down * across));
+        return mean_of(sum, rows.count[r] * across.count[c], rows.inverse[r] * across.inverse[c]);
     }
 };
 
@@ -68,7 +83,7 @@ __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, 
     T* const to = y + tile.start(planes.output) + tile.column;
     const i32 width = planes.output[1];
     const Pitch pitch = Pitch::of<T>(width);
-    const Means<A> means{planes, tile.row, tile.column, include_pad};
+    const Means<A, TILE_ROWS, TILE_COLUMNS> means(planes, tile.row, tile.column, include_pad);
     A sums[TILE_ROWS][TILE_COLUMNS] = {};
     visit_rows<Rows::reach>(
         [&](int i) {
@@ -138,7 +153,7 @@ __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool
     using Lines = tiles::Lines<T, YColumns, false>;
     const Lines lines(dy + tile.start(planes.output), YColumns{tile.column, planes.output[1]});
     const i32 row = tile.row - Rows::before, column = tile.column - Across::before;
-    const Means<A> means{planes, row, column, include_pad};
+    const Means<A, Rows::around, Across::around> means(planes, row, column, include_pad);
     PartOfGradient<T> part{};
     visit_rows<Rows::around>(
         [&](int w) {

@@ -71,9 +71,9 @@ struct Pitch {
     template <class E>
     static __device__ __forceinline__ Pitch of(i32 width) {
         i32 nbytes = width * static_cast<i32>(sizeof(E));
+        // Or the compiler multiplies by elements first, and then by their size.
 #ifndef __CUDA_CPU__
-        asm(""
-            : "+r"(nbytes));  // the compiler would multiply by elements first, then by their size
+        asm("" : "+r"(nbytes));
 #endif
         return {nbytes};
     }

@@ -28,9 +28,8 @@ from .facts import AXES, LONG, ROWS, RUN, THREADS, Geometry
 from .plan_tiles import Tiling
 from .windows import Pool, Windows
 
-# Columns of a thread's tile at most; where Indices are written, and are read, with 16 and 32 bytes
-# of them.
-WIDEST, WIDEST_OF_INDICES, WIDEST_OF_ROUTES = 8, 2, 4
+WIDEST = 4  # columns of a thread's tile at most
+WIDEST_OF_INDICES = 2  # where Indices are written, 16 bytes side by side
 
 X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
 Y = Output("Y", "T", shape="shape (N, C, ...)")
@@ -214,7 +213,7 @@ class MaxPoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
-        tiled = self.tiled(dx, (dy, indices), (dy, indices, dx), widest=WIDEST_OF_ROUTES)
+        tiled = self.tiled(dx, (dy, indices), (dy, indices, dx), widest=WIDEST)
         by_vectors = self.by_vectors(dx)
         return tiled or self.launched(shape, dx, dy, indices, dx, by_vectors, run=RUN)
 

@@ -13,10 +13,9 @@ from ...planning.fast_division import divisor
 from .facts import THREADS, Planes
 from .windows import Windows
 
-MAX_TAPS = 32  # of a window
+MAX_TAPS = 32  # elements of a window, or between two, each of which is code
 TILE_ROWS = 4  # at most
 LONG_TILE_ROWS = 8  # of one column
-MAX_CODE = 512  # elements of all windows of a tile, each of which is code
 MAX_OFFSET = 2**31 - 1  # of bytes of a plane, and of threads, which kernels count in 32 bits
 
 
@@ -48,6 +47,11 @@ class Axis:
     def tiles(self) -> int:
         """How many there are."""
         return ceil_div(self.windows, self.tile)
+
+    @property
+    def span(self) -> int:
+        """Elements of a window, or from one to the next."""
+        return max(self.kernel, self.stride)
 
     @property
     def end(self) -> int:
@@ -113,8 +117,7 @@ class Tiling:
         axes = _axes(windows, is_gradient)
         if axes is None:
             return None
-        room = MAX_CODE // (TILE_ROWS * axes[0].kernel * axes[1].kernel)
-        columns = _wide(axes[1], x, min(widest, room))
+        columns = _wide(axes[1], x, widest)
         rows = _tall(axes[0], LONG_TILE_ROWS if columns.tile == 1 else TILE_ROWS)
         tiling = cls(rows, columns, x, ys)
         return tiling if tiling.is_small else None
@@ -178,7 +181,7 @@ def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
             return None
         axes.append(Axis(image, output, kernel, stride, pad, image + end, is_gradient))
     *others, rows, columns = axes
-    is_known = rows.kernel * columns.kernel <= MAX_TAPS and rows.touches and columns.touches
+    is_known = rows.span * columns.span <= MAX_TAPS and rows.touches and columns.touches
     return (rows, columns) if is_known and all(axis.is_plain for axis in others) else None
 
 
