@@ -4,6 +4,62 @@
 #pragma once
 #include "core/facts.cuh"
 
+#ifndef CTO_TILED
+#define CTO_TILED 0
+#endif
+
+#ifndef CTO_KERNEL_ROWS
+#define CTO_KERNEL_ROWS 1
+#endif
+
+#ifndef CTO_KERNEL_COLUMNS
+#define CTO_KERNEL_COLUMNS 1
+#endif
+
+#ifndef CTO_STRIDE_ROWS
+#define CTO_STRIDE_ROWS 1
+#endif
+
+#ifndef CTO_STRIDE_COLUMNS
+#define CTO_STRIDE_COLUMNS 1
+#endif
+
+#ifndef CTO_PAD_ROWS
+#define CTO_PAD_ROWS 0
+#endif
+
+#ifndef CTO_PAD_COLUMNS
+#define CTO_PAD_COLUMNS 0
+#endif
+
+#ifndef CTO_TILE_ROWS
+#define CTO_TILE_ROWS 1
+#endif
+
+#ifndef CTO_TILE_COLUMNS
+#define CTO_TILE_COLUMNS 1
+#endif
+
+#ifndef CTO_X_VECTORS
+#define CTO_X_VECTORS 0
+#endif
+
+#ifndef CTO_Y_VECTORS
+#define CTO_Y_VECTORS 0
+#endif
+
+#ifndef CTO_INSIDE_ROWS
+#define CTO_INSIDE_ROWS 0
+#endif
+
+#ifndef CTO_INSIDE_COLUMNS
+#define CTO_INSIDE_COLUMNS 0
+#endif
+
+#ifndef CTO_FULL
+#define CTO_FULL 0
+#endif
+
 namespace cto::facts::pooling {
 
 constexpr int AXES = 3;
@@ -18,6 +74,20 @@ constexpr int ROWS<4> = 4;
 template <>
 constexpr int ROWS<8> = 4;
 constexpr int LONG = 2048;
+constexpr int TILED = CTO_TILED;
+constexpr int KERNEL_ROWS = CTO_KERNEL_ROWS;
+constexpr int KERNEL_COLUMNS = CTO_KERNEL_COLUMNS;
+constexpr int STRIDE_ROWS = CTO_STRIDE_ROWS;
+constexpr int STRIDE_COLUMNS = CTO_STRIDE_COLUMNS;
+constexpr int PAD_ROWS = CTO_PAD_ROWS;
+constexpr int PAD_COLUMNS = CTO_PAD_COLUMNS;
+constexpr int TILE_ROWS = CTO_TILE_ROWS;
+constexpr int TILE_COLUMNS = CTO_TILE_COLUMNS;
+constexpr int X_VECTORS = CTO_X_VECTORS;
+constexpr int Y_VECTORS = CTO_Y_VECTORS;
+constexpr int INSIDE_ROWS = CTO_INSIDE_ROWS;
+constexpr int INSIDE_COLUMNS = CTO_INSIDE_COLUMNS;
+constexpr int FULL = CTO_FULL;
 
 struct Geometry {
     int image[3];
@@ -32,6 +102,14 @@ struct Geometry {
 };
 static_assert(sizeof(Geometry) == 184);
 
+struct Planes {
+    int image[2];
+    int output[2];
+    int padded[2];
+    Divisor tiles[2];
+};
+static_assert(sizeof(Planes) == 72);
+
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Geometry, image) == 0);
 static_assert(offsetof(Geometry, output) == 12);
@@ -42,6 +120,10 @@ static_assert(offsetof(Geometry, pad) == 60);
 static_assert(offsetof(Geometry, padded) == 72);
 static_assert(offsetof(Geometry, number) == 88);
 static_assert(offsetof(Geometry, written) == 112);
+static_assert(offsetof(Planes, image) == 0);
+static_assert(offsetof(Planes, output) == 8);
+static_assert(offsetof(Planes, padded) == 16);
+static_assert(offsetof(Planes, tiles) == 24);
 #endif
 
 }  // namespace cto::facts::pooling

@@ -6,6 +6,8 @@
 #include "algorithm/reduce.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
+#include "pooling/largest.cuh"
+#include "pooling/tile_pools.cuh"
 #include "pooling/windows.cuh"
 
 namespace cto::pooling {
@@ -14,22 +16,8 @@ using slots::T;
 using ACC = Acc<T>;
 
 // Blocks on a multiprocessor at least; what sees windows spills with four, of float64 with three.
-constexpr int RESIDENT = 4, RESIDENT_WINDOWS = sizeof(T) == 8 ? 2 : 3;
+constexpr int RESIDENT = 4, RESIDENT_WINDOWS = sizeof(T) == 8 ? 2 : 3, RESIDENT_TILES = 2;
 constexpr int OF_ROWS = ROWS<sizeof(T)>;
-
-// x > y. Also of subnormals, which -ftz=true makes the compiler's own comparison take for 0.
-__device__ __forceinline__ bool is_greater(float x, float y) {
-#ifdef __CUDA_CPU__
-    return x > y;
-#else
-    u32 greater;
-    asm("{ .reg .pred p; setp.gt.f32 p, %1, %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(greater)
-        : "f"(x), "f"(y));
-    return greater != 0;
-#endif
-}
-__device__ __forceinline__ bool is_greater(double x, double y) { return x > y; }
 
 // The largest so far: the first of equal ones, and a NaN before all numbers.
 struct Largest {
@@ -38,7 +26,7 @@ struct Largest {
 
     __device__ void see(T candidate, i64 its_number) {
         const ACC x = to_acc(candidate), y = to_acc(value);
-        if (number >= 0 && !is_greater(x, y) && !(isnan(x) && !isnan(y))) return;
+        if (number >= 0 && !is_larger(x, y)) return;
         value = candidate;
         number = its_number;
     }
@@ -191,19 +179,21 @@ using namespace cto::pooling;
 // A thread for OF_ROWS neighbours along the axis before the last.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool(const T* x, T* y, i64* indices, i64 n, const __grid_constant__ Geometry geometry) {
-    const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (position >= n) return;
-    const WindowsOfRows windows(geometry, position);
-    Largest largest[OF_ROWS];
+    if constexpr (!TILED) {
+        const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+        if (position >= n) return;
+        const WindowsOfRows windows(geometry, position);
+        Largest largest[OF_ROWS];
 #pragma unroll
-    for (int k = 0; k < OF_ROWS; ++k)
-        largest[k] = {from_acc<T>(ACC(-__int_as_float(0x7f800000))), -1};
-    windows.visit(x, [&](int k, T element, i64 number) { largest[k].see(element, number); });
+        for (int k = 0; k < OF_ROWS; ++k)
+            largest[k] = {from_acc<T>(ACC(-__int_as_float(0x7f800000))), -1};
+        windows.visit(x, [&](int k, T element, i64 number) { largest[k].see(element, number); });
 #pragma unroll
-    for (int k = 0; k < OF_ROWS; ++k) {
-        if (k >= windows.n_rows) continue;
-        if (y != nullptr) y[windows.of(k)] = largest[k].value;
-        if (indices != nullptr) indices[windows.of(k)] = largest[k].number;
+        for (int k = 0; k < OF_ROWS; ++k) {
+            if (k >= windows.n_rows) continue;
+            if (y != nullptr) y[windows.of(k)] = largest[k].value;
+            if (indices != nullptr) indices[windows.of(k)] = largest[k].number;
+        }
     }
 }
 
@@ -211,52 +201,57 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
                   const __grid_constant__ Geometry geometry) {
-    const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (position >= n) return;
-    const Neighbours neighbours(geometry, position);
-    const Place& place = neighbours.place;
-    const i64 plane = place.plane * product(geometry.output);
-    i64 own = place.plane * product(geometry.image);
+    if constexpr (!TILED) {
+        const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+        if (position >= n) return;
+        const Neighbours neighbours(geometry, position);
+        const Place& place = neighbours.place;
+        const i64 plane = place.plane * product(geometry.output);
+        i64 own = place.plane * product(geometry.image);
 #pragma unroll
-    for (int axis = 0; axis < AXES; ++axis) own += place.at[axis] * geometry.number[axis];
-    Gathered gathered{};
-    visit_windows(
-        geometry, place.at, neighbours.length, [&](i64 window, const i32(&first)[AXES], i32 n) {
-            i64 chosen[RUN];
-            T slopes[RUN];
+        for (int axis = 0; axis < AXES; ++axis) own += place.at[axis] * geometry.number[axis];
+        Gathered gathered{};
+        visit_windows(geometry, place.at, neighbours.length,
+                      [&](i64 window, const i32(&first)[AXES], i32 n) {
+                          i64 chosen[RUN];
+                          T slopes[RUN];
 #pragma unroll
-            for (int k = 0; k < RUN; ++k) {
-                if (k >= n) continue;
-                chosen[k] = indices[plane + window + k];
-                slopes[k] = dy[plane + window + k];
-            }
+                          for (int k = 0; k < RUN; ++k) {
+                              if (k >= n) continue;
+                              chosen[k] = indices[plane + window + k];
+                              slopes[k] = dy[plane + window + k];
+                          }
 #pragma unroll
-            for (int k = 0; k < RUN; ++k) {
-                const i32 o[] = {first[0], first[1], first[LAST] + k};
-                if (k < n)
-                    gathered.add_chosen(geometry, chosen[k] - own, place.at, o, to_acc(slopes[k]));
-            }
-        });
-    gathered.store(dx + offset_of(geometry, place), neighbours.length, by_vectors);
+                          for (int k = 0; k < RUN; ++k) {
+                              const i32 o[] = {first[0], first[1], first[LAST] + k};
+                              if (k < n)
+                                  gathered.add_chosen(geometry, chosen[k] - own, place.at, o,
+                                                      to_acc(slopes[k]));
+                          }
+                      });
+        gathered.store(dx + offset_of(geometry, place), neighbours.length, by_vectors);
+    }
 }
 
 // As max_pool.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
-    const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (position >= n) return;
-    const WindowsOfRows windows(geometry, position);
-    ACC sums[OF_ROWS] = {};
-    windows.visit(x, [&](int k, T element, i64) { sums[k] += to_acc(element); });
-    const i32(&first)[AXES] = windows.place.at;
-    const i32 outer = count_of(geometry, 0, first[0], include_pad);
-    const i32 inner = count_of(geometry, LAST, first[LAST], include_pad);
+    if constexpr (!TILED) {
+        const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+        if (position >= n) return;
+        const WindowsOfRows windows(geometry, position);
+        ACC sums[OF_ROWS] = {};
+        windows.visit(x, [&](int k, T element, i64) { sums[k] += to_acc(element); });
+        const i32(&first)[AXES] = windows.place.at;
+        const i32 outer = count_of(geometry, 0, first[0], include_pad);
+        const i32 inner = count_of(geometry, LAST, first[LAST], include_pad);
 #pragma unroll
-    for (int k = 0; k < OF_ROWS; ++k) {
-        const i32 of_rows = count_of(geometry, ROWS_AXIS, first[ROWS_AXIS] + k, include_pad);
-        const ACC count = static_cast<ACC>(outer) * of_rows * inner;
-        if (k < windows.n_rows) y[windows.of(k)] = from_acc<T>(sums[k] / max(count, ACC(1)));
+        for (int k = 0; k < OF_ROWS; ++k) {
+            const i32 of_rows = count_of(geometry, ROWS_AXIS, first[ROWS_AXIS] + k, include_pad);
+            const ACC count = static_cast<ACC>(outer) * of_rows * inner;
+            if (k < windows.n_rows) y[windows.of(k)] = from_acc<T>(sums[k] / max(count, ACC(1)));
+        }
     }
 }
 
@@ -264,40 +259,91 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {
-    const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (position >= n) return;
-    const Neighbours neighbours(geometry, position);
-    const T* const plane = dy + neighbours.place.plane * product(geometry.output);
-    Gathered gathered{};
-    visit_windows(geometry, neighbours.place.at, neighbours.length,
-                  [&](i64 window, const i32(&first)[AXES], i32 n) {
-                      T slopes[RUN];
+    if constexpr (!TILED) {
+        const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+        if (position >= n) return;
+        const Neighbours neighbours(geometry, position);
+        const T* const plane = dy + neighbours.place.plane * product(geometry.output);
+        Gathered gathered{};
+        visit_windows(geometry, neighbours.place.at, neighbours.length,
+                      [&](i64 window, const i32(&first)[AXES], i32 n) {
+                          T slopes[RUN];
 #pragma unroll
-                      for (int k = 0; k < RUN; ++k)
-                          if (k < n) slopes[k] = plane[window + k];
-                      gathered.add_means(geometry, neighbours.place.at, first, n, slopes,
-                                         include_pad);
-                  });
-    gathered.store(dx + offset_of(geometry, neighbours.place), neighbours.length, by_vectors);
+                          for (int k = 0; k < RUN; ++k)
+                              if (k < n) slopes[k] = plane[window + k];
+                          gathered.add_means(geometry, neighbours.place.at, first, n, slopes,
+                                             include_pad);
+                      });
+        gathered.store(dx + offset_of(geometry, neighbours.place), neighbours.length, by_vectors);
+    }
+}
+
+// ---- tiles of windows that the compilation knows: one of n for each thread -------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
+    max_pool__tiles(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, u32 n,
+                    const __grid_constant__ Planes planes) {
+    if constexpr (TILED) {
+        const u32 position = blockIdx.x * THREADS + threadIdx.x;
+        if (position < n)
+            tiles::write_largest(x, y, indices, tiles::Tile(planes, position), planes);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
+    max_pool_grad__tiles(const T* __restrict__ dy, const i64* __restrict__ indices,
+                         T* __restrict__ dx, u32 n, const __grid_constant__ Planes planes) {
+    if constexpr (TILED) {
+        const u32 position = blockIdx.x * THREADS + threadIdx.x;
+        if (position < n)
+            tiles::write_gradient_of_largest(dy, indices, dx, tiles::Tile(planes, position),
+                                             planes);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
+    average_pool__tiles(const T* __restrict__ x, T* __restrict__ y, bool include_pad, u32 n,
+                        const __grid_constant__ Planes planes) {
+    if constexpr (TILED) {
+        const u32 position = blockIdx.x * THREADS + threadIdx.x;
+        if (position < n)
+            tiles::write_means(x, y, include_pad, tiles::Tile(planes, position), planes);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
+    average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
+                             const __grid_constant__ Planes planes) {
+    if constexpr (TILED) {
+        const u32 position = blockIdx.x * THREADS + threadIdx.x;
+        if (position < n)
+            tiles::write_gradient_of_means(dy, dx, include_pad, tiles::Tile(planes, position),
+                                           planes);
+    }
 }
 
 // A warp for each of n planes.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     global_average_pool__warp(const T* x, T* y, i64 n, i64 length) {
-    const i64 plane = (static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x) / WARP;
-    if (plane >= n) return;
-    const u32 lane = threadIdx.x % WARP;
-    const ACC sum = reduce::sum_lanes(part_of_plane(x + plane * length, length, lane, WARP), WARP);
-    if (lane == 0) y[plane] = from_acc<T>(sum / static_cast<ACC>(length));
+    if constexpr (!TILED) {
+        const i64 plane = (static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x) / WARP;
+        if (plane >= n) return;
+        const u32 lane = threadIdx.x % WARP;
+        const ACC sum =
+            reduce::sum_lanes(part_of_plane(x + plane * length, length, lane, WARP), WARP);
+        if (lane == 0) y[plane] = from_acc<T>(sum / static_cast<ACC>(length));
+    }
 }
 
 // A block for each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     global_average_pool__block(const T* x, T* y, i64 n, i64 length) {
     __shared__ reduce::BlockScratch<ACC, THREADS> scratch;
-    if (blockIdx.x >= n) return;
-    const T* const plane = x + blockIdx.x * length;
-    const ACC part = part_of_plane(plane, length, threadIdx.x, THREADS);
-    const ACC sum = reduce::sum_block(part, scratch);
-    if (threadIdx.x == 0) y[blockIdx.x] = from_acc<T>(sum / static_cast<ACC>(length));
+    if constexpr (!TILED) {
+        if (blockIdx.x >= n) return;
+        const T* const plane = x + blockIdx.x * length;
+        const ACC part = part_of_plane(plane, length, threadIdx.x, THREADS);
+        const ACC sum = reduce::sum_block(part, scratch);
+        if (threadIdx.x == 0) y[blockIdx.x] = from_acc<T>(sum / static_cast<ACC>(length));
+    }
 }

@@ -25,7 +25,11 @@ from ...planning.fast_division import divisor
 from ..conv.extents import AUTO_PADS
 from ..conv.operators import PADS, STRIDES, steps
 from .facts import AXES, LONG, ROWS, RUN, THREADS, Geometry
+from .plan_tiles import Tiling
 from .windows import Pool, Windows
+
+WIDEST = 4  # columns of a thread's tile at most
+WIDEST_OF_INDICES = 2  # where Indices are written, 16 bytes side by side
 
 X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
 Y = Output("Y", "T", shape="shape (N, C, ...)")
@@ -70,10 +74,32 @@ class _Pool(Op):
             self.ceil_mode,
         ).windows(x)
 
+    def tiled(
+        self,
+        x: Spec,
+        ys: tuple[Spec | None, ...],
+        arguments: tuple[object, ...],
+        *,
+        widest: int,
+        include_pad: bool | None = None,
+    ) -> Plan | None:
+        """By a kernel compiled for the windows of `x`, X or dX; None where there is none."""
+        windows = self.windows(x.shape)
+        if windows.numbers(self.storage_order) != windows.numbers(0):
+            return None
+        is_gradient = isinstance(self, _Gradient)
+        tiling = Tiling.of(
+            windows, x, tuple(filter(None, ys)), widest=widest, is_gradient=is_gradient
+        )
+        if tiling is None:
+            return None
+        return tiling.plan(f"{self.function_name}__tiles", arguments, include_pad)
+
     def launched(
         self, x: Shape, written: Spec, *arguments: object, rows: int = 1, run: int = 1
     ) -> Plan:
-        """A thread for so many neighbours along the last two axes of what is written."""
+        """By the kernel for any windows: a thread for so many neighbours along the last two axes of
+        what is written."""
         windows, (planes, outer, inner) = self.windows(x), _axes(written.shape[2:])
         extents = (planes, ceil_div(outer, rows), ceil_div(inner, run))
         geometry = by_value(
@@ -121,10 +147,11 @@ class MaxPool(_Pool):
         return Spec(shape, x.dtype), Spec(shape, INT64)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, indices: Spec | None) -> Plan:
-        shape = self.windows(x.shape).y_shape
-        written = Spec(shape, x.dtype)
+        arguments = (x, y, indices)
+        tiled = self.tiled(x, (y, indices), arguments, widest=WIDEST_OF_INDICES)
+        written = Spec(self.windows(x.shape).y_shape, x.dtype)
         rows = ROWS[x.dtype.itemsize]
-        return self.launched(x.shape, written, x, y, indices, rows=rows)
+        return tiled or self.launched(x.shape, written, *arguments, rows=rows)
 
 
 class AveragePool(_Pool):
@@ -146,8 +173,10 @@ class AveragePool(_Pool):
         return (Spec(self.windows(x.shape).y_shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        rows = ROWS[x.dtype.itemsize]
-        return self.launched(x.shape, y, x, y, self.count_include_pad, rows=rows)
+        include_pad = self.count_include_pad
+        arguments, rows = (x, y, include_pad), ROWS[x.dtype.itemsize]
+        tiled = self.tiled(x, (y,), arguments, widest=WIDEST, include_pad=include_pad)
+        return tiled or self.launched(x.shape, y, *arguments, rows=rows)
 
 
 class _Gradient(_Pool):
@@ -184,7 +213,9 @@ class MaxPoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
-        return self.launched(shape, dx, dy, indices, dx, self.by_vectors(dx), run=RUN)
+        tiled = self.tiled(dx, (dy, indices), (dy, indices, dx), widest=WIDEST)
+        by_vectors = self.by_vectors(dx)
+        return tiled or self.launched(shape, dx, dy, indices, dx, by_vectors, run=RUN)
 
 
 class AveragePoolGrad(_Gradient):
@@ -205,8 +236,10 @@ class AveragePoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, shape: Shape, dx: Spec) -> Plan:
-        by_vectors = self.by_vectors(dx)
-        return self.launched(shape, dx, dy, dx, self.count_include_pad, by_vectors, run=RUN)
+        include_pad = self.count_include_pad
+        arguments, by_vectors = (dy, dx, include_pad), self.by_vectors(dx)
+        tiled = self.tiled(dx, (dy,), arguments, widest=WIDEST, include_pad=include_pad)
+        return tiled or self.launched(shape, dx, *arguments, by_vectors, run=RUN)
 
 
 class GlobalAveragePool(Op):

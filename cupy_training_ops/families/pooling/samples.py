@@ -41,7 +41,8 @@ class Call(NamedTuple):
         return Pool("", self.kernel, **{**DEFAULTS, **self.attributes}).windows(self.x)
 
 
-# Of "beside" some windows have no element of X, of "untouched" some elements are in no window.
+# Of "beside" some windows have no element of X, of "untouched" some elements are in no window;
+# rows of "whole" are whole vectors.
 CALLS = (
     Call("ordinary", (2, 3, 8, 8), (2, 2), {"strides": (2, 2)}),
     Call(
@@ -57,7 +58,7 @@ CALLS = (
         (1, 5, 7, 10),
         (3, 2),
         {"strides": (1, 3), "pads": (0, 1, 2, 0)},
-        (FLOAT32,),
+        (BFLOAT16,),
         of_max={"storage_order": 1},
     ),
     Call("line", (3, 4, 13), (4,), {"strides": (3,), "pads": (1, 2)}, (BFLOAT16,)),
@@ -66,10 +67,16 @@ CALLS = (
         (2, 3, 5, 4, 6),
         (2, 3, 2),
         {"strides": (2, 1, 2), "pads": (1, 0, 0, 0, 1, 1)},
-        (FLOAT32,),
+        (BFLOAT16, FLOAT32),
         of_max={"storage_order": 1},
     ),
-    Call("dilated", (1, 3, 9, 12), (3, 2), {"dilations": (2, 5), "pads": (1, 1, 1, 1)}, (FLOAT64,)),
+    Call(
+        "dilated",
+        (1, 3, 9, 12),
+        (3, 2),
+        {"dilations": (2, 5), "pads": (1, 1, 1, 1)},
+        (FLOAT16, FLOAT64),
+    ),
     Call(
         "ceil",
         (2, 2, 8, 10),
@@ -78,7 +85,7 @@ CALLS = (
         (FLOAT32,),
         of_average={"count_include_pad": True},
     ),
-    Call("same-upper", (1, 3, 8, 7), (4, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT32,)),
+    Call("same-upper", (1, 3, 8, 7), (4, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT64,)),
     Call(
         "same-lower",
         (1, 3, 8, 7),
@@ -88,12 +95,19 @@ CALLS = (
         of_average={"count_include_pad": True},
     ),
     Call("valid", (1, 3, 8, 7), (4, 3), {"auto_pad": "VALID"}, (BFLOAT16,)),
-    Call("untouched", (2, 3, 11, 8), (2, 2), {"strides": (3, 4)}, (FLOAT32,)),
+    Call("untouched", (2, 3, 11, 8), (2, 2), {"strides": (3, 4)}, (FLOAT64,)),
     Call("beside", (2, 3, 4), (2,), {"pads": (3, 4)}, (FLOAT64,)),
     Call("empty", (0, 3, 6, 5), (3, 3), {}, (FLOAT16,)),
-    Call("one", (1, 1, 1), (1,), {}, (FLOAT32,)),
+    Call("one", (1, 1, 1), (1,), {}, (FLOAT64,)),
     Call("misaligned", (2, 3, 6, 7), (3, 3), {"pads": (1, 1, 1, 1)}, (FLOAT16,), 1),
     Call("large", (2, 5, 17, 21), (3, 3), {"strides": (2, 1)}, (FLOAT32,)),
+    Call(
+        "whole",
+        (1, 2, 9, 16),
+        (3, 3),
+        {"strides": (2, 2), "pads": (1, 1, 1, 1)},
+        (FLOAT16, FLOAT32),
+    ),
 )
 
 # label, shape of X; "long" is summed by blocks

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// The order of elements of which a window has the largest.
+#pragma once
+#include "core/types.cuh"
+
+namespace cto::pooling {
+
+// Whether x takes the place of y, which comes before it: x > y, or the first NaN. Also of subnormals,
+// which -ftz=true makes the compiler's own comparison take for 0.
+__device__ __forceinline__ bool is_larger(float x, float y) {
+#ifdef __CUDA_CPU__
+    return x > y || (x != x && y == y);
+#else
+    u32 larger;
+    asm("{ .reg .pred number, p; setp.num.f32 number, %2, %2; setp.gtu.and.f32 p, %1, %2, number; "
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(larger)
+        : "f"(x), "f"(y));
+    return larger != 0;
+#endif
+}
+__device__ __forceinline__ bool is_larger(double x, double y) {
+    return x > y || (isnan(x) && !isnan(y));
+}
+
+}  // namespace cto::pooling

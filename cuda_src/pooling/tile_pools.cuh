@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT
+// What a thread makes of a tile of windows: pooling/tiles.cuh.
+#pragma once
+#include "pooling/largest.cuh"
+#include "pooling/tiles.cuh"
+
+namespace cto::pooling::tiles {
+
+// ---- means ------------------------------------------------------------------------------------------
+
+// x y + z and max(x, y), which keep subnormals.
+__device__ __forceinline__ float fused(float x, float y, float z) {
+#ifdef __CUDA_CPU__
+    return fmaf(x, y, z);
+#else
+    float sum;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(x), "f"(y), "f"(z));
+    return sum;
+#endif
+}
+__device__ __forceinline__ float larger(float x, float y) {
+#ifdef __CUDA_CPU__
+    return fmaxf(x, y);
+#else
+    float found;
+    asm("max.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
+    return found;
+#endif
+}
+
+// sum / count, rounded as a division is. No quotient by a small whole number lies so near the middle
+// between two numbers that the error of its reciprocal decides.
+__device__ __forceinline__ float mean_of(float sum, float count, float inverse) {
+    constexpr float LEAST = -3.4e38f;  // in place of the rest of an infinity, which is NaN
+    const float guess = multiply_subnormal(sum, inverse);
+    return fused(larger(fused(-guess, count, sum), LEAST), inverse, guess);
+}
+__device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
+
+// How many elements of N neighbouring windows count along an axis, and the reciprocals; of windows
+// that do not exist 1.
+template <class A, class Axis, int N>
+struct Counts {
+    A count[N], inverse[N];
+
+    __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
+        const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
+#pragma unroll
+        for (int w = 0; w < N; ++w) {
+            const i32 start = (first + w) * Axis::stride - Axis::pad;
+            const i32 n = min(start + Axis::kernel, end) - max(start, begin);
+            count[w] = static_cast<A>(max(n, 1));
+            inverse[w] = sizeof(A) == 4 ? fast_reciprocal(count[w]) : A(0);
+        }
+    }
+};
+
+// Sums of ROWS x COLUMNS windows to means, of which the first is at (row, column).
+template <class A, int ROWS, int COLUMNS>
+struct Means {
+    Counts<A, Rows, ROWS> rows;
+    Counts<A, Across, COLUMNS> across;
+
+    __device__ __forceinline__ Means(const Planes& planes, i32 row, i32 column, bool include_pad)
+        : rows(row, planes.image[0], planes.padded[0], include_pad),
+          across(column, planes.image[1], planes.padded[1], include_pad) {}
+
+    __device__ __forceinline__ A of(A sum, int r, int c) const {
+        constexpr int ALL = KERNEL_ROWS * KERNEL_COLUMNS;
+        constexpr A INVERSE = A(1) / A(ALL);
+        if constexpr (FULL && (ALL & (ALL - 1)) == 0) return sum * INVERSE;
+        if constexpr (FULL) return mean_of(sum, A(ALL), INVERSE);
+        return mean_of(sum, rows.count[r] * across.count[c], rows.inverse[r] * across.inverse[c]);
+    }
+};
+
+template <class T>
+__device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, const Tile& tile,
+                                            const Planes& planes) {
+    using A = Acc<T>;
+    using Lines = tiles::Lines<T, XColumns, false>;
+    const Lines lines(x + tile.start(planes.image), XColumns{tile.x_column(), planes.image[1]});
+    T* const to = y + tile.start(planes.output) + tile.column;
+    const i32 width = planes.output[1];
+    const Pitch pitch = Pitch::of<T>(width);
+    const Means<A, TILE_ROWS, TILE_COLUMNS> means(planes, tile.row, tile.column, include_pad);
+    A sums[TILE_ROWS][TILE_COLUMNS] = {};
+    visit_rows<Rows::reach>(
+        [&](int i) {
+            const i32 row = tile.x_row() - PAD_ROWS + i;
+            return lines.load(row, INSIDE_ROWS || is_within(row, planes.image[0]));
+        },
+        [&](int i, const typename Lines::Line& line) {
+#pragma unroll
+            for (int r = 0; r < TILE_ROWS; ++r) {
+                if (!Rows::has(r, i)) continue;
+#pragma unroll
+                for (int c = 0; c < TILE_COLUMNS; ++c)
+#pragma unroll
+                    for (int tap = 0; tap < KERNEL_COLUMNS; ++tap)
+                        sums[r][c] += line.at(c * STRIDE_COLUMNS + tap);
+                if (Rows::has(r, i + 1)) continue;
+#pragma unroll
+                for (int c = 0; c < TILE_COLUMNS; ++c) sums[r][c] = means.of(sums[r][c], r, c);
+                if (INSIDE_ROWS || tile.row + r < planes.output[0])
+                    store_rounded<Y_VECTORS>(pitch.in(to, tile.row + r), width - tile.column,
+                                             sums[r]);
+            }
+        });
+}
+
+// ---- gradients --------------------------------------------------------------------------------------
+
+// The part of dX that a thread makes.
+template <class T>
+struct PartOfGradient {
+    using A = Acc<T>;
+    A sums[Rows::made][Across::made];
+
+    // Shows `visit` each sum that a window of row w of those around has an element of, its row and
+    // column, and the window's column.
+    template <class Visit>
+    __device__ __forceinline__ void visit_windows(int w, const Visit& visit) {
+#pragma unroll
+        for (int i = 0; i < Rows::made; ++i) {
+            if (!Rows::covers(w, i)) continue;
+#pragma unroll
+            for (int v = 0; v < Across::around; ++v)
+#pragma unroll
+                for (int j = 0; j < Across::made; ++j)
+                    if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
+        }
+    }
+    // The rows that no windows after those of row w have.
+    __device__ __forceinline__ void store_rows(int w, T* dx, const Tile& tile,
+                                               const Planes& planes) const {
+        T* const to = dx + tile.start(planes.image) + tile.x_column();
+        const i32 width = planes.image[1];
+        const Pitch pitch = Pitch::of<T>(width);
+#pragma unroll
+        for (int i = 0; i < Rows::made; ++i) {
+            const i32 row = tile.x_row() + i;
+            if (Rows::last(i) == w && (INSIDE_ROWS || row < planes.image[0]))
+                store_rounded<X_VECTORS>(pitch.in(to, row), width - tile.x_column(), sums[i]);
+        }
+    }
+};
+
+template <class T>
+__device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool include_pad,
+                                                        const Tile& tile, const Planes& planes) {
+    using A = Acc<T>;
+    using Lines = tiles::Lines<T, YColumns, false>;
+    const Lines lines(dy + tile.start(planes.output), YColumns{tile.column, planes.output[1]});
+    const i32 row = tile.row - Rows::before, column = tile.column - Across::before;
+    const Means<A, Rows::around, Across::around> means(planes, row, column, include_pad);
+    PartOfGradient<T> part{};
+    visit_rows<Rows::around>(
+        [&](int w) {
+            return lines.load(row + w, INSIDE_ROWS || is_within(row + w, planes.output[0]));
+        },
+        [&](int w, const typename Lines::Line& line) {
+            A slopes[Across::around];
+#pragma unroll
+            for (int v = 0; v < Across::around; ++v) slopes[v] = means.of(line.at(v), w, v);
+            part.visit_windows(w, [&](A& sum, int, int, int v) { sum += slopes[v]; });
+            part.store_rows(w, dx, tile, planes);
+        });
+}
+
+// A row of windows of a maximum: what they get, and the elements that they have chosen.
+template <class T>
+struct Routes {
+    static constexpr int nbytes = Line<T, YColumns>::nbytes + Line<i64, YColumns>::nbytes;
+    Line<T, YColumns> slopes;
+    Line<i64, YColumns> chosen;
+};
+
+template <class T>
+__device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64* indices, T* dx,
+                                                          const Tile& tile, const Planes& planes) {
+    using A = Acc<T>;
+    const i64 first = tile.start(planes.image), y_first = tile.start(planes.output);
+    const YColumns columns{tile.column, planes.output[1]};
+    const Lines<T, YColumns, false> of_dy(dy + y_first, columns);
+    const Lines<i64, YColumns, false> of_indices(indices + y_first, columns);
+    const i32 row = tile.row - Rows::before;
+    const u32 width = planes.image[1], own = tile.x_row() * width + tile.x_column();
+    PartOfGradient<T> part{};
+    visit_rows<Rows::around>(
+        [&](int w) {
+            const bool exists = INSIDE_ROWS || is_within(row + w, planes.output[0]);
+            return Routes<T>{of_dy.load(row + w, exists), of_indices.load(row + w, exists)};
+        },
+        [&](int w, const Routes<T>& routes) {
+            A slopes[Across::around];
+            u32 numbers[Across::around];  // counted from the part's first element
+#pragma unroll
+            for (int v = 0; v < Across::around; ++v) {
+                slopes[v] = routes.slopes.at(v);
+                const u64 in_plane = routes.chosen.at(v) - static_cast<u64>(first);
+                numbers[v] = (in_plane >> 32 == 0 ? static_cast<u32>(in_plane) : ALL_LANES) - own;
+            }
+            part.visit_windows(w, [&](A& sum, int i, int j, int v) {
+                if (numbers[v] - i * width == static_cast<u32>(j)) sum += slopes[v];
+            });
+            part.store_rows(w, dx, tile, planes);
+        });
+}
+
+// ---- largest elements -------------------------------------------------------------------------------
+
+// The largest element so far, and its number in the plane.
+template <class A>
+struct Largest {
+    A value;
+    u32 number;
+
+    __device__ __forceinline__ void see(const Largest& other) {
+        const bool larger = is_larger(other.value, value);
+        value = larger ? other.value : value;
+        number = larger ? other.number : number;
+    }
+};
+
+// Where rows of them go to. Either array may be null.
+template <class T>
+struct Destination {
+    const T* x;  // the plane
+    T* y;
+    i64* indices;
+    i64 start;  // of the tile's first column in Y
+    i64 first;  // of the plane in Indices
+    i32 rest;   // columns from the first one on
+    Pitch y_pitch, indices_pitch;
+
+    __device__ __forceinline__ Destination(const T* x, T* y, i64* indices, const Tile& tile,
+                                           const Planes& planes)
+        : x(x + tile.start(planes.image)),
+          y(y),
+          indices(indices),
+          start(tile.start(planes.output) + tile.column),
+          first(tile.start(planes.image)),
+          rest(planes.output[1] - tile.column),
+          y_pitch(Pitch::of<T>(planes.output[1])),
+          indices_pitch(Pitch::of<i64>(planes.output[1])) {}
+
+    __device__ __forceinline__ void store_row(i32 row,
+                                              const Largest<Acc<T>> (&found)[TILE_COLUMNS]) const {
+        T values[TILE_COLUMNS];
+        i64 numbers[TILE_COLUMNS];
+        bool has_nan = false;
+#pragma unroll
+        for (int c = 0; c < TILE_COLUMNS; ++c) {
+            values[c] = from_acc<T>(found[c].value);
+            numbers[c] = first + found[c].number;
+            has_nan |= isnan(found[c].value);
+        }
+        // As it is in X: a NaN that was widened and rounded may be another one.
+        if (sizeof(T) == 2 && has_nan) {
+#pragma unroll
+            for (int c = 0; c < TILE_COLUMNS; ++c) values[c] = x[found[c].number];
+        }
+        if (y != nullptr) store<Y_VECTORS>(y_pitch.in(y + start, row), rest, values);
+        if (indices != nullptr)
+            store<Y_VECTORS>(indices_pitch.in(indices + start, row), rest, numbers);
+    }
+};
+
+// Beside X are its nearest elements: a window that reaches them has those too, since none is without
+// an element of X, and one that is seen twice is not larger than itself.
+template <class T>
+__device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, const Tile& tile,
+                                              const Planes& planes) {
+    using A = Acc<T>;
+    using Lines = tiles::Lines<T, XColumns, true>;
+    const Destination<T> to(x, y, indices, tile, planes);
+    const i32 height = planes.image[0], width = planes.image[1];
+    const XColumns columns{tile.x_column(), width};
+    const Lines lines(to.x, columns);
+    const auto row_of = [&](int i) {
+        const i32 row = tile.x_row() - PAD_ROWS + i;
+        return INSIDE_ROWS ? row : min(max(row, 0), height - 1);
+    };
+    Largest<A> found[TILE_ROWS][TILE_COLUMNS];
+    visit_rows<Rows::reach>(
+        [&](int i) { return lines.load(row_of(i), true); },
+        [&](int i, const typename Lines::Line& line) {
+#pragma unroll
+            for (int c = 0; c < TILE_COLUMNS; ++c) {
+                const auto element = [&](int tap) {
+                    const int column = c * STRIDE_COLUMNS + tap;
+                    return Largest<A>{line.at(column), static_cast<u32>(columns.nearest(column))};
+                };
+                Largest<A> of_row = element(0);
+#pragma unroll
+                for (int tap = 1; tap < KERNEL_COLUMNS; ++tap) of_row.see(element(tap));
+                of_row.number += static_cast<u32>(row_of(i)) * static_cast<u32>(width);
+#pragma unroll
+                for (int r = 0; r < TILE_ROWS; ++r) {
+                    if (i == r * STRIDE_ROWS)
+                        found[r][c] = of_row;
+                    else if (Rows::has(r, i))
+                        found[r][c].see(of_row);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < TILE_ROWS; ++r)
+                if (Rows::has(r, i) && !Rows::has(r, i + 1) &&
+                    (INSIDE_ROWS || tile.row + r < planes.output[0]))
+                    to.store_row(tile.row + r, found[r]);
+        });
+}
+
+}  // namespace cto::pooling::tiles

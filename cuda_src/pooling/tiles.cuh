@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+// Tiles of windows that a compilation knows: families/pooling/plan_tiles.py says which there are.
+//
+// A thread makes a tile of Y, or the part of dX that begins where a tile's windows would without
+// pads. It goes down the rows of what it reads, each of which it loads once: the tile's own columns
+// by vectors where they fit, those beside them one by one.
+#pragma once
+#include "core/fast_division.cuh"
+#include "core/vec.cuh"
+#include "pooling/facts.cuh"
+
+namespace cto::pooling::tiles {
+
+using namespace facts::pooling;
+using vec::Vec;
+
+constexpr int AHEAD_NBYTES = 128;  // of rows that a thread loads before it uses one
+
+// ---- windows ------------------------------------------------------------------------------------
+
+// What a compilation knows of an axis.
+template <int KERNEL, int STRIDE, int PAD, int TILE>
+struct Axis {
+    static constexpr int stride = STRIDE, kernel = KERNEL, pad = PAD;
+    static constexpr int reach = (TILE - 1) * STRIDE + KERNEL;  // elements of a tile's windows
+    static constexpr int made = TILE * STRIDE;                  // elements of a tile's part of dX
+    // Windows before and behind the tile's that have elements of that part.
+    static constexpr int before = (KERNEL - 1 - PAD) / STRIDE, behind = (PAD + STRIDE - 1) / STRIDE;
+    static constexpr int around = before + TILE + behind;
+
+    // Whether window w of the tile has element i of those that they reach.
+    static constexpr bool has(int w, int i) { return i >= w * STRIDE && i < w * STRIDE + KERNEL; }
+    // Whether window w of those around has element i of the part of dX, and the last that may.
+    static constexpr bool covers(int w, int i) { return has(w - before, i + PAD); }
+    static constexpr int last(int i) { return (i + PAD) / STRIDE + before; }
+};
+using Rows = Axis<KERNEL_ROWS, STRIDE_ROWS, PAD_ROWS, TILE_ROWS>;
+using Across = Axis<KERNEL_COLUMNS, STRIDE_COLUMNS, PAD_COLUMNS, TILE_COLUMNS>;
+
+struct Tile {
+    i64 plane;
+    i32 row, column;  // of the first window
+
+    __device__ __forceinline__ Tile(const Planes& planes, u32 position) {
+        const u32 above = fast_division::quotient(position, planes.tiles[1]);
+        const u32 before = fast_division::quotient(above, planes.tiles[0]);
+        const u32 across = static_cast<u32>(planes.tiles[1].value);
+        const u32 down = static_cast<u32>(planes.tiles[0].value);
+        plane = before;
+        row = static_cast<i32>(above - before * down) * TILE_ROWS;
+        column = static_cast<i32>(position - above * across) * TILE_COLUMNS;
+    }
+    // Where the plane begins in arrays of these extents.
+    __device__ __forceinline__ i64 start(const i32 (&extents)[2]) const {
+        return plane * (extents[0] * extents[1]);
+    }
+    __device__ __forceinline__ i32 x_row() const { return row * STRIDE_ROWS; }
+    __device__ __forceinline__ i32 x_column() const { return column * STRIDE_COLUMNS; }
+};
+
+__device__ __forceinline__ bool is_within(i32 i, i32 extent) {
+    return static_cast<u32>(i) < static_cast<u32>(extent);
+}
+
+// ---- rows in memory -----------------------------------------------------------------------------
+
+// Rows of a plane of fewer than 2^31 bytes.
+struct Pitch {
+    i32 nbytes;
+
+    template <class E>
+    static __device__ __forceinline__ Pitch of(i32 width) {
+        i32 nbytes = width * static_cast<i32>(sizeof(E));
+        // Or the compiler multiplies by elements first, and then by their size.
+#ifndef __CUDA_CPU__
+        asm("" : "+r"(nbytes));
+#endif
+        return {nbytes};
+    }
+    // `rows` below an element, or above it.
+    template <class E>
+    __device__ __forceinline__ const E* below(const E* element, i32 rows) const {
+        const char* const address = reinterpret_cast<const char*>(element);
+        return reinterpret_cast<const E*>(address + static_cast<i64>(rows) * nbytes);
+    }
+    // In row `row`, whose first element this is of row 0.
+    template <class E>
+    __device__ __forceinline__ E* in(E* element, i32 row) const {
+        char* const address = reinterpret_cast<char*>(element);
+        return reinterpret_cast<E*>(address + static_cast<u64>(static_cast<u32>(row)) *
+                                                  static_cast<u32>(nbytes));
+    }
+};
+
+// Elements of the longest vectors that divide n.
+template <class E>
+constexpr int piece_of(int n) {
+    return (n & -n) < vec::WIDTH<E> ? (n & -n) : vec::WIDTH<E>;
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+// A tile's own columns, from `first` on, and those BEFORE and BEHIND them, of rows of `width`; column 0
+// is the first of all. IN_VECTORS: the own ones exist, and are at multiples of their vectors.
+template <int BEFORE, int OWN, int BEHIND, bool IN_VECTORS>
+struct Columns {
+    static constexpr int n = BEFORE + OWN + BEHIND, before = BEFORE, own = OWN;
+    static constexpr int vectors = IN_VECTORS ? OWN : 0, alone = n - vectors;
+    i32 first, width;
+
+    static constexpr bool is_in_vector(int c) {
+        return IN_VECTORS && c >= BEFORE && c < BEFORE + OWN;
+    }
+    // Of columns that are alone: which one column c is.
+    static constexpr int number_alone(int c) { return IN_VECTORS && c >= BEFORE ? c - OWN : c; }
+
+    __device__ __forceinline__ bool has(int c) const {
+        return INSIDE_COLUMNS || is_in_vector(c) || is_within(first - BEFORE + c, width);
+    }
+    // The existing column that is nearest to column c.
+    __device__ __forceinline__ i32 nearest(int c) const {
+        const i32 column = first - BEFORE + c;
+        return INSIDE_COLUMNS || is_in_vector(c) ? column : min(max(column, 0), width - 1);
+    }
+};
+
+// Those columns of a row. Pairs stay in words: the compiler would unpack them long before they are used.
+template <class E, class C>
+struct Line {
+    static constexpr int PIECE = piece_of<E>(C::own);
+    using Unit = vec::Unit<E, vec::IN_WORDS<E, PIECE>>;
+    using Piece = Vec<typename Unit::Held, PIECE * sizeof(E) / sizeof(typename Unit::Held)>;
+    static constexpr int nbytes =
+        C::vectors * sizeof(E) + C::alone * (sizeof(E) < 4 ? 4 : sizeof(E));
+    Piece pieces[C::vectors / PIECE + 1];
+    E alone[C::alone + 1];
+
+    __device__ __forceinline__ Acc<E> at(int c) const {
+        if (!C::is_in_vector(c)) return to_acc(alone[C::number_alone(c)]);
+        const int own = c - C::before;
+        return Unit::at(pieces[own / PIECE].at, own % PIECE);
+    }
+};
+
+// Lines of a plane; where a column or a row does not exist, zeros.
+template <class E, class C, bool NEAREST>
+struct Lines {
+    using Line = tiles::Line<E, C>;
+    Pitch pitch;
+    const E *own, *alone[C::alone + 1];  // in row 0
+    bool has[C::alone + 1];
+
+    __device__ __forceinline__ Lines(const E* plane, const C& columns)
+        : pitch(Pitch::of<E>(columns.width)), own(plane + columns.first) {
+#pragma unroll
+        for (int c = 0; c < C::n; ++c) {
+            if (C::is_in_vector(c)) continue;
+            const int k = C::number_alone(c);
+            has[k] = NEAREST || columns.has(c);
+            alone[k] =
+                NEAREST && !INSIDE_COLUMNS ? plane + columns.nearest(c) : own + (c - C::before);
+        }
+    }
+    __device__ __forceinline__ Line load(i32 row, bool exists) const {
+        Line line{};
+        const auto* const pieces =
+            reinterpret_cast<const typename Line::Piece*>(pitch.below(own, row));
+#pragma unroll
+        for (int p = 0; p < C::vectors / Line::PIECE; ++p)
+            if (exists) line.pieces[p] = pieces[p];
+#pragma unroll
+        for (int k = 0; k < C::alone; ++k)
+            if (exists && has[k]) line.alone[k] = *pitch.below(alone[k], row);
+        return line;
+    }
+};
+
+// ---- writing ------------------------------------------------------------------------------------
+
+// N neighbours, or the first `rest` of them; in vectors all.
+template <bool IN_VECTORS, class E, int N>
+__device__ __forceinline__ void store(E* to, i32 rest, const E (&values)[N]) {
+    constexpr int LENGTH = IN_VECTORS ? piece_of<E>(N) : 1;
+#pragma unroll
+    for (int c = 0; c < N; c += LENGTH) {
+        Vec<E, LENGTH> piece;
+#pragma unroll
+        for (int i = 0; i < LENGTH; ++i) piece.at[i] = values[c + i];
+        if (IN_VECTORS || c < rest) *reinterpret_cast<Vec<E, LENGTH>*>(to + c) = piece;
+    }
+}
+
+// Accumulators, rounded.
+template <bool IN_VECTORS, class E, int N>
+__device__ __forceinline__ void store_rounded(E* to, i32 rest, const Acc<E> (&values)[N]) {
+    alignas(16) E rounded[N];
+#pragma unroll
+    for (int c = 0; c + 1 < N; c += 2) vec::round_pair(values + c, rounded + c);
+    if constexpr (N % 2 == 1) rounded[N - 1] = from_acc<E>(values[N - 1]);
+    store<IN_VECTORS>(to, rest, rounded);
+}
+
+// ---- what is read -------------------------------------------------------------------------------
+
+// Columns of X that a tile's windows reach, and of the windows around a part of dX.
+constexpr int REACHED = Across::reach - PAD_COLUMNS;
+constexpr int X_OWN = X_VECTORS ? Across::made : REACHED;
+using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;
+using YColumns = Columns<Across::before, TILE_COLUMNS, Across::behind, Y_VECTORS>;
+
+// Shows `use` what `load` gives of each of N rows, so many bytes of which are on their way meanwhile.
+template <int N, class Load, class Use>
+__device__ __forceinline__ void visit_rows(const Load& load, const Use& use) {
+    using Row = decltype(load(0));
+    constexpr int AHEAD = Row::nbytes < AHEAD_NBYTES ? AHEAD_NBYTES / Row::nbytes : 1;
+    Row rows[N];
+#pragma unroll
+    for (int i = 0; i < N && i < AHEAD; ++i) rows[i] = load(i);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (i + AHEAD < N) rows[i + AHEAD] = load(i + AHEAD);
+        use(i, rows[i]);
+    }
+}
+
+}  // namespace cto::pooling::tiles

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""Plans for kernels that are compiled for their windows, of which a thread makes a tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...plan import VEC_NBYTES, Config, Launch, Plan, by_value, ceil_div, slots
+from ...planning.fast_division import divisor
+from .facts import THREADS, Planes
+from .windows import Windows
+
+MAX_TAPS = 32  # elements of a window, or between two, each of which is code
+TILE_ROWS = 4  # at most
+LONG_TILE_ROWS = 8  # of one column
+MAX_OFFSET = 2**31 - 1  # of bytes of a plane, and of threads, which kernels count in 32 bits
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Rows or columns of planes; `tile` windows of them are a thread's, or the part of dX in their
+    place."""
+
+    image: int
+    output: int
+    kernel: int
+    stride: int
+    pad: int
+    padded: int  # where the pads behind X end
+    is_gradient: bool
+    tile: int = 1
+
+    @property
+    def made(self) -> int:
+        """Elements of X in the place of a tile."""
+        return self.tile * self.stride
+
+    @property
+    def windows(self) -> int:
+        """How many are divided into tiles."""
+        return ceil_div(self.image, self.stride) if self.is_gradient else self.output
+
+    @property
+    def tiles(self) -> int:
+        """How many there are."""
+        return ceil_div(self.windows, self.tile)
+
+    @property
+    def span(self) -> int:
+        """Elements of a window, or from one to the next."""
+        return max(self.kernel, self.stride)
+
+    @property
+    def end(self) -> int:
+        """Where the last window ends."""
+        return (self.output - 1) * self.stride - self.pad + self.kernel
+
+    @property
+    def touches(self) -> bool:
+        """Whether each window has an element of X."""
+        return self.pad < self.kernel and self.end - self.kernel < self.image > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element is a window."""
+        return self.kernel == self.stride == 1 and self.pad == 0 and self.output == self.image
+
+    def is_full(self, include_pad: bool) -> bool:
+        """Whether all elements of each window count."""
+        if include_pad:
+            return self.end <= self.padded
+        return self.pad == 0 and self.end <= self.image
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether there is all that tiles reach."""
+        if self.is_gradient:
+            is_apart = self.pad == 0 and self.kernel <= self.stride
+            is_whole = self.tiles * self.tile <= self.output and self.image % self.made == 0
+            return is_apart and is_whole
+        reached = (self.tiles * self.tile - 1) * self.stride + self.kernel
+        return self.pad == 0 and reached <= self.image
+
+    def holds_x(self, x: Spec) -> bool:
+        """Whether what tiles have of each row of X or dX is whole vectors."""
+        piece = min(self.made & -self.made, VEC_NBYTES // x.dtype.itemsize)
+        end = self.tiles * self.made
+        is_there = end == self.image if self.is_gradient else end <= self.image
+        return x.aligned and piece > 1 and is_there and self.image % piece == 0
+
+    def holds_y(self, ys: tuple[Spec, ...]) -> bool:
+        """Whether what tiles have of each row of these, of the shape of Y, is."""
+        is_there = self.tiles * self.tile <= self.output and self.output % self.tile == 0
+        return is_there and all(y.aligned for y in ys)
+
+
+_POINT = {"image": 1, "output": 1, "kernel": 1, "stride": 1, "pad": 0, "padded": 1}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of all planes of `x`, which is X or dX, and of `ys`, of the shape of Y."""
+
+    rows: Axis
+    columns: Axis
+    x: Spec
+    ys: tuple[Spec, ...]
+
+    @classmethod
+    def of(
+        cls, windows: Windows, x: Spec, ys: tuple[Spec, ...], *, widest: int, is_gradient: bool
+    ) -> Tiling | None:
+        """With at most `widest` columns; None where kernels are not compiled for such windows."""
+        axes = _axes(windows, is_gradient)
+        if axes is None:
+            return None
+        columns = _wide(axes[1], x, widest)
+        rows = _tall(axes[0], LONG_TILE_ROWS if columns.tile == 1 else TILE_ROWS)
+        tiling = cls(rows, columns, x, ys)
+        return tiling if tiling.is_small else None
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        planes = self.x.size // (self.rows.image * self.columns.image)
+        return planes * self.rows.tiles * self.columns.tiles
+
+    @property
+    def is_small(self) -> bool:
+        """Whether kernels count in 32 bits."""
+        planes = self.x.size // (self.rows.image * self.columns.image)
+        most = max(spec.nbytes for spec in (self.x, *self.ys))
+        return self.n <= MAX_OFFSET and most <= planes * MAX_OFFSET
+
+    def known(self, include_pad: bool | None) -> dict[str, str]:
+        """What kernels are compiled for. `include_pad`: which elements count, if any do."""
+        axes = {"ROWS": self.rows, "COLUMNS": self.columns}
+        return slots(
+            T=self.x.dtype,
+            TILED=True,
+            **{f"KERNEL_{name}": axis.kernel for name, axis in axes.items()},
+            **{f"STRIDE_{name}": axis.stride for name, axis in axes.items()},
+            **{f"PAD_{name}": axis.pad for name, axis in axes.items()},
+            **{f"TILE_{name}": axis.tile for name, axis in axes.items()},
+            **{f"INSIDE_{name}": axis.is_inside for name, axis in axes.items()},
+            X_VECTORS=self.columns.holds_x(self.x),
+            Y_VECTORS=self.columns.holds_y(self.ys),
+            FULL=include_pad is not None and all(a.is_full(include_pad) for a in axes.values()),
+        )
+
+    def plan(
+        self, symbol: str, arguments: tuple[object, ...], include_pad: bool | None = None
+    ) -> Plan:
+        """Of a kernel whose first parameters are `arguments`."""
+        axes = (self.rows, self.columns)
+        planes = by_value(
+            Planes,
+            image=[axis.image for axis in axes],
+            output=[axis.output for axis in axes],
+            padded=[axis.padded for axis in axes],
+            tiles=np.array([divisor(axis.tiles) for axis in axes]),
+        )
+        config = Config((ceil_div(self.n, THREADS),), (THREADS,))
+        known = self.known(include_pad)
+        return Plan((Launch(symbol, config, (*arguments, self.n, planes), known),))
+
+
+def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
+    """The last two, where the others, if any, are further planes."""
+    extents = zip(
+        *(windows.image, windows.output, windows.kernel, windows.strides, windows.pads),
+        *(windows.ends, windows.dilations),
+        strict=True,
+    )
+    axes = [Axis(**_POINT, is_gradient=is_gradient)]
+    for image, output, kernel, stride, pad, end, dilation in extents:
+        if dilation > 1 < kernel:
+            return None
+        axes.append(Axis(image, output, kernel, stride, pad, image + end, is_gradient))
+    *others, rows, columns = axes
+    is_known = rows.span * columns.span <= MAX_TAPS and rows.touches and columns.touches
+    return (rows, columns) if is_known and all(axis.is_plain for axis in others) else None
+
+
+def _wide(columns: Axis, x: Spec, widest: int) -> Axis:
+    """With the tile of which each row of X is a vector, or else with what neighbours share."""
+    tile = min(widest, VEC_NBYTES // x.dtype.itemsize // columns.stride)
+    tile = 1 << max(tile, 1).bit_length() - 1
+    while tile:
+        found = replace(columns, tile=tile)
+        if found.holds_x(x):
+            return found
+        tile //= 2
+    return replace(
+        columns, tile=2 if columns.stride < columns.kernel and columns.stride == 1 else 1
+    )
+
+
+def _tall(rows: Axis, most: int) -> Axis:
+    """With tiles of as few rows as so many tiles allow."""
+    return replace(rows, tile=ceil_div(rows.windows, ceil_div(rows.windows, most)))
