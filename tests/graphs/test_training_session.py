@@ -12,8 +12,11 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import cupy_training_ops as cto
+from cupy_training_ops.onnx import session as sessions
 from cupy_training_ops.onnx.kinds import Runner
 from cupy_training_ops.onnx.labels import Labels
+
+from . import boxes
 
 DATA = Path(__file__).parent / "data"
 
@@ -326,17 +329,48 @@ g (float[2, 3] x, int64[2] labels, float b, float buffer, float one, bool[1] res
 def test_labels_in_a_list_are_looked_at_as_well() -> None:
     session, _ = opened()
     labels = Labels(session.graph)
-    (name,) = labels._losses
-    labels.look_at(name, [0, 7])
+    (loss,) = labels._losses
+    labels.look_at(loss.inputs[1], [0, 7])
     with pytest.raises(cto.ArgumentError, match="labels from 0 to 3, got 7"):
-        labels.check({name: 4})
-    labels.check({name: 8})
+        labels.check({loss.outputs[0]: 4})
+    labels.check({loss.outputs[0]: 8})
+
+
+TWO_LOSSES = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g (float[2, 3] x, float[2, 4, 9] y, int64[2] labels, int64[2, 4] others)
+=> (float a, float b, float c) {
+    a = SoftmaxCrossEntropyLoss(x, labels)
+    wide = Concat <axis = 1> (x, x)
+    b = SoftmaxCrossEntropyLoss <ignore_index = 5> (wide, labels)
+    c, log = com.microsoft.SparseSoftmaxCrossEntropy(y, others)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("label", "other", "expected"),
+    [(2, 8, None), (3, 0, "0 to 2, got 3"), (5, 0, "0 to 2, got 5"), (0, 9, "0 to 8, got 9")],
+)
+def test_labels_of_several_losses_are_held_against_the_classes_of_each(
+    label: int, other: int, expected: str | None, monkeypatch, rng
+) -> None:
+    """On a device that computes NaN of what is out of range."""
+    monkeypatch.setattr(sessions, "runners", boxes.runners)
+    session = cto.onnx.Session(onnx.parser.parse_model(TWO_LOSSES), boxes.Device())
+    feeds = {"x": rng.standard_normal((2, 3)).astype(np.float32)}
+    feeds |= {"y": rng.standard_normal((2, 4, 9)).astype(np.float32)}
+    feeds |= {"labels": np.array([0, label]), "others": np.full((2, 4), other)}
+    if expected is None:
+        assert len(session.run(feeds)) == 3
+    else:
+        with pytest.raises(cto.ArgumentError, match=f"labels from {expected}"):
+            session.run(feeds)
 
 
 def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
     session, answers = opened()
     labels = Labels(session.graph)
-    (name,) = labels._losses
+    (loss,) = labels._losses
+    name = loss.inputs[1]
     found = labels.runners(session.graph, dict.fromkeys(range(len(session.graph.nodes)), PLAIN))
     place = next(i for i, node in enumerate(session.graph.nodes) if name in node.inputs)
     run = found[place].make(np)
