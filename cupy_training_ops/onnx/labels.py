@@ -21,6 +21,7 @@ from .graph import Graph, Node
 from .kinds import Run, Runner
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "SparseSoftmaxCrossEntropy")
+CLASSES_LAST = LOSSES[2:]
 BY_LABELS = LOSSES[::2]  # whose label to be ignored is an attribute
 
 
@@ -40,13 +41,13 @@ class Labels:
     def __init__(self, graph: Graph) -> None:
         names = {item.name for item in graph.inputs}
         losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
-        self._losses = {node.inputs[1]: node for node in losses if node.inputs[1] in names}
-        self._ranges: dict[str, tuple[int, int] | None] = {}
-        self.classes: dict[str, int] = {}  # of the last run
+        self._losses = [node for node in losses if node.inputs[1] in names]
+        self._ranges: dict[str, tuple[int, int] | None] = {}  # of each loss, by its output
+        self.classes: dict[str, int] = {}  # the same, of the last run
 
     def runners(self, graph: Graph, found: Mapping[int, Runner]) -> dict[int, Runner]:
         """The same, with losses that look at the labels' range."""
-        checked = {id(node) for node in self._losses.values()}
+        checked = {id(node) for node in self._losses}
         return {
             i: self._checking(graph.nodes[i], known) if id(graph.nodes[i]) in checked else known
             for i, known in found.items()
@@ -56,31 +57,34 @@ class Labels:
         return replace(known, make=lambda xp: partial(self._run, node, known.make(xp)))
 
     def _run(self, node: Node, run: Run, values: list[Any], **given: Any) -> Any:
-        self.classes[node.inputs[1]] = values[0].shape[1]
-        self._check(node.inputs[1], values[0].shape[1])
+        n = values[0].shape[-1 if node.op_type in CLASSES_LAST else 1]
+        self.classes[node.outputs[0]] = n
+        self._check(node, n)
         return run(values, **given)
 
     def look_at(self, name: str, value: Any) -> None:
         """Note what is fed under a name."""
-        node = self._losses.get(name)
-        if node is None:
-            return
-        self._ranges[name] = None
-        if not hasattr(value, "__cuda_array_interface__"):
-            with contextlib.suppress(ValueError):  # which whoever feeds it is told
-                self._ranges[name] = _range(np.asarray(value), node.attributes.get("ignore_index"))
+        for node in self._losses:
+            if node.inputs[1] != name:
+                continue
+            self._ranges[node.outputs[0]] = None
+            if not hasattr(value, "__cuda_array_interface__"):
+                with contextlib.suppress(ValueError):  # which whoever feeds it is told
+                    ignored = node.attributes.get("ignore_index")
+                    self._ranges[node.outputs[0]] = _range(np.asarray(value), ignored)
 
     def check(self, classes: Mapping[str, int]) -> None:
-        """Refuse what was looked at last, of which there are so many classes."""
-        for name, n in classes.items():
-            self._check(name, n)
+        """Refuse what was looked at last, of which each loss has so many classes."""
+        for node in self._losses:
+            if node.outputs[0] in classes:
+                self._check(node, classes[node.outputs[0]])
 
-    def _check(self, name: str, classes: int) -> None:
-        found = self._ranges.get(name)
+    def _check(self, node: Node, classes: int) -> None:
+        found = self._ranges.get(node.outputs[0])
         if found is not None and not (found[0] >= 0 and found[1] < classes):
             wrong = found[0] if found[0] < 0 else found[1]
             expected = f"labels from 0 to {classes - 1}"
-            raise ArgumentError(f"{cut(name)}: expected {expected}, got {wrong}")
+            raise ArgumentError(f"{cut(node.inputs[1])}: expected {expected}, got {wrong}")
 
 
 def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx.standard import elementwise
+from cupy_training_ops.onnx.standard import elementwise, products
 
 HALVES = (np.dtype(np.float16), cto.dtypes.BFLOAT16)
 
@@ -301,3 +301,38 @@ def test_a_gradient_of_shapes_that_are_known_as_it_runs() -> None:
     np.testing.assert_array_equal(found["dw"], [2, 2, 2])
     with pytest.raises(cto.ArgumentError, match="cannot be broadcast"):
         result("BroadcastGradientArgs", np.array([2]), np.array([3]))
+
+
+OF_HALVES = {
+    "MatMul": [(3, 4), (4, 2)],
+    "Gemm": [(3, 4), (4, 2), (2,)],
+    "HardSigmoid": [(3, 4)],
+    "HardSwish": [(3, 4)],
+    "Clip": [(3, 4)],
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("op", OF_HALVES)
+def test_results_of_half_types_are_of_their_type(op: str, dtype: np.dtype, rng) -> None:
+    """NumPy makes float32 of bfloat16 in places."""
+    inputs = [rng.standard_normal(shape).astype(dtype) for shape in OF_HALVES[op]]
+    known = {"version": 9, "min": -0.5, "max": 0.5} if op == "Clip" else {"version": 14}
+    found = result(op, *inputs, **known)
+    wide = result(op, *[x.astype(np.float64) for x in inputs], **known)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(np.float64), wide, 2e-2, 2e-2)
+
+
+def test_a_product_of_half_types_is_written_where_it_is_told(rng) -> None:
+    a, b = (rng.standard_normal((3, 3)).astype(HALVES[1]) for _ in range(2))
+    out = np.full((3, 3), np.nan, HALVES[1])
+    assert products.product(np, a, b, 0.5, out=out) is out
+    np.testing.assert_array_equal(out, products.product(np, a, b, 0.5))
+
+
+def test_a_normalisation_of_half_types_does_not_overflow_on_its_way() -> None:
+    x, each = np.full((1, 1), 300, np.float16), np.ones(1, np.float16)
+    inputs = [x, 300 * each, 0 * each, 200 * each, 0.25 * each]
+    found = result("BatchNormalization", *inputs, version=14, epsilon=0.0)
+    np.testing.assert_array_equal(found, np.float16(60000))

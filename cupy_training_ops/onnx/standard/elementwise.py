@@ -193,7 +193,7 @@ def sigmoid(xp: Module, x: Array) -> Array:
 
 @standard("HardSigmoid")
 def hard_sigmoid(xp: Module, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
-    return xp.clip(x * scalar(x, alpha) + scalar(x, beta), scalar(x, 0), scalar(x, 1))
+    return clip_6(xp, x * scalar(x, alpha) + scalar(x, beta), min=0, max=1)
 
 
 @standard("HardSwish")
@@ -251,7 +251,8 @@ def is_inf(xp: Module, x: Array, *, detect_negative: int = 1, detect_positive: i
 
 @standard("Clip", until=10)
 def clip_6(xp: Module, x: Array, *, min: float = -math.inf, max: float = math.inf) -> Array:
-    return xp.clip(x, scalar(x, min), scalar(x, max))
+    """`clip` of NumPy makes float32 of bfloat16."""
+    return xp.minimum(xp.maximum(x, scalar(x, min)), scalar(x, max))
 
 
 @standard("Clip", since=11, view=True)

@@ -30,23 +30,23 @@ def batch_normalization(
     """In training mode the running statistics come back as new arrays."""
     axes = (0, *range(2, x.ndim))
     if not training_mode:
-        return _normalized(xp, x, scale, bias, mean, var, epsilon)
+        return _normalized(xp, x, scale, bias, wide(mean), wide(var), epsilon)
     own_mean, own_var = wide(x).mean(axis=axes), wide(x).var(axis=axes)
-    y = _normalized(xp, wide(x), wide(scale), wide(bias), own_mean, own_var, epsilon)
+    y = _normalized(xp, x, scale, bias, own_mean, own_var, epsilon)
     running = [
         (wide(old) * momentum + own * (1 - momentum)).astype(old.dtype)
         for old, own in ((mean, own_mean), (var, own_var))
     ]
-    return y.astype(x.dtype, copy=False), *running
+    return y, *running
 
 
 def _normalized(
     xp: Module, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
 ) -> Array:
     each = (-1, *[1] * (x.ndim - 2))
-    factor = scale / xp.sqrt(var + scalar(var, epsilon))
-    shifted = bias - mean * factor
-    return (x * factor.reshape(each) + shifted.reshape(each)).astype(x.dtype, copy=False)
+    factor = wide(scale) / xp.sqrt(var + scalar(var, epsilon))
+    shifted = wide(bias) - mean * factor
+    return (wide(x) * factor.reshape(each) + shifted.reshape(each)).astype(x.dtype, copy=False)
 
 
 @standard("InstanceNormalization")

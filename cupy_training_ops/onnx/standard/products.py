@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .elementwise import scalar
-from .halves import wide
+from .halves import HALVES, wide
 from .table import standard
 
 Array = Any
@@ -32,6 +32,12 @@ def product(
 
         if cublas.fits((a, b)):
             return cublas.product(a, b, alpha=alpha, tf32=bool(tf32), out=out)
+    elif a.dtype in HALVES:  # of which NumPy makes float32, or has no BLAS
+        y = product(xp, wide(a), wide(b), alpha).astype(a.dtype)
+        if out is None:
+            return y
+        out[...] = y
+        return out
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         y = xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
