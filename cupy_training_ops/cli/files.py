@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import click
 
@@ -47,7 +48,9 @@ from .taken import not_taken
     help="Only this array; may be given more than once.",
 )
 @click.option("--dtype", type=click.Choice(["bfloat16"]), help="Read raw two-byte arrays as such.")
-@click.option("--keep-nonfinite", is_flag=True, help="msfp15: NaN for a tile it gives up.")
+@click.option(
+    "--keep-nonfinite", is_flag=True, help="msfp15 and msfp15_signed: NaN for a tile they give up."
+)
 @force_option
 def encode(
     files: tuple[str, ...],
@@ -68,6 +71,7 @@ def encode(
     shape, and is written whole or not at all. `cupy_training_ops.Packed.load` reads it in Python.
     """
     options: dict[str, object] = {"keep_nonfinite": True} if keep_nonfinite else {}
+    _check_options(codec, options)
     raw = dtype is not None
     with contextlib.ExitStack() as stack:
         members = [m for file in files for m in stack.enter_context(opened(file))]
@@ -78,6 +82,16 @@ def encode(
         make_folder(out)
         for member, place in zip(chosen, outs, strict=True):
             _encode(member, place, codec, options, raw)
+
+
+def _check_options(codec: str, options: Mapping[str, object]) -> None:
+    """Refuse an option of other codecs."""
+    known = {name: each.encoder.declaration.attributes for name, each in CODECS.items()}
+    for option in options:
+        have = [name for name, found in known.items() if option in {each.name for each in found}]
+        if codec not in have:
+            said = option.replace("_", "-")
+            raise click.UsageError(f"--{said} goes with {', '.join(have)}, not with {codec}")
 
 
 @click.command()

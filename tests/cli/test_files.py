@@ -96,7 +96,8 @@ def test_keep_nonfinite_travels_with_the_file(tmp_path):
     call("decode", packed, out)
     assert np.isnan(np.load(out)).all()
     assert_refused(
-        call("encode", source, packed, "--codec", "pack8", "--keep-nonfinite"), "keep_nonfinite"
+        call("encode", source, packed, "--codec", "pack8", "--keep-nonfinite"),
+        "--keep-nonfinite goes with msfp15, msfp15_signed, not with pack8",
     )
 
 
