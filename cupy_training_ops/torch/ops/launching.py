@@ -36,7 +36,7 @@ class Ready(NamedTuple):
     arrays: Sequence[int]  # their places among the inputs
 
 
-_MANY = 1024  # kinds of calls that are remembered
+_MANY = 1024  # kinds of calls, and instances, that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
 _HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
@@ -44,12 +44,24 @@ _NUMBERS = (int, float, tuple)  # those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
 _ready: dict[object, Ready | None] = {}
+_instances: dict[tuple[type[Op], bytes], Op] = {}
 _rooms: dict[object, dict[int, Tensor]] = {}
 
 
 def instance(cls: type[Op], **attributes: Any) -> Any:
     """The operator with these attributes, which functions share."""
-    return cls.shared(**attributes)
+    try:
+        key = cls, exact_key((*attributes.items(),))
+    except ValueError:
+        return cls.shared(**attributes)
+    found = _instances.get(key)
+    if found is None:
+        found = cls.shared(**attributes)
+        if all(map(is_plain, attributes.values())):
+            if len(_instances) >= _MANY:
+                _instances.clear()
+            _instances[key] = found
+    return found
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
