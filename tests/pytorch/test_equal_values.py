@@ -14,6 +14,7 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 
 from cupy_training_ops.errors import OpError  # noqa: E402
+from cupy_training_ops.families.activation.operators import QuickGelu  # noqa: E402
 from cupy_training_ops.frame.keys import exact_key, is_plain  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import launching, recent, shortcuts  # noqa: E402
@@ -54,6 +55,7 @@ def afresh(monkeypatch):
     def forget():
         recent.forget()
         monkeypatch.setattr(launching, "_ready", {})
+        monkeypatch.setattr(launching, "_instances", {})
         for door in ops.DOORS.values():
             for known in (door.operator.direct, door.operator.wanted):
                 if isinstance(known, shortcuts.Shortcuts):
@@ -76,6 +78,21 @@ def test_a_call_is_what_it_is_after_equal_ones(made, afresh, gradients, case) ->
                 outcome(call, x, first)
             assert outcome(call, x, second) == expected, (first, second)
     afresh()
+
+
+def test_instances_are_those_of_the_same_attributes(monkeypatch) -> None:
+    monkeypatch.setattr(launching, "_MANY", 3)
+    monkeypatch.setattr(launching, "_instances", {})
+    for alpha in (1.0, 0.0, -0.0, 2.5, 1.0, 3.0, 0.5):
+        op = launching.instance(QuickGelu, alpha=alpha)
+        assert repr(op.alpha) == repr(alpha)
+        assert launching.instance(QuickGelu, alpha=alpha) is op
+        assert len(launching._instances) <= 3
+    for alpha in (True, "1", (1.0,), [1.0], None):
+        with pytest.raises(OpError):
+            launching.instance(QuickGelu, alpha=alpha)
+    launching.instance(QuickGelu, alpha=np.float64(1))
+    assert len(launching._instances) <= 3
 
 
 def test_keys_are_equal_where_values_are_the_same_in_kind_and_bits() -> None:

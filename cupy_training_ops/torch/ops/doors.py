@@ -97,8 +97,7 @@ class Door:
             self.wanted = self._wanted_of_every
         else:
             self._wanted = _Inside(operator, operator.wanted, registered)
-            found = _shortest(self._wanted.recent.find, self._wanted_longer)
-            self.wanted = lambda *arguments: _in_places(found(*arguments), arguments[-1])
+            self.wanted = _shortest_of_mask(self._wanted.recent.find, self._wanted_longer)
 
     def __call__(self, *arguments: Any) -> Any:
         """As `every`."""
@@ -142,6 +141,22 @@ def _shortest(
                 run, tensors = found
                 return run(arguments, tensors)
         return longer(*arguments)
+
+    return call
+
+
+def _shortest_of_mask(
+    find: Callable[[Sequence[Any]], Found | None], longer: Callable[..., Any]
+) -> Callable[..., Sequence[Tensor | None]]:
+    """The same with the results in their places."""
+    is_compiling = torch.compiler.is_compiling
+
+    def call(*arguments: Any) -> Sequence[Tensor | None]:
+        found = None if is_compiling() else find(arguments)
+        if found is None:
+            return _in_places(longer(*arguments), arguments[-1])
+        run, tensors = found
+        return _in_places(run(arguments, tensors), arguments[-1])
 
     return call
 

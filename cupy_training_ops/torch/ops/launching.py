@@ -36,7 +36,7 @@ class Ready(NamedTuple):
     arrays: Sequence[int]  # their places among the inputs
 
 
-_MANY = 1024  # kinds of calls that are remembered
+_MANY = 1024  # kinds of calls, and instances, that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
 _HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
@@ -44,12 +44,24 @@ _NUMBERS = (int, float, tuple)  # those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
 _ready: dict[object, Ready | None] = {}
+_instances: dict[tuple[type[Op], bytes], Op] = {}
 _rooms: dict[object, dict[int, Tensor]] = {}
 
 
 def instance(cls: type[Op], **attributes: Any) -> Any:
     """The operator with these attributes, which functions share."""
-    return cls.shared(**attributes)
+    try:
+        key = cls, exact_key((*attributes.items(),))
+    except ValueError:
+        return cls.shared(**attributes)
+    found = _instances.get(key)
+    if found is None:
+        found = cls.shared(**attributes)
+        if all(map(is_plain, attributes.values())):
+            if len(_instances) >= _MANY:
+                _instances.clear()
+            _instances[key] = found
+    return found
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -158,14 +170,15 @@ def launcher(
     n_given: int,
     made: Callable[[Sequence[Any]], Sequence[object]],
     *,
+    parts: Sequence[tuple[int, int]] = (),
     joins: bool = False,
 ) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
     arrays: the places of arrays among what it is given, None of one that is not there; spots: those
     of their addresses, of which it is given so many; made: the arguments that follow from numbers
-    that change. joins: results behind the first may be slices of one tensor, which takes the time
-    of one.
+    that change. parts: more addresses, each so many bytes behind that of a spot. joins: results
+    behind the first may be slices of one tensor, which takes the time of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers_over(arrays)
@@ -174,7 +187,7 @@ def launcher(
     if one is not None:
         makers = [makers[0], backend.maker(one, device, None)]
         slices = [one.nbytes // one.shape[0] * i for i in range(1, one.shape[0])]
-    pick = _in_row(call, spots, n_given)
+    pick = _in_row(call, spots, n_given + len(parts))
     make_first = makers[0] if len(makers) == 1 else None
     changes = bool(call.changing)
     current_stream, is_current = backend.stream_of(device), backend.is_current
@@ -183,6 +196,8 @@ def launcher(
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
         values = made(inputs) if changes else ()
+        if parts:
+            addresses += [addresses[spot] + nbytes for spot, nbytes in parts]
         results: Any
         if make_first is not None:
             results = make_first(inputs)

@@ -176,10 +176,10 @@ def _past(
     made = _made(given, inputs, ready.call, changing)
     # Nothing is made like what is left out, nor like a slice.
     places = [*tensors, *[None] * (has_none + len(slices))]
-    arrays, n_given = [places[spot] for spot in found], len(tensors) + has_none + len(slices)
-    joins = which == JOINED
-    launch = launching.launcher(ready.call, arrays, found, n_given, made, joins=joins)
-    return _with_slices(launch, slices) if slices else launch
+    arrays, n_given = [places[spot] for spot in found], len(tensors) + has_none
+    return launching.launcher(
+        ready.call, arrays, found, n_given, made, parts=slices, joins=which == JOINED
+    )
 
 
 def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
@@ -193,16 +193,6 @@ def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
         if whole.data_ptr() <= start and start + part.nbytes <= whole.data_ptr() + whole.nbytes
     ]
     return found[0] if len(found) == 1 else None
-
-
-def _with_slices(launch: Launcher, slices: Sequence[tuple[int, int]]) -> Launcher:
-    """The same, given no addresses of slices."""
-
-    def run(arguments: Sequence[Any], addresses: list[int]) -> Any:
-        addresses += [addresses[spot] + nbytes for spot, nbytes in slices]
-        return launch(arguments, addresses)
-
-    return run
 
 
 def _made(
