@@ -208,7 +208,7 @@ constexpr int X_OWN = X_VECTORS ? Across::made : REACHED;
 using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;
 using YColumns = Columns<Across::before, TILE_COLUMNS, Across::behind, Y_VECTORS>;
 
-// Shows `use` what `load` gives of each of N rows, so many bytes of which are on their way meanwhile.
+// Shows `use` what `load` gives of each of N rows; later ones are on their way meanwhile.
 template <int N, class Load, class Use>
 __device__ __forceinline__ void visit_rows(const Load& load, const Use& use) {
     using Row = decltype(load(0));
