@@ -125,8 +125,9 @@ def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
 
 
 # X, the kernel's extent, stride, pad and dilation: of several tiles of channels and of taps, with
-# threads that are left over; in one to three dimensions.
+# threads that are left over; in one to three dimensions. Of the first, threads have several strips.
 LINES = (
+    ((2, 296, 10, 28), 3, 1, 1, 1),
     ((2, 16, 9, 11), 3, 1, 1, 1),
     ((1, 16, 9, 11), 5, 2, 2, 1),
     ((1, 296, 6, 7), 3, 2, 1, 1),
