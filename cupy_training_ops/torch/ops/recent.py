@@ -118,13 +118,13 @@ class Recent:
 def _finder(others: Pick, ways: tuple[_Ways, _Ways]) -> Callable[[Sequence[Any]], Found | None]:
     """What finds a way; a function of its own, since it is run in every call."""
     n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
-    as_key, nothing, all_absent = exact_key, _NOTHING, _ABSENT
+    as_bytes, exactly, nothing, all_absent = marshal.dumps, EXACT, _NOTHING, _ABSENT
 
     def find(arguments: Sequence[Any]) -> Found | None:
         if forward_ad._current_level >= 0 or n_modes():
             return None
         try:
-            known = ways[is_recording()].get(as_key(others(arguments)), nothing)
+            known = ways[is_recording()].get(as_bytes(others(arguments), exactly), nothing)
         except ValueError:
             known = ways[is_recording()].get(exact(others(arguments)), nothing)
         except IndexError:  # arguments are left out
