@@ -26,7 +26,7 @@ _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.f
 NUMBERS = _SCALARS | {int, float, bool}
 _CHANGING = NUMBERS | {tuple}
 _ATOMS = frozenset((int, float, bool, str, type(None)))
-_EXACT = 2  # marshal's version that has floats in binary, and no references
+EXACT = 2  # marshal's version that has floats in binary, and no references
 _MOST = 1024  # elements of an array that is read for a key
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
@@ -128,7 +128,7 @@ def exact_key(values: Sequence[object]) -> bytes:
     ValueError for values that are not plain. What is no exact int, float, bool, str or None, alone
     or in tuples and lists, is written in another form than all of these, or not at all.
     """
-    return marshal.dumps(values, _EXACT)  # type: ignore[arg-type]
+    return marshal.dumps(values, EXACT)  # type: ignore[arg-type]
 
 
 def is_plain(value: object) -> bool:

@@ -67,7 +67,7 @@ def _keep_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
 
 def _gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, bias = ctx.saved_tensors
-    dx = DOORS["gelu_backward"](dy, x, bias, ctx.approximate)
+    dx = DOORS["gelu_backward"].every(dy, x, bias, ctx.approximate)
     return dx, over_rows(dx, bias) if ctx.needs_input_grad[1] else None, None
 
 
@@ -86,7 +86,7 @@ def _keep_quick_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
 
 
 def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return DOORS["quick_gelu_backward"](dy, *ctx.saved_tensors, ctx.alpha), None
+    return DOORS["quick_gelu_backward"].every(dy, *ctx.saved_tensors, ctx.alpha), None
 
 
 def _relu(run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ def _keep_relu(ctx: Any, _: Sequence[Any], results: Any) -> None:
 
 
 def _relu_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
-    return (DOORS["relu_backward"](dy, *ctx.saved_tensors),)
+    return (DOORS["relu_backward"].every(dy, *ctx.saved_tensors),)
 
 
 DOORS = register(

@@ -91,8 +91,8 @@ class Door:
         self._first = _Inside(operator, body, registered, is_first=True)
         self.nodes = self._every.node, self._first.node  # what modes are told of
         self.find = self._first.recent.find
-        self.every = _shortest(self._every.recent.find, self._every_longer)
-        self.first = _shortest(self.find, self._first_longer)
+        self.every = self._every.recent.caller(self._every_longer)
+        self.first = self._first.recent.caller(self._first_longer)
         if operator.wanted is None:
             self.wanted = self._wanted_of_every
         else:
@@ -128,27 +128,10 @@ class Door:
         return tuple([result if wanted else None for result, wanted in pairs])
 
 
-def _shortest(
-    find: Callable[[Sequence[Any]], Found | None], longer: Callable[..., Any]
-) -> Callable[..., Any]:
-    """What runs a call as one that is like it, or the longer way."""
-    is_compiling = torch.compiler.is_compiling
-
-    def call(*arguments: Any) -> Any:
-        if not is_compiling():
-            found = find(arguments)
-            if found is not None:
-                run, tensors = found
-                return run(arguments, tensors)
-        return longer(*arguments)
-
-    return call
-
-
 def _shortest_of_mask(
     find: Callable[[Sequence[Any]], Found | None], longer: Callable[..., Any]
 ) -> Callable[..., Sequence[Tensor | None]]:
-    """The same with the results in their places."""
+    """What runs a call as one that is like it, or the longer way; results in their places."""
     is_compiling = torch.compiler.is_compiling
 
     def call(*arguments: Any) -> Sequence[Tensor | None]:

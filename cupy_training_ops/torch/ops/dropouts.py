@@ -77,7 +77,7 @@ def _triple(
     def derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
         found, bias = ctx.saved_tensors
         _, of_bias, of_residual, *_ = ctx.needs_input_grad
-        dx = DOORS[f"{name}_backward"](dy, found, ctx.p)
+        dx = DOORS[f"{name}_backward"].every(dy, found, ctx.p)
         dbias = over_rows(dx, bias) if of_bias else None
         return dx, dbias, dy if of_residual else None, None, None
 

@@ -38,7 +38,7 @@ def _keep(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
 def _derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (indices,) = ctx.saved_tensors
     door = DOORS["embedding_backward"]
-    return door(dy, indices, ctx.num_weights, ctx.padding_idx), None, None
+    return door.every(dy, indices, ctx.num_weights, ctx.padding_idx), None, None
 
 
 def _fake_backward(dy: Tensor, indices: Tensor, num_weights: int, _: int) -> Tensor:

@@ -25,7 +25,16 @@ from ...runtime.arguments import getter
 from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
-Launcher = Callable[[Sequence[Any], list[int]], Any]
+# Of arguments, and of their tensors, or of these tensors' addresses.
+Launcher = Callable[..., Any]
+
+
+class Taking(NamedTuple):
+    """How a launcher takes tensors' addresses itself."""
+
+    longer: Callable[[Sequence[Any]], Any]  # where one is not aligned, or there is no memory
+    has_none: bool  # whether a 0 is behind them
+    changing: int | None  # the place of numbers that have to be a tuple
 
 
 class Ready(NamedTuple):
@@ -84,7 +93,7 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
         ready = _remember(known, _prepared(op, inputs, outputs))
     if ready is None:
         return _called(op, inputs, outputs)
-    return ready.run(inputs, addresses)
+    return ready.run(inputs, (), addresses)
 
 
 def _called(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Any:
@@ -170,6 +179,7 @@ def launcher(
     n_given: int,
     made: Callable[[Sequence[Any]], Sequence[object]],
     *,
+    taking: Taking | None = None,
     parts: Sequence[tuple[int, int]] = (),
     joins: bool = False,
 ) -> Launcher:
@@ -193,8 +203,21 @@ def launcher(
     current_stream, is_current = backend.stream_of(device), backend.is_current
     is_alone = backend.is_alone(device)
     queue = _Rooms(call).queue if call.workspace_nbytes else ready.queue
+    longer, has_none, changing = taking or (None, False, None)
+    unaligned = ALIGNED - 1
 
-    def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
+    def run(
+        inputs: Sequence[Any], given: Sequence[Tensor], addresses: list[int] | None = None
+    ) -> Any:
+        if addresses is None:
+            addresses = [*map(address, given)]
+            for at in addresses:
+                if at & unaligned or not at:
+                    return longer(inputs)  # type: ignore[misc]
+            if changing is not None and type(inputs[changing]) is not tuple:
+                return longer(inputs)  # type: ignore[misc]
+            if has_none:
+                addresses.append(0)
         values = made(inputs) if changes else ()
         if parts:
             addresses += [addresses[spot] + nbytes for spot, nbytes in parts]

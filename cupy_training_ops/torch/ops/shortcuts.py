@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...frame.backends import TENSORS
 from ...frame.providers import KernelCall
 from ..coding import ALIGNED
 from . import launching
-from .launching import Launcher, Ready, launch, launch_first
+from .launching import Launcher, Ready, Taking, launch, launch_first
 from .recent import Run, exact
 
 _MANY = 1024  # kinds of calls of an operator that are remembered
@@ -50,7 +51,7 @@ class Shortcuts:
             return self._run(arguments, which)
         if known is _UNKNOWN:
             return self._learn(kind, arguments, which)
-        return known(arguments, addresses)
+        return known(arguments, (), addresses)
 
     def straight(self, arguments: Sequence[Any], which: int) -> Run | None:
         """What runs calls whose tensors are like these, if that is known."""
@@ -58,24 +59,7 @@ class Shortcuts:
         launch = None if kind is None else self._known.get(kind)
         if launch is None or not all(at % ALIGNED == 0 for at in addresses):
             return None
-        return self._over(launch, any(value is None for value in arguments), which)
-
-    def _over(self, launch: Launcher, has_none: bool, which: int) -> Run:
-        longer, address, changing = self, launching.address, self.changing
-        unaligned = ALIGNED - 1
-
-        def run(arguments: Sequence[Any], given: Sequence[Tensor]) -> Any:
-            addresses = list(map(address, given))
-            for at in addresses:
-                if at & unaligned or not at:
-                    return longer(arguments, which)
-            if has_none:
-                addresses.append(0)
-            if changing is not None and type(arguments[changing]) is not tuple:
-                return longer(arguments, which)
-            return launch(arguments, addresses)
-
-        return run
+        return launch
 
     def _kind(self, arguments: Sequence[Any], which: int) -> tuple[object, list[int]]:
         """What a launch depends on, None for what is not remembered; addresses of tensors, and
@@ -124,7 +108,8 @@ class Shortcuts:
         if len(self._known) >= _MANY:
             self._known.clear()
         is_all = len(launched) == 1 and _are_same(results, launched[0][0])
-        past = _past(given, *launched[0][1:], self.changing, which) if is_all else None
+        longer = functools.partial(self, which=which)
+        past = _past(given, *launched[0][1:], self.changing, which, longer) if is_all else None
         self._known[kind] = past
         return joined(results) if which == JOINED else results
 
@@ -152,6 +137,7 @@ def _past(
     ready: Ready | None,
     changing: int | None,
     which: int,
+    longer: Callable[[Sequence[Any]], Any],
 ) -> Launcher | None:
     """A launcher over the arguments; None where the body did more than hand them on, or slices."""
     if ready is None:
@@ -177,9 +163,9 @@ def _past(
     # Nothing is made like what is left out, nor like a slice.
     places = [*tensors, *[None] * (has_none + len(slices))]
     arrays, n_given = [places[spot] for spot in found], len(tensors) + has_none
-    return launching.launcher(
-        ready.call, arrays, found, n_given, made, parts=slices, joins=which == JOINED
-    )
+    how: dict[str, Any] = {"parts": slices, "joins": which == JOINED}
+    taking = Taking(longer, has_none, changing)
+    return launching.launcher(ready.call, arrays, found, n_given, made, taking=taking, **how)
 
 
 def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:

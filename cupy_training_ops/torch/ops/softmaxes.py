@@ -36,7 +36,7 @@ def _pair(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, O
         ctx.save_for_backward(y)
 
     def derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return DOORS[f"{name}_backward"](dy, *ctx.saved_tensors, ctx.dim), None
+        return DOORS[f"{name}_backward"].every(dy, *ctx.saved_tensors, ctx.dim), None
 
     schema = f"{name}_backward(Tensor grad, Tensor output, int dim) -> Tensor"
     return (
