@@ -9,6 +9,7 @@ and each binding for one of three; with CTO_ALL_ARCHITECTURES=1 each for all eig
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import re
@@ -20,10 +21,12 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
+from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.families.collective import plan_adasum as adasum
 from cupy_training_ops.frame.op import Op
-from cupy_training_ops.registry import FAMILIES, classes
+from cupy_training_ops.plan import Device, Launch
+from cupy_training_ops.registry import FAMILIES, classes, get_op
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.compiler import nvrtc, slot_options
 from cupy_training_ops.runtime.offline import ARCHITECTURES, Resources, compile_for
@@ -57,16 +60,34 @@ def wanted(family: str, architecture: str) -> list[Module]:
     """What the samples of a family's operators compile on this architecture."""
     device = offline.device(architecture)
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
-    found = modules(samples, device) + unsampled(family)
+    found = modules(samples, device)
+    sampled = [(m.source.name, m.slots) for m in found]
+    found += [m for m in unsampled(family, device) if (m.source.name, m.slots) not in sampled]
     return found + [m._replace(slots={**m.slots, "KEY": "u64"}) for m in found if sorts(m)]
 
 
-def unsampled(family: str) -> list[Module]:
-    """What no sample launches: Adasum's kernels need several ranks."""
+def unsampled(family: str, device: Device) -> list[Module]:
+    """What no sample launches: Adasum's kernels need several ranks, some tiles large arrays."""
+    if family == "conv":
+        return large_convolutions(device)
     if family != "collective":
         return []
     source = load(family)
     return [Module(source, adasum.slots_of(t), tuple(sorted(source.kernels))) for t in FLOATS]
+
+
+def large_convolutions(device: Device) -> list[Module]:
+    """Tall tiles over staged arrays, and gathered ones with offsets of 64 bits."""
+    found: dict[tuple[tuple[str, str], ...], set[str]] = {}
+    for dtype, tf32, (n, channels, extent) in itertools.product(
+        FLOATS, (False, True), ((64, 256, 14), (1, 2, 40_000))
+    ):
+        x, w = Spec((n, channels, extent, extent), dtype), Spec((channels, channels, 3, 3), dtype)
+        op = get_op("ConvGrad")(pads=(1,) * 4, allow_tf32=tf32)
+        for step in op.plan(device, x, x, w, x, w, None).steps:
+            assert isinstance(step, Launch)
+            found.setdefault(tuple(sorted(step.slots.items())), set()).add(step.symbol)
+    return [Module(load("conv"), dict(s), tuple(sorted(names))) for s, names in found.items()]
 
 
 def sorts(module: Module) -> bool:
@@ -186,7 +207,7 @@ def test_every_family_with_kernels_is_compiled(family) -> None:
     """Some sample has a module; which there are is asked where they are compiled."""
     device = offline.device("90")
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
-    found = chain(unsampled(family), (m for s in samples for m in modules([s], device)))
+    found = chain(unsampled(family, device), (m for s in samples for m in modules([s], device)))
     assert family in (module.source.name for module in found)
 
 

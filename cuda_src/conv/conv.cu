@@ -84,9 +84,10 @@ constexpr int TOTAL_BLOCKS = 4;
 // What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
 // no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
 // Those of lines, which have no offsets, are with those of 32 bits. Kernels without tiles are beside lines
-// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles; of
-// groups of one channel, these side by side, they are beside tiles of few rows. The
-// gradient of a bias is summed by either kind, but for that of staged halves, which their tiles sum.
+// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles;
+// those of groups of one channel, these side by side, beside tiles of few rows, but for sums of halves,
+// which are beside flat staged tiles. The gradient of a bias is summed by kernels over staged arrays and by
+// others, but for that of staged halves, which their tiles sum.
 constexpr bool GATHERS = !CTO_STAGED;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
 #if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
@@ -104,6 +105,8 @@ constexpr bool WITHOUT_TILES =
     GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS && !IS_WIDE : IS_WIDE);
 constexpr bool HAS_DEPTHWISE_LINES =
     GATHERS && !IS_WIDE && (sizeof(T) == 2 ? CTO_ROWS == FEW_ROWS : HAS_FEW && !CTO_TF32);
+constexpr bool SUMS_DEPTHWISE_LINES =
+    sizeof(T) == 2 ? CTO_STAGED && CTO_ROWS == PANEL : HAS_DEPTHWISE_LINES;
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
@@ -242,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
-    if constexpr (HAS_DEPTHWISE_LINES) {
+    if constexpr (SUMS_DEPTHWISE_LINES) {
         conv::depthwise_lines::sum_lines_of_weights(x, y, sums, y_sums, of_part, layout);
     }
 }
@@ -270,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    if constexpr (CTO_STAGED || WITHOUT_TILES || HAS_DEPTHWISE_LINES) {
+    if constexpr (CTO_STAGED || WITHOUT_TILES || SUMS_DEPTHWISE_LINES) {
         write_total<T>(parts, total, count, summers, size, blockIdx.x);
     }
 }

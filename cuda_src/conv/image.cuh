@@ -302,10 +302,10 @@ __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
 }
 
 // What was counted; or counted anew, where a thread has 64 sums and hardly a register beside what it
-// multiplies: for 9.0, CUDA 13 spilled one.
-template <class Tile>
+// multiplies, or offsets of 64 bits: for 9.0, CUDA 13 spilled one.
+template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
-    if constexpr (Tile::ROWS == 128 && !Tile::ON_TENSOR_CORES)
+    if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))
         return count_taps(lines);
     else
         return counted;
@@ -323,9 +323,10 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
     const int all_taps = count_taps(lines);
     const bool works = product.first_row < layout.rows - place.first_row;
     ImageReader<Tile, Offset> reader(layout, place, taps, read, packed);
-    for (int first_tap = 0; first_tap < taps_of<Tile>(lines, all_taps); first_tap += WINDOW) {
-        int rest =
-            reader.open_window(lines, first_tap, taps_of<Tile>(lines, all_taps)) * layout.parts;
+    for (int first_tap = 0; first_tap < taps_of<Tile, Offset>(lines, all_taps);
+         first_tap += WINDOW) {
+        int rest = reader.open_window(lines, first_tap, taps_of<Tile, Offset>(lines, all_taps)) *
+                   layout.parts;
         int part = 0;
         Group<typename Tile::E> groups[2];
         reader.copy_a(parts);

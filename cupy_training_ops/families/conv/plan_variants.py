@@ -166,8 +166,11 @@ def small_variant(dtype: Dtype) -> Variant:
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
-def lines_variant(dtype: Dtype) -> Variant:
-    """What kernels of groups of one channel, these side by side, are compiled with."""
+def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
+    """What kernels of groups of one channel, these side by side, are compiled with; `sums`: those
+    that sum weights."""
+    if sums and dtype.itemsize == 2:
+        return Variant(dtype, 2 * FEW_ROWS, staged=True)
     return Variant(dtype, FEW_ROWS)
 
 

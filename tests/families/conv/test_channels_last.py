@@ -100,7 +100,7 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     assert image.args[:4] == (y, w, None, dx)
     assert weight.args[:2] == (x, y)
     assert [of_w.symbol, of_b.symbol, of_w.args[1]] == ["conv__total", "conv__total", dw]
-    assert image.slots == weight.slots == of_w.slots
+    assert weight.slots == of_w.slots == of_b.slots
     forward = plan.forward(H200, DEPTHWISE, x, w, None, y)
     assert [step.symbol for step in launches(forward)] == ["conv__depthwise_lines"]
 

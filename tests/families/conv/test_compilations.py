@@ -86,7 +86,10 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     rows, is_wide = int(of["ROWS"]), of["OFFSET"] == "i64"
     if of["STAGED"] == "1":
         sums = set() if is_half else {"channel_sums", "line_sums"}
-        return {"stage", "staged", "staged_total", "total"} | sums
+        if is_half and rows == 64:
+            sums = {"depthwise_lines_weight"}
+        staged = {"stage", "staged", "staged_total"} if int(architecture) >= 80 else set()
+        return {"total", *staged} | sums
     found = set[str]()
     is_measured, is_old = 80 <= int(architecture) < 120, int(architecture) < 80
     has_rows = is_measured or (rows == 64 if is_half else is_old or rows < 128)
@@ -100,7 +103,7 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     if is_float and rows == 64 and not is_wide:
         found |= {"pack_few", "image_few", "weight_few", "weight_total_few"}
     if not is_wide and (rows == 32 if is_half else is_float and of["TF32"] == "0" and rows == 64):
-        found |= {"depthwise_lines", "depthwise_lines_weight", "total"}
+        found |= {"depthwise_lines"} | (set() if is_half else {"depthwise_lines_weight", "total"})
     return found | (WITHOUT_TILES if is_small else set())
 
 
