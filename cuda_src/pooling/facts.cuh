@@ -88,6 +88,7 @@ constexpr int Y_VECTORS = CTO_Y_VECTORS;
 constexpr int INSIDE_ROWS = CTO_INSIDE_ROWS;
 constexpr int INSIDE_COLUMNS = CTO_INSIDE_COLUMNS;
 constexpr int FULL = CTO_FULL;
+constexpr int SMALL = 9;
 
 struct Geometry {
     int image[3];

@@ -18,7 +18,7 @@ using ACC = Acc<T>;
 // Blocks on a multiprocessor at least; what sees windows spills with four, of float64 with three, and
 // large tiles with two.
 constexpr int RESIDENT = 4, RESIDENT_WINDOWS = sizeof(T) == 8 ? 2 : 3;
-constexpr int RESIDENT_TILES = KERNEL_ROWS * KERNEL_COLUMNS > 16 ? 1 : 2;
+constexpr int RESIDENT_TILES = KERNEL_ROWS * KERNEL_COLUMNS <= SMALL ? 2 : 1;
 constexpr int OF_ROWS = ROWS<sizeof(T)>;
 
 // The largest so far: the first of equal ones, and a NaN before all numbers.

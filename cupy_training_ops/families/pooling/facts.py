@@ -26,6 +26,7 @@ X_VECTORS, Y_VECTORS = Slot(0), Slot(0)
 # Whether there is all that the tiles reach.
 INSIDE_ROWS, INSIDE_COLUMNS = Slot(0), Slot(0)
 FULL = Slot(0)  # whether all elements of each window count
+SMALL = 9  # elements of windows of which a block needs not all registers of a multiprocessor
 
 _PLACES = i32[AXES]
 

@@ -10,12 +10,12 @@ import numpy as np
 from ...declare.schema import Spec
 from ...plan import VEC_NBYTES, Config, Launch, Plan, by_value, ceil_div, slots
 from ...planning.fast_division import divisor
-from .facts import THREADS, Planes
+from .facts import SMALL, THREADS, Planes
 from .windows import Windows
 
 MAX_TAPS = 32  # elements of a window, or between two, each of which is code
 TILE_ROWS = 4  # at most
-LONG_TILE_ROWS = 8  # of one column
+LONG_TILE_ROWS = 8  # of one column, where windows are small
 MAX_OFFSET = 2**31 - 1  # of bytes of a plane, and of threads, which kernels count in 32 bits
 
 
@@ -118,7 +118,8 @@ class Tiling:
         if axes is None:
             return None
         columns = _wide(axes[1], x, widest)
-        rows = _tall(axes[0], LONG_TILE_ROWS if columns.tile == 1 else TILE_ROWS)
+        is_long = columns.tile == 1 and axes[0].span * columns.span <= SMALL
+        rows = _tall(axes[0], LONG_TILE_ROWS if is_long else TILE_ROWS)
         tiling = cls(rows, columns, x, ys)
         return tiling if tiling.is_small else None
 

@@ -85,11 +85,11 @@ CALLS = (
         (FLOAT32,),
         of_average={"count_include_pad": True},
     ),
-    Call("same-upper", (1, 3, 8, 7), (4, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT64,)),
+    Call("same-upper", (1, 3, 8, 7), (2, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT64,)),
     Call(
         "same-lower",
         (1, 3, 8, 7),
-        (4, 3),
+        (2, 3),
         {"auto_pad": "SAME_LOWER", "strides": (1, 2)},
         (FLOAT16,),
         of_average={"count_include_pad": True},
