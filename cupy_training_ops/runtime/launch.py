@@ -6,35 +6,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..backend import Array, Backend, Kernel
 from ..declare.declaration import Declaration
-from ..declare.schema import Changing, Spec
-from ..dtypes import Dtype
-from ..errors import CompileError
-from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
-from .arguments import (
-    Address,
-    Addresses,
-    Make,
-    cast,
-    check_pointer,
-    checked,
-    either,
-    either_at,
-    either_layout,
-    getter,
-    is_either,
-    pointers,
-    scalar_type,
-)
-from .compiler import compile_ahead, kernel
-from .late_arguments import Late, LateArgument, Values, renewed
+from ..plan import Launch, Plan, Step
+from .arguments import Addresses, getter
+from .late_arguments import Values, renewed
 from .packed import WORD, Packed, PackedStep
-from .source import Parameter, Source, load
+from .placing import READY, Builder, Place
+from .source import Source
 from .workspace import Store
 
 _log: list[Step] | None = None
@@ -51,41 +32,7 @@ def launch_log() -> Iterator[list[Step]]:
         _log = before
 
 
-_Section = list[Any]  # one of the lists below
-
-
-class _Table(NamedTuple):
-    """A struct that holds addresses."""
-
-    dtype: Dtype
-    fill: Address
-
-
-@dataclass
-class _Arguments:
-    """Where the arguments of all steps come from, each a section of one row of values."""
-
-    scratch: list[Scratch] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    tables: list[_Table] = field(default_factory=list)
-    late: list[LateArgument] = field(default_factory=list)
-
-    def add(self, section: _Section, item: object) -> tuple[_Section, int]:
-        """Append to a section; the section and the place in it."""
-        section.append(item)
-        return section, len(section) - 1
-
-    def starts(self, n_taken: int) -> dict[int, int]:
-        """Where each section begins behind the arrays, by the section's identity."""
-        sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.late)
-        ends = itertools.accumulate(map(len, sections), initial=n_taken)
-        return {id(section): start for section, start in zip(sections, ends, strict=False)}
-
-
-_Place = int | tuple[_Section, int]  # of an array, or in a section
-_Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
 _Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # of work
-_Ready = tuple[_Run, list[_Place], Step]
 
 
 class ReadyPlan:
@@ -107,7 +54,7 @@ class ReadyPlan:
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
         self._backend, self._device = backend, device
-        builder = _Builder(declared, source, backend, device)
+        builder = Builder(declared, source, backend, device)
         with backend.on(device):
             builder.compile_ahead(plan.steps)
             ready = [READY[type(step)](builder, step) for step in plan.steps]
@@ -285,120 +232,8 @@ class ReadyPlan:
         return [self._backend.offset(workspace, nbytes) for nbytes in self._offsets]
 
 
-class _Builder:
-    """Makes each kind of step ready; collects where the arguments of all come from."""
-
-    def __init__(
-        self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
-    ) -> None:
-        self._declared = declared
-        self._source = source
-        self._backend = backend
-        self._device = device
-        self.arguments = _Arguments()
-        self._shared: dict[tuple[int, Dtype], _Place] = {}  # what several launches take alike
-
-    def compile_ahead(self, steps: Sequence[Step]) -> None:
-        """Compile what several steps need at the same time."""
-        launches = [step for step in steps if isinstance(step, Launch)]
-        if len(launches) > 1:
-            wanted = ((self._source_of(step), step.slots) for step in launches)
-            compile_ahead(self._backend, wanted, self._device)
-
-    def _source_of(self, step: Launch) -> Source:
-        return load(step.family) if step.family else self._source()
-
-    def launch(self, step: Launch) -> _Ready:
-        """A kernel with its arguments placed."""
-        source = self._source_of(step)
-        shared_nbytes = self._shared_nbytes(step)
-        function = kernel(
-            self._backend, source, step.slots, step.symbol, self._device, shared_nbytes
-        )
-        parameters = source.kernels[step.symbol]
-        if len(parameters) != len(step.args):
-            raise CompileError(
-                f"{step.symbol}: takes {len(parameters)} arguments, the plan gives {len(step.args)}"
-            )
-        pairs = zip(parameters, step.args, strict=True)
-        places = [self._place(step, parameter, arg) for parameter, arg in pairs]
-        return (function, step.config.grid, step.config.block, shared_nbytes), places, step
-
-    def work(self, step: Work) -> _Ready:
-        """The backend's piece of work, called as a kernel is."""
-        work = self._backend.work(step.name)
-        places = [self._work_place(arg) for arg in step.args]
-        return (lambda _grid, _block, args, _shared: work(*args), (), (), 0), places, step
-
-    def _shared_nbytes(self, step: Launch) -> int:
-        """Dynamic shared memory, which the device has."""
-        wanted = step.config.shared_nbytes
-        if wanted > SHARED_NBYTES:
-            most = self._backend.device(self._device).max_shared_nbytes
-            if wanted > most:
-                raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
-        return wanted
-
-    def _place(self, step: Launch, parameter: Parameter, arg: object) -> _Place:
-        """Where an argument of a launch comes from."""
-        add, arguments = self.arguments.add, self.arguments
-        if is_either(parameter):
-            return self._either_place(either_layout(parameter), arg)
-        if isinstance(arg, Spec):
-            check_pointer(step, parameter, arg.dtype)
-            return arg.place
-        if isinstance(arg, Changing):
-            make, dtype = partial(cast, step, parameter), arg.struct
-            dtype = scalar_type(step, parameter) if dtype is None else dtype
-            return add(
-                arguments.late, LateArgument(dtype, arg, self._late(parameter.c_type, arg, make))
-            )
-        value = cast(step, parameter, arg)
-        if isinstance(value, Scratch):
-            return add(arguments.scratch, value)
-        if isinstance(value, Pointers):
-            return add(arguments.tables, _Table(value.dtype, pointers(value)))
-        return add(arguments.constants, value)
-
-    def _either_place(self, layout: Dtype, arg: object) -> _Place:
-        """A number or an array: the struct that lets a kernel read it from either."""
-        add, arguments = self.arguments.add, self.arguments
-        if isinstance(arg, Spec):
-            return add(arguments.tables, _Table(layout, either_at(layout, arg)))
-        if isinstance(arg, Changing):
-            key = id(arg), layout
-            if key not in self._shared:
-                late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
-                self._shared[key] = add(arguments.late, LateArgument(layout, arg, late))
-            return self._shared[key]
-        return add(arguments.constants, either(layout, arg))
-
-    def _late(self, holder: str, changing: Changing, make: Make) -> Late:
-        """A number that each call gives, as the kernel takes it; `holder` has it there."""
-        name = self._declared.inputs[changing.place].name
-        check = partial(checked, self._declared.name, name, holder, make)
-        return lambda values: check(changing, values)
-
-    def _work_place(self, arg: object) -> _Place:
-        if isinstance(arg, Spec):
-            return arg.place
-        if isinstance(arg, Scratch):
-            return self.arguments.add(self.arguments.scratch, arg)
-        if isinstance(arg, Pointers):
-            return self.arguments.add(self.arguments.tables, _Table(arg.dtype, pointers(arg)))
-        if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.late, LateArgument(None, arg, arg.of))
-        return self.arguments.add(self.arguments.constants, arg)
-
-
-READY: Mapping[type, Callable[[_Builder, Any], _Ready]] = {
-    Launch: _Builder.launch,
-    Work: _Builder.work,
-}
-
-
 def _indices(
-    places: Sequence[_Place], at: Mapping[int, int], starts: Mapping[int, int]
+    places: Sequence[Place], at: Mapping[int, int], starts: Mapping[int, int]
 ) -> tuple[int, ...]:
     """Where one step's arguments are in the row of all values."""
     return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
