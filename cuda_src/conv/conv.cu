@@ -85,8 +85,8 @@ constexpr int TOTAL_BLOCKS = 4;
 // no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
 // Those of lines, which have no offsets, are with those of 32 bits. Kernels without tiles are beside lines
 // of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles;
-// those of groups of one channel, these side by side, beside tiles of few rows, but for sums of halves,
-// which are beside flat staged tiles. The gradient of a bias is summed by kernels over staged arrays and by
+// those of groups of one channel, these side by side, beside tiles of few rows, but for sums, which in
+// halves are beside flat staged tiles. The gradient of a bias is summed by kernels over staged arrays and by
 // others, but for that of staged halves, which their tiles sum.
 constexpr bool GATHERS = !CTO_STAGED;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
@@ -106,7 +106,7 @@ constexpr bool WITHOUT_TILES =
 constexpr bool HAS_DEPTHWISE_LINES =
     GATHERS && !IS_WIDE && (sizeof(T) == 2 ? CTO_ROWS == FEW_ROWS : HAS_FEW && !CTO_TF32);
 constexpr bool SUMS_DEPTHWISE_LINES =
-    sizeof(T) == 2 ? CTO_STAGED && CTO_ROWS == PANEL : HAS_DEPTHWISE_LINES;
+    sizeof(T) == 2 ? CTO_STAGED && CTO_ROWS == PANEL : sizeof(T) == 4 && WITHOUT_TILES;
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    if constexpr (CTO_STAGED || WITHOUT_TILES || SUMS_DEPTHWISE_LINES) {
+    if constexpr (CTO_STAGED || WITHOUT_TILES) {
         write_total<T>(parts, total, count, summers, size, blockIdx.x);
     }
 }

@@ -169,9 +169,10 @@ def small_variant(dtype: Dtype) -> Variant:
 def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
     """What kernels of groups of one channel, these side by side, are compiled with; `sums`: those
     that sum weights."""
-    if sums and dtype.itemsize == 2:
-        return Variant(dtype, 2 * FEW_ROWS, staged=True)
-    return Variant(dtype, FEW_ROWS)
+    if not sums:
+        return Variant(dtype, FEW_ROWS)
+    is_half = dtype.itemsize == 2
+    return Variant(dtype, 2 * FEW_ROWS, staged=True) if is_half else small_variant(dtype)
 
 
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:

@@ -103,7 +103,9 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     if is_float and rows == 64 and not is_wide:
         found |= {"pack_few", "image_few", "weight_few", "weight_total_few"}
     if not is_wide and (rows == 32 if is_half else is_float and of["TF32"] == "0" and rows == 64):
-        found |= {"depthwise_lines"} | (set() if is_half else {"depthwise_lines_weight", "total"})
+        found |= {"depthwise_lines"}
+    if is_float and is_wide:
+        found |= {"depthwise_lines_weight"}
     return found | (WITHOUT_TILES if is_small else set())
 
 
