@@ -3,7 +3,7 @@
 #pragma once
 #include "core/types.cuh"
 
-namespace cto::pooling {
+namespace cto::pooling::largest {
 
 // Whether x takes the place of y, which comes before it: x > y, or the first NaN. Also of subnormals,
 // which -ftz=true makes the compiler's own comparison take for 0.
@@ -23,4 +23,4 @@ __device__ __forceinline__ bool is_larger(double x, double y) {
     return x > y || (isnan(x) && !isnan(y));
 }
 
-}  // namespace cto::pooling
+}  // namespace cto::pooling::largest

@@ -28,7 +28,7 @@ struct Largest {
 
     __device__ void see(T candidate, i64 its_number) {
         const ACC x = to_acc(candidate), y = to_acc(value);
-        if (number >= 0 && !is_larger(x, y)) return;
+        if (number >= 0 && !largest::is_larger(x, y)) return;
         value = candidate;
         number = its_number;
     }
@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     if constexpr (TILED) {
         const u32 position = blockIdx.x * THREADS + threadIdx.x;
         if (position < n)
-            tiles::write_largest(x, y, indices, tiles::Tile(planes, position), planes);
+            tile_pools::write_largest(x, y, indices, tiles::Tile(planes, position), planes);
     }
 }
 
@@ -298,8 +298,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     if constexpr (TILED) {
         const u32 position = blockIdx.x * THREADS + threadIdx.x;
         if (position < n)
-            tiles::write_gradient_of_largest(dy, indices, dx, tiles::Tile(planes, position),
-                                             planes);
+            tile_pools::write_gradient_of_largest(dy, indices, dx, tiles::Tile(planes, position),
+                                                  planes);
     }
 }
 
@@ -309,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     if constexpr (TILED) {
         const u32 position = blockIdx.x * THREADS + threadIdx.x;
         if (position < n)
-            tiles::write_means(x, y, include_pad, tiles::Tile(planes, position), planes);
+            tile_pools::write_means(x, y, include_pad, tiles::Tile(planes, position), planes);
     }
 }
 
@@ -319,8 +319,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     if constexpr (TILED) {
         const u32 position = blockIdx.x * THREADS + threadIdx.x;
         if (position < n)
-            tiles::write_gradient_of_means(dy, dx, include_pad, tiles::Tile(planes, position),
-                                           planes);
+            tile_pools::write_gradient_of_means(dy, dx, include_pad, tiles::Tile(planes, position),
+                                                planes);
     }
 }
 

@@ -4,7 +4,9 @@
 #include "pooling/largest.cuh"
 #include "pooling/tiles.cuh"
 
-namespace cto::pooling::tiles {
+namespace cto::pooling::tile_pools {
+
+using namespace tiles;
 
 // ---- means ------------------------------------------------------------------------------------------
 
@@ -217,7 +219,7 @@ struct Largest {
     u32 number;
 
     __device__ __forceinline__ void see(const Largest& other) {
-        const bool larger = is_larger(other.value, value);
+        const bool larger = largest::is_larger(other.value, value);
         value = larger ? other.value : value;
         number = larger ? other.number : number;
     }
@@ -312,4 +314,4 @@ __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, co
         });
 }
 
-}  // namespace cto::pooling::tiles
+}  // namespace cto::pooling::tile_pools
