@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import time
+from collections import defaultdict, deque
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
@@ -80,7 +81,9 @@ class Mpi(Engine):
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
         self._mpi, self._pid = mpi, os.getpid()
         self._under_way: list[Any] = []  # requests, and their memory
-        self._half: Any = None  # whose message comes, its request and memory
+        # Messages that come, in order, by their sender: their requests and memory. One that stops
+        # half-way keeps none of the others waiting.
+        self._coming: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
         atexit.register(self._abort)
         self._channel = channel = self._channel_of(given)
         self.local_rank, self.local_size = channel.local_rank, channel.local_size
@@ -114,20 +117,16 @@ class Mpi(Engine):
 
     def _hear_one(self) -> bool:
         """A message of anybody, if it has come."""
-        byte = self._mpi.BYTE
-        if self._half is None:
-            status = self._mpi.Status()
-            found = self._channel.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
-            if found is None:
-                return False
+        byte, status = self._mpi.BYTE, self._mpi.Status()
+        found = self._channel.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
+        if found is not None:
             data = bytearray(status.Get_count(byte))
-            self._half = status.Get_source(), found.Irecv([data, byte]), data
-        source, request, data = self._half
-        if not request.Test():
-            return False
-        self._half = None
-        self.hear(source, data)
-        return True
+            self._coming[status.Get_source()].append((found.Irecv([data, byte]), data))
+        for peer, messages in self._coming.items():
+            if messages and messages[0][0].Test():
+                self.hear(peer, messages.popleft()[1])
+                return True
+        return False
 
     def is_over(self) -> bool:
         """Whether all have left this group, which is closed; what came until then is dropped."""
