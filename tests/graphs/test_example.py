@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sklearn", reason="scikit-learn is in the extra `examples`")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.thorough
 def test_the_example_learns_digits(tmp_path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is in the extra `examples`")
     script = ROOT / "examples" / "onnx_training.py"
     command = [sys.executable, str(script), "--epochs", "2"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -109,7 +111,16 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     return found | (WITHOUT_TILES if is_small else set())
 
 
-every_architecture = pytest.mark.parametrize("architecture", offline.ARCHITECTURES)
+def architectures() -> list[Any]:
+    """One that the session draws; the others are thorough."""
+    drawn = random.Random(f"{os.environ['CTO_SEED']} compilations").choice([*offline.ARCHITECTURES])
+    return [
+        pytest.param(a, marks=() if a == drawn else pytest.mark.thorough)
+        for a in offline.ARCHITECTURES
+    ]
+
+
+every_architecture = pytest.mark.parametrize("architecture", architectures())
 
 
 @every_architecture
