@@ -182,7 +182,7 @@ def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
 def tiles_by_layout() -> list[Any]:
     """For each layout the session draws a size of tiles; the others are thorough."""
     draw = random.Random(f"{os.environ['CTO_SEED']} staged")
-    drawn = {layout: draw.choice(plan_model.STAGED_COLUMNS) for layout in LAYOUTS}
+    drawn = {layout: draw.choice([*plan_model.STAGED_COLUMNS]) for layout in LAYOUTS}
     return [
         pytest.param(rows, layout, marks=() if rows == drawn[layout] else pytest.mark.thorough)
         for layout in LAYOUTS
