@@ -8,9 +8,11 @@ KIND: "mpiexec", the PMI of MPI's own launcher; "none", no PMI; "pmi2", PMI's va
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 
 JOB = {
     "SLURM_JOB_ID": "77",
@@ -41,9 +43,19 @@ def main(kind: str, tasks: str, *command: str) -> int:
 
         own = [launcher(), "-n", tasks, sys.executable, __file__, "task", tasks, *command]
         return subprocess.run(own, env=os.environ | ALLOWED).returncode
-    began = [subprocess.Popen(command, env=os.environ | variables(kind, rank, n))
-             for rank in range(n)]  # fmt: skip
-    return max([process.wait() for process in began])
+    with contextlib.ExitStack() as opened:  # what a task says stays together
+        files = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
+        began = [
+            subprocess.Popen(
+                command, env=os.environ | variables(kind, rank, n), stdout=file, stderr=file
+            )
+            for rank, file in enumerate(files)
+        ]
+        statuses = [process.wait() for process in began]
+        for file in files:
+            file.seek(0)
+            sys.stdout.write(file.read())
+    return max(statuses)
 
 
 if __name__ == "__main__":
