@@ -11,7 +11,7 @@ gradients = [np.full_like(w, 0.5) for w in weights]
 m, v = ([np.zeros(w.size + 1, np.uint8) for w in weights] for _ in range(2))  # a block each
 for step in (1, 2, 3):
     cto.adam_coded_list(0.1, step, weights, gradients, m, v)
-print(weights[0].round(2), weights[1].round(2))  # [0.81 0.82] [[1.81 1.82 1.81]]
+print(weights[0].round(2), weights[1].round(2))  # [0.81 0.82] [[1.81 1.82 1.82]]
 print(m[0].nbytes + v[0].nbytes)  # 6
 
 # %% AdamOptimizer
