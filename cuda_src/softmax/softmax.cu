@@ -76,19 +76,25 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 l
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
-// What is known of full rows at compile time. Compilers for 10.x would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 10
-constexpr bool KNOWS_FULL = false;
+// What is known of full rows at compile time. Compilers for 10.x would spill, and CUDA 13's for 4-byte
+// types from there on whether it is known or not: such rows are as any others there.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 4;
 #else
-constexpr bool KNOWS_FULL = true;
+constexpr bool KNOWS_FULL = true, AS_OTHERS = false;
 #endif
 
 template <bool LOG>
 __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
-    __shared__ A of_warp[WARP];
-    auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
-    line.full = KNOWS_FULL;
-    softmax_line<LOG, true>(line, RowThreads<A>{threads, of_warp}, x, y);
+    if constexpr (AS_OTHERS) {
+        const i64 length = static_cast<i64>(threads) * (NBYTES / sizeof(T));
+        softmax_rows<LOG, NBYTES>(x, y, n_rows, length, threads);
+    } else {
+        __shared__ A of_warp[WARP];
+        auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
+        line.full = KNOWS_FULL;
+        softmax_line<LOG, true>(line, RowThreads<A>{threads, of_warp}, x, y);
+    }
 }
 
 template <bool LOG>
