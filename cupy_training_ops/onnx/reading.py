@@ -95,7 +95,7 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
     nodes_in_order = ordered(nodes, known, problems)
-    made = known.union(*(node.outputs for node in nodes))
+    made = known.union(*(node.outputs for node in nodes)) - {""}  # of outputs that are left out
     for item in outputs:
         if item.name not in made:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")

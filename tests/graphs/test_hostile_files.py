@@ -379,6 +379,14 @@ def changed(proto: onnx.ModelProto, rng: np.random.Generator) -> bytes:
     return copy.SerializeToString()
 
 
+def test_an_output_without_a_name_is_made_by_no_node_that_leaves_one_out() -> None:
+    proto = onnx.load(DATA / "cnn_max" / "training_model.onnx")
+    proto.graph.node[0].output.append("")
+    proto.graph.output[0].name = ""
+    with pytest.raises(cto.OpError, match="output '': nothing makes it"):
+        cto.onnx.Session(proto.SerializeToString())
+
+
 @pytest.mark.parametrize("n", [60, pytest.param(500, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", ["mse", "cnn_max", "cnn_average", "dropout"])
 def test_a_model_that_was_changed_is_refused_or_opened(name: str, n: int, rng) -> None:
