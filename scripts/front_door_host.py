@@ -17,34 +17,20 @@ import sys
 import time
 import timeit
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
-from turns import COMPARED, SERVE, Checkout, in_turns, row, serve
+from turns import SERVE, options, print_times, serve
 
-HERE = Path(__file__).resolve().parent.parent
 SECONDS = 0.005  # of a run
 Action = Callable[[], Any]
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@click.option(
-    "--against",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Another checkout, to compare with.",
-)
-@click.option("--only", default="", help="Only calls whose name contains this.")
-@click.option("--runs", type=click.IntRange(2), default=150, show_default=True)
-def main(against: Path | None, only: str, runs: int) -> None:
+@options
+def main(**given: Any) -> None:
     """Print microseconds of calls, and their ratio to those of the other checkout."""
-    folders = [HERE] if against is None else [against, HERE]
-    with contextlib.ExitStack() as stack:
-        checkouts = [stack.enter_context(Checkout(folder, __file__)) for folder in folders]
-        click.echo("| call | us |" if against is None else COMPARED)
-        click.echo("|---" * (2 * len(folders)) + "|")
-        for name in (name for name in checkouts[0].ask("names") if only in name):
-            click.echo(row(name, *in_turns(checkouts, runs, "microseconds", name)))
+    print_times(__file__, lambda checkout: checkout.ask("names"), **given)
 
 
 # ---- in the process of each checkout -------------------------------------------------------------

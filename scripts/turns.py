@@ -7,6 +7,7 @@ tests of its checkout before all others. Whatever else the machine does falls on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,12 +15,13 @@ import statistics
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+HERE = Path(__file__).resolve().parent.parent
 SERVE = "--serve"
 COMPARED = "| call | old us | us | us / old us (p20, p80) |"
 PACKAGE = "cupy_training_ops"
@@ -74,6 +76,35 @@ def in_turns(
         for checkout, found in pairs[:: -1 if number % 2 else 1]:
             found.append(checkout.ask(question, *arguments))
     return answers
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of a script that times calls."""
+    folder = click.Path(exists=True, file_okay=False, path_type=Path)
+    for option in (
+        click.option("--runs", type=click.IntRange(2), default=150, show_default=True),
+        click.option("--only", default="", help="Only calls whose name contains this."),
+        click.option("--against", type=folder, help="Another checkout, to compare with."),
+    ):
+        command = option(command)
+    return command
+
+
+def print_times(
+    script: str,
+    names: Callable[[Checkout], Iterable[str]],
+    against: Path | None,
+    only: str,
+    runs: int,
+) -> None:
+    """A table of a script's `microseconds` of the calls with these names, beside the other's."""
+    folders = [HERE] if against is None else [against, HERE]
+    with contextlib.ExitStack() as stack:
+        checkouts = [stack.enter_context(Checkout(folder, script)) for folder in folders]
+        click.echo("| call | us |" if against is None else COMPARED)
+        click.echo("|---" * (2 * len(folders)) + "|")
+        for name in (name for name in names(checkouts[0]) if only in name):
+            click.echo(row(name, *in_turns(checkouts, runs, "microseconds", name)))
 
 
 def row(name: str, *runs: Sequence[float]) -> str:

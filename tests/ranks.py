@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import cupy_training_ops as cto
 from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
 
 ROOT = Path(__file__).resolve().parent.parent
+LARGE = 2**20  # elements: more than what a socket holds
 
 
 def in_threads(
@@ -59,6 +64,23 @@ def results(found: Sequence[Any]) -> Sequence[Any]:
         if isinstance(item, Exception):
             raise item
     return found
+
+
+def reduced(group: cto.ProcessGroup, x: float, n: int = 3) -> float:
+    """The sum of a number of each rank, of which n are sent."""
+    return float(cto.nccl_all_reduce([np.full(n, x)], group=group)[0][-1])
+
+
+@contextlib.contextmanager
+def signals_all_the_time(hear: Callable[[int], object] = lambda _: None) -> Iterator[None]:
+    """Inside, the main thread has one each 50 ms, whose handler returns."""
+    before = signal.signal(signal.SIGALRM, lambda number, _: hear(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def connected(n: int) -> list[dict[int, socket.socket]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import OpError, ProviderError
+from ..plan import SCRATCH_ALIGNMENT, align_up
 from .direct import directly
 from .graph import Graph, Node, Problems
 from .kinds import Runner
@@ -22,7 +23,6 @@ from .runner import runner
 HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
 SMALL = 64  # elements of a constant that may as well be on the host
-APART = 256  # bytes, from one array to the next in one memory
 LARGEST_KEPT = 64 << 10  # bytes of a copy that is kept for the next run
 MOST_KEPT = 64  # of one value
 Place = tuple[str, bool]  # a value, and whether it is on the host
@@ -146,7 +146,7 @@ class Compiler:
     def _side_by_side(self, slots: Collection[int]) -> tuple[Any, ...]:
         """Arrays on the device in one memory, which one copy keeps; others as they are."""
         there = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
-        nbytes = {slot: -(-self._values[slot].nbytes // APART) * APART for slot in there}
+        nbytes = {slot: align_up(self._values[slot].nbytes, SCRATCH_ALIGNMENT) for slot in there}
         memory = self._xp.zeros(sum(nbytes.values()), np.uint8)
         start = 0
         for slot in there:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import stat
 import struct
@@ -14,14 +13,13 @@ import time
 
 import numpy as np
 import pytest
-from ranks import gathered, in_threads, results
+from ranks import LARGE, gathered, in_threads, reduced, results, signals_all_the_time
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.process_group import embedded, wire
 from cupy_training_ops.process_group.engine import FAULT
 
-LARGE = 2**20  # elements: more than what a socket holds
 LENGTH = struct.Struct("<Q")  # ahead of a message
 
 
@@ -36,10 +34,6 @@ class Interrupting:
         raise KeyboardInterrupt
 
     __dlpack_device__ = __dlpack__
-
-
-def reduced(group, x: float, n: int = 3) -> float:
-    return float(cto.nccl_all_reduce([np.full(n, x)], group=group)[0][-1])
 
 
 # ---- P1, P2: a call that is stopped ends the group -----------------------------------------------
@@ -345,23 +339,21 @@ HALVES = {
 def test_signals_all_the_time_do_not_lengthen_a_wait(what) -> None:
     """Of half a message, and of room for one: the kernel's own timeouts begin anew with each."""
     first, second = cto.ProcessGroup.in_threads(2, 0.4)
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
     at_last = threading.Timer(6.0, second._engine.abandon)  # so that a fault is no hang
     at_last.start()
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     started = time.monotonic()
     try:
-        if what in HALVES:
-            os.write(second._engine.sockets[0].fileno(), HALVES[what])
-            with pytest.raises(GroupError, match=r"half a message came, and 0\.4 seconds"):
-                reduced(first, 1.0)
-        else:
-            with pytest.raises(GroupError, match=r"rank 0 is late: it took no message for 0\.4"):
-                reduced(second, 1.0, LARGE)
+        with signals_all_the_time():
+            if what in HALVES:
+                os.write(second._engine.sockets[0].fileno(), HALVES[what])
+                with pytest.raises(GroupError, match=r"half a message came, and 0\.4 seconds"):
+                    reduced(first, 1.0)
+            else:
+                late = r"rank 0 is late: it took no message for 0\.4"
+                with pytest.raises(GroupError, match=late):
+                    reduced(second, 1.0, LARGE)
         assert time.monotonic() - started < 0.4 + 2.0 + 2.0  # on a busy machine
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         at_last.cancel()
         first.close()
         second.close()

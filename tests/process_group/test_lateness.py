@@ -6,24 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
-import struct
 import threading
 import time
 
-import numpy as np
 import pytest
-from ranks import in_threads, results
+from ranks import LARGE, in_threads, reduced, results, signals_all_the_time
 
 import cupy_training_ops as cto
 from cupy_training_ops import GroupError
-
-LARGE = 2**20  # elements: more than what a socket holds
-LENGTH = struct.Struct("<Q")  # ahead of a message
-
-
-def reduced(group, x: float, n: int = 3) -> float:
-    return float(cto.nccl_all_reduce([np.full(n, x)], group=group)[0][-1])
 
 
 def test_a_peer_that_does_not_read_is_late() -> None:
@@ -103,17 +93,14 @@ def test_a_signal_that_is_handled_changes_nothing() -> None:
     """A wait goes on after a handler that returns."""
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals are the main thread's")
-    heard = []
-    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+    heard: list[int] = []
     first, second = cto.ProcessGroup.in_threads(2, 5.0)
     other = threading.Timer(0.3, lambda: reduced(second, 1.0))
     other.start()
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
-        assert reduced(first, 1.0) == 2.0
+        with signals_all_the_time(heard.append):
+            assert reduced(first, 1.0) == 2.0
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         other.join()
         first.close()
         second.close()
