@@ -249,9 +249,16 @@ def stopping(left, function):
 def around_launches(monkeypatch, ready, around) -> None:
     """Put a function around each launch of a plan, of objects or of packed arguments."""
     for packed in ready._queued or ():
-        monkeypatch.setattr(packed, "_launch", around(packed._launch))
+        monkeypatch.setattr(packed, "_block", partial(block_around, around, packed._block))
+        monkeypatch.setattr(packed, "_free", [])
     steps = [(around(function), *rest) for function, *rest in ready._steps]
     monkeypatch.setattr(ready, "_steps", steps)
+
+
+def block_around(around, block):
+    """A block of packed arguments with a function around each of its launches."""
+    made = block()
+    return made._replace(launches=tuple((around(launch), at) for launch, at in made.launches))
 
 
 def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> None:
