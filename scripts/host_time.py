@@ -120,7 +120,7 @@ def open_list(_get_op: Any, array: Any) -> Action:
 
 def momentum() -> Any:
     """What binds the operator of four lists that the tests of the frame have."""
-    from probe.frame_probe import ProbeMomentum
+    from probe.list_probe import ProbeMomentum
 
     return ProbeMomentum().bound
 

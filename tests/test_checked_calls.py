@@ -8,7 +8,11 @@ import weakref
 
 import numpy as np
 import pytest
-from probe.frame_probe import ProbeCopy, ProbeDescend, ProbeMomentum
+from probe.frame_probe import ProbeCopy
+from probe.list_probe import (
+    ProbeDescend,
+    ProbeMomentum,
+)
 
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.testing.compare import assert_matches

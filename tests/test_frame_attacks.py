@@ -14,11 +14,13 @@ from probe.frame_probe import (
     ProbeCopy,
     ProbeDecay,
     ProbeDelegate,
-    ProbeDescend,
     ProbeEither,
     ProbeFill,
     ProbeRead,
     ProbeRows,
+)
+from probe.list_probe import (
+    ProbeDescend,
     ProbeSpread,
 )
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, one_launch

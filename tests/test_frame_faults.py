@@ -10,10 +10,12 @@ from probe.frame_probe import (
     Probe,
     ProbeCopy,
     ProbeDecay,
-    ProbeDescend,
     ProbeEither,
     ProbeRead,
     ProbeRows,
+)
+from probe.list_probe import (
+    ProbeDescend,
     ProbeSpread,
 )
 from probe.probe import ProbeHalves, ProbeSum

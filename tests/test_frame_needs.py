@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from probe import frame_probe
+from probe import frame_probe, list_probe
 from probe.frame_probe import (
     ProbeBorrow,
     ProbeCopy,
@@ -17,14 +17,16 @@ from probe.frame_probe import (
     ProbeDelegate,
     ProbeEither,
     ProbeFill,
-    ProbeMixed,
-    ProbeMomentum,
     ProbeRows,
     ProbeScale12,
     ProbeScale13,
     ProbeShared,
-    ProbeSpread,
     ProbeSupplied,
+)
+from probe.list_probe import (
+    ProbeMixed,
+    ProbeMomentum,
+    ProbeSpread,
 )
 
 from cupy_training_ops import ArgumentError, DtypeError
@@ -246,7 +248,7 @@ def test_four_lists_of_a_thousand_arrays(anywhere, rng) -> None:
     """More than one launch knows; every element is written once."""
     sizes = rng.integers(0, 40, 1000)
     ws, gs, ms, vs = ([rng.random(n).astype(FLOAT32) for n in sizes] for _ in range(4))
-    expected = frame_probe.probe_momentum(ws, gs, ms, vs, 0.5)
+    expected = list_probe.probe_momentum(ws, gs, ms, vs, 0.5)
     lists = [[anywhere.place(x.copy()) for x in xs] for xs in (ws, gs, ms, vs)]
     results = ProbeMomentum()(*lists, 0.5)
     for found, placed, wanted in zip(results, (lists[0], *lists[2:]), expected, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probe import frame_probe
+from probe import frame_probe, list_probe
 from runs import drawn_samples
 
 import cupy_training_ops as cto
@@ -100,17 +100,17 @@ PROBES = [
     (frame_probe.ProbeDecay(), (flat(300), 0.5), ["probe_decay"]),
     (frame_probe.ProbeRows(), (flat(300), flat(300)), ["probe_rows"]),
     (
-        frame_probe.ProbeMomentum(),
+        list_probe.ProbeMomentum(),
         (*([flat(n) for n in (3, 5)] for _ in range(4)), 0.5),
         ["probe_momentum"],
     ),
-    (frame_probe.ProbeSpread(), LISTS, ["probe_spread"]),
-    (frame_probe.ProbeSpread(), (LISTS[0], [None, None]), ["probe_spread"]),
-    (frame_probe.ProbeDescend(), LISTS, ["probe_descend"]),
-    (frame_probe.ProbeDescend(), (*LISTS, 0.5), ["probe_descend"]),
-    (frame_probe.ProbeDescend(), (*LISTS, flat(1)), ["probe_descend"]),
+    (list_probe.ProbeSpread(), LISTS, ["probe_spread"]),
+    (list_probe.ProbeSpread(), (LISTS[0], [None, None]), ["probe_spread"]),
+    (list_probe.ProbeDescend(), LISTS, ["probe_descend"]),
+    (list_probe.ProbeDescend(), (*LISTS, 0.5), ["probe_descend"]),
+    (list_probe.ProbeDescend(), (*LISTS, flat(1)), ["probe_descend"]),
     (frame_probe.ProbeRead(), (flat(300), 2**40), ["probe_read"]),
-    (frame_probe.ProbeMixed(), ([flat(3), flat(3, dtype=np.float16)],), ["probe_mixed"] * 2),
+    (list_probe.ProbeMixed(), ([flat(3), flat(3, dtype=np.float16)],), ["probe_mixed"] * 2),
     (frame_probe.ProbeCopy(), (flat(300),), ["copy"]),
     (frame_probe.ProbeBorrow(), (flat(300),), ["zero_gradient", "copy"]),
     (frame_probe.ProbeFill(n=300, provider="cuda"), (), ["probe_fill"]),
@@ -135,7 +135,8 @@ def test_every_probe_reaches_its_launches(op, inputs, symbols, launches, monkeyp
 
 
 def test_no_probe_is_left_out() -> None:
-    declared = {v for v in vars(frame_probe).values() if hasattr(v, "outputs")}
+    modules = vars(frame_probe) | vars(list_probe)
+    declared = {v for v in modules.values() if hasattr(v, "outputs")}
     assert declared == {type(op) for op, *_ in PROBES}
 
 

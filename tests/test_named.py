@@ -10,7 +10,15 @@ import sys
 
 import numpy as np
 import pytest
-from probe.frame_probe import ProbeDecay, ProbeDescend, ProbeEither, ProbeFill, ProbeSpread
+from probe.frame_probe import (
+    ProbeDecay,
+    ProbeEither,
+    ProbeFill,
+)
+from probe.list_probe import (
+    ProbeDescend,
+    ProbeSpread,
+)
 from probe.probe import ProbeHalves, ProbeSum
 
 import cupy_training_ops as cto

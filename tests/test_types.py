@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe import frame_probe, probe
+from probe import frame_probe, list_probe, probe
 
 import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Input, Output, attribute, optional
@@ -96,14 +96,14 @@ EXPECTED = {
     frame_probe.ProbeDecay: "X: _Array, rate: _Reals, step: _Integers | None = None, *",
     frame_probe.ProbeRows: "def workspace_nbytes(self, X: _Array, Z: _Array | None = None, *, "
     'outputs: Sequence[Literal["Y"]] | None = None) -> int: ...',
-    frame_probe.ProbeSpread: "Ws: Sequence[_Array | None], *, out: tuple[tuple[_Memory | None, "
+    list_probe.ProbeSpread: "Ws: Sequence[_Array | None], *, out: tuple[tuple[_Memory | None, "
     "...] | None, _Memory | None, tuple[_Memory | None, ...] | None, "
     "tuple[_Memory | None, ...] | None] | None = None,",
     frame_probe.ProbeRead: "X: _Array, value: object | _Array, *",
-    frame_probe.ProbeMomentum: ") -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...",
+    list_probe.ProbeMomentum: ") -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...",
     frame_probe.ProbeFill: "def __init__(self, *, n: _Integer, value: _Real = 1.0, provider: "
     'Literal["cpu", "cuda"] = "cpu") -> None: ... def __call__(self, *, out',
-    frame_probe.ProbeDescend: "def bound(self, Xs: Sequence[_Array] | EllipsisType, Gs: "
+    list_probe.ProbeDescend: "def bound(self, Xs: Sequence[_Array] | EllipsisType, Gs: "
     "Sequence[_Array] | EllipsisType, rate: _Reals | _Array | None | EllipsisType = None, *",
 }
 

@@ -9,10 +9,12 @@ from probe.frame_probe import (
     ProbeBorrow,
     ProbeCopy,
     ProbeDecay,
-    ProbeDescend,
     ProbeEither,
     ProbeFill,
     ProbeShared,
+)
+from probe.list_probe import (
+    ProbeDescend,
     ProbeSpread,
 )
 
