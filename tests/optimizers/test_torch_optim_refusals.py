@@ -118,3 +118,31 @@ def test_states_of_another_optimizer_are_refused() -> None:
     state["param_groups"][0]["momentum"] = 0
     with pytest.raises(OpError, match=r"AdamW: state: expected step, .*, got momentum_buffer"):
         AdamW([p]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((make, {"lr": float("nan")}) for make in (AdamW, SGD, Lamb)),
+        (SGD, {"momentum": 0.9}),
+        (AdamW, {"weight_decay": "much"}),
+        *((make, {"betas": (1.5, 0.9)}) for make in (AdamW, Lamb)),
+        *((make, None) for make in (AdamW, SGD, Lamb)),
+    ],
+)
+def test_a_step_that_is_refused_for_its_last_group_changes_no_group(make, options) -> None:
+    """Who mends it makes the step again, which would be the second of the first group."""
+    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (3, 5)]
+    optimizer = make([{"params": [p]} for p in parameters], lr=0.1)
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = [p.detach().clone() for p in parameters]
+    if options is None:  # its gradient is none that the operator takes
+        parameters[1].grad = torch.ones(5).to_sparse()
+    optimizer.param_groups[1] |= options or {}
+    with pytest.raises(OpError, match="gradients" if options is None else next(iter(options))):
+        optimizer.step()
+    assert all(map(torch.equal, parameters, before))
+    if make is not SGD:
+        assert {float(optimizer.state[p]["step"]) for p in parameters} == {1}
