@@ -105,8 +105,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
         With `max_norm` the gradients are clipped to it by the norm of all, which `gradient_norm`
         then is (with its loss scale), and a step whose norm is not finite is skipped. So is one
-        where a GradScaler found an infinity, which unscales in the same pass. A step that is refused
-        has changed nothing.
+        where a GradScaler found an infinity, which unscales in the same pass. A step that is
+        refused has changed nothing.
         """
         loss = None
         if closure is not None:
