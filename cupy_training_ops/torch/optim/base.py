@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...errors import refuse, shown
 from ...frame.op import Op
+from ...optimizers.checks import number
 from ...planning.step import above_zero
-from .groups import check, check_numbers, check_state
+from .groups import check_numbers, check_state
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
 
@@ -33,7 +34,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
         if max_norm is not None:
-            check(type(self).__name__, "max_norm", above_zero, max_norm)
+            number(type(self).__name__, "max_norm", above_zero, max_norm)
         self.max_norm = max_norm
         self._forget()
         super().__init__(params, defaults)
@@ -114,8 +115,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 loss = closure()
         with torch.no_grad():
             ready = list(self._ready())
-            if ready:
-                self._step(ready)
+            try:
+                if ready:
+                    self._step(ready)
+            except Exception:
+                for group in self.param_groups:  # by the names that numbers have there
+                    self._check_all(group)
+                raise
         return loss
 
     def _step(self, ready: Ready) -> None:
