@@ -11,7 +11,6 @@ from ..errors import ArgumentError, refuse, shown
 from ..planning.step import bound
 from .rated import beta
 
-
 Convert = Callable[[Any], float]
 
 
