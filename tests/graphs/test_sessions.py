@@ -254,7 +254,8 @@ def test_what_a_session_cannot_be_made_with_is_refused(given, message) -> None:
     ],
 )
 def test_what_a_session_cannot_be_fed_with_is_refused(feeds, message) -> None:
-    weights = "w = Constant <value = float[4, 4] {%s}> ()" % ", ".join(["1.0"] * 16)
+    ones = ", ".join(["1.0"] * 16)
+    weights = f"w = Constant <value = float[4, 4] {{{ones}}}> ()"
     session = cto.onnx.Session(model(f"{weights} y = Gemm(x, w)"))
     with pytest.raises(cto.ArgumentError, match=message):
         session.run(feeds)
