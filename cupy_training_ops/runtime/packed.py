@@ -77,7 +77,7 @@ class Packed:
             block = self._free.pop()
         except IndexError:
             block = self._block()
-        memory, _, known, (last, launches) = block
+        memory, launches, known, last = block
         self._write(memory, 0, *words)
         if made and not all(map(is_, made, known)):
             for i, value in enumerate(made):
@@ -86,14 +86,16 @@ class Packed:
                     if span.start != span.stop:  # else it is no kernel's
                         memory[span] = value.tobytes()
                     known[i] = value
-        if last != stream:
-            launches = block.on(stream)
         try:
-            list(map(call, launches))
+            if len(launches) == 1:
+                launch, arguments = launches[0]
+                launch(stream, arguments, 0)
+            else:
+                list(map(call, last[1] if last[0] == stream else block.on(stream)))
         except RuntimeError as error:
             if not self._driver.serves_now(error):
                 raise
-            list(map(call, launches))
+            list(map(call, block.on(stream)))
         self._free.append(block)
 
     def _span(self, nbytes: int) -> slice:
