@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from foreign import Foreign
@@ -20,8 +22,10 @@ from probe.list_probe import (
 )
 from probe.probe import ProbeHalves, ProbeSum
 
+import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, ProviderError
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
+from cupy_training_ops.frame import providers
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, Work
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.hollow import hollow, hollow_launches
@@ -142,6 +146,29 @@ def test_work_takes_what_launches_take() -> None:
     assert (name, rate, step, address) == ("trace", 0.5, 4, scratch.data.ptr + 256)
     assert array is y
     assert table["at"].tolist() == [x.data.ptr, 0, y.data.ptr, 0]
+
+
+def test_no_signal_comes_between_two_results_of_numpy(monkeypatch) -> None:
+    """The first one takes some milliseconds, in which the alarm comes."""
+    put = providers.CpuCall._put
+
+    def alarmed(*given) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 5e-4)
+        put(*given)
+
+    def stop(*_) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(providers.CpuCall, "_put", alarmed)
+    sums, ones = ([np.full(1 << 22, x, np.float32) for _ in range(3)] for x in (0, 1))
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cto.in_place_accumulator_list(sums, ones)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len({float(array[0]) for array in sums}) == 1
 
 
 def test_a_row_is_refused_with_the_nearest_ones() -> None:

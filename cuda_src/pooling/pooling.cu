@@ -82,13 +82,13 @@ struct Gathered {
             add(geometry, first, window, to_acc(slopes[k]) / max(count, ACC(1)));
         }
     }
-    // `number`: of the chosen element, counted from the first of the neighbours.
-    __device__ __forceinline__ void add_chosen(const Geometry& geometry, i64 number,
+    // `number`: of the chosen element, counted from the first of the neighbours. It may be any.
+    __device__ __forceinline__ void add_chosen(const Geometry& geometry, u64 number,
                                                const i32 (&first)[AXES], const i32 (&o)[AXES],
                                                ACC value) {
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
-            const bool is_chosen = number == k * geometry.number[LAST];
+            const bool is_chosen = number == static_cast<u64>(k * geometry.number[LAST]);
             if (is_chosen && reaches(geometry, first, o, k)) sums[k] += value;
         }
     }
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
         const Neighbours neighbours(geometry, position);
         const Place& place = neighbours.place;
         const i64 plane = place.plane * product(geometry.output);
-        i64 own = place.plane * product(geometry.image);
+        u64 own = place.plane * product(geometry.image);
 #pragma unroll
         for (int axis = 0; axis < AXES; ++axis) own += place.at[axis] * geometry.number[axis];
         Gathered gathered{};

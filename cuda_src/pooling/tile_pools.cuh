@@ -31,7 +31,8 @@ __device__ __forceinline__ float larger(float x, float y) {
 }
 
 // sum / count, rounded as a division is. No quotient by a small whole number lies so near the middle
-// between two numbers that the error of its reciprocal decides.
+// between two numbers that the error of its reciprocal decides; of a subnormal one in the middle
+// itself it does, and that may be either.
 __device__ __forceinline__ float mean_of(float sum, float count, float inverse) {
     constexpr float LEAST = -3.4e38f;  // in place of the rest of an infinity, which is NaN
     const float guess = multiply_subnormal(sum, inverse);

@@ -38,7 +38,8 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
             return tuple(value)
         names = [f"{item.name}[{i}]" for i in range(len(value))]
         return tuple([_lent(op, n, v, lent) for n, v in zip(names, value, strict=True)])
-    return value if lent.is_native else _lent(op, item.name, value, lent)
+    number = "a number or " if item.memory == "either" else ""
+    return value if lent.is_native else _lent(op, item.name, value, lent, number)
 
 
 def adopt_out(op: str, value: object, lent: Lent) -> object:
@@ -50,9 +51,9 @@ def adopt_out(op: str, value: object, lent: Lent) -> object:
     return value if lent.is_native else _lent(op, "out", value, lent)
 
 
-def _lent(op: str, name: str, value: object, lent: Lent) -> object:
-    """What stands for an array."""
-    array = adopt(op, name, value)
+def _lent(op: str, name: str, value: object, lent: Lent, or_else: str = "") -> object:
+    """What stands for an array; `or_else` is what else may be given, in words."""
+    array = adopt(op, name, value, or_else)
     if array is not value and not lent.detaches:
         foreign.refuse_gradients(op, [name], [value])
     return lent.note(value, array)
@@ -67,8 +68,11 @@ def _frozen(op: str, item: Input, value: object, lent: Lent) -> object:
     return converted(op, item, value)
 
 
-def adopt(op: str, argument: str, value: Any) -> Any:
-    """A NumPy or CuPy array over the same memory; a foreign array is never copied."""
+def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
+    """A NumPy or CuPy array over the same memory; a foreign array is never copied.
+
+    or_else: what else may be given, in words.
+    """
     if value is None or type(value) in BACKENDS:
         return value
     if isinstance(value, np.ma.MaskedArray):
@@ -88,7 +92,8 @@ def adopt(op: str, argument: str, value: Any) -> Any:
     except Exception as error:  # of the array's own library, which may raise anything
         raise ArgumentError(f"{op}: {argument}: cannot share its memory: {_cause(error)}") from None
     if array is None:
-        raise ArgumentError(f"{op}: {argument}: expected a NumPy or CuPy array, got {_kind(value)}")
+        expected = f"{or_else}a NumPy or CuPy array"
+        raise ArgumentError(f"{op}: {argument}: expected {expected}, got {_kind(value)}")
     return array
 
 

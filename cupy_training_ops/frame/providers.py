@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import setitem
 from typing import Any, Protocol
 
 import numpy as np
@@ -183,14 +184,21 @@ class CpuCall(Call):
             self._put(self.function(*piece), written)
 
     def _put(self, returned: object, out: Sequence[Any]) -> None:
-        """What the function returned into the outputs; the last tile's padding falls off."""
+        """What the function returned into the outputs, all or none: no handler of a signal comes
+        between two, since Python runs them where its own code goes on. The last tile's padding
+        falls off.
+        """
         values = iter(self._one_by_one(returned))
+        arrays, found = [], []
         for result, array in zip(self.prepared.results, out, strict=True):
             value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:
                 if value.shape != array.shape:
                     value = value.reshape(-1)[: array.size].reshape(array.shape)
-                np.copyto(array, value, casting="no")
+                assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
+                arrays.append(array)
+                found.append(value)
+        list(map(setitem, arrays, itertools.repeat(...), found))
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:

@@ -10,6 +10,8 @@ another value of it is another form.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -51,7 +53,7 @@ class Captures:
             return self._first_runs(form, given, self._side)
         self._session.labels.check(form.classes)
         form.take(given)
-        return form.replay()
+        return form.replay(self._session)
 
     def _form(self, given: Arrays) -> _Form:
         key = tuple([self._form_of(name, value) for name, value in given.items()])
@@ -71,7 +73,7 @@ class Captures:
         """One that notes its memory, or is captured; where that is another it is noted again."""
         with side.beside(), workspace.behind_graphs():
             if form.plan is not None and self._is_captured(form, given, side.stream):
-                return form.replay()
+                return form.replay(self._session)
             if form.tries == MOST_TRIES:
                 raise ProviderError(
                     "TrainingSession: graph=True: each step takes other memory than the one "
@@ -165,9 +167,11 @@ class _Form:
             else:
                 target.set(np.ascontiguousarray(value))
 
-    def replay(self) -> dict[str, Any]:
+    def replay(self, session: Session) -> dict[str, Any]:
         """A run on the current stream; its results are the caller's."""
-        self.graph.launch()
+        # At once: no Ctrl-C between the two lets the session take it for none.
+        begun = partial(setattr, session, "n_begun", len(session.program.steps))
+        list(map(call, (self.graph.launch, begun)))
         return {n: _copied(a) if n in self.own else a for n, a in self.results.items()}
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..declare.schema import integer
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
 from .labels import Labels, with_checks
@@ -64,7 +65,9 @@ class Session:
         tf32: bool = False,
         arrays: Collection[str] = (),
     ) -> None:
-        graph = prepared(graph, problems, seed)
+        if not hasattr(xp, "ndarray"):
+            refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
+        graph = prepared(graph, problems, _checked_seed(seed))
         if tf32:
             graph = with_tf32(graph)
         found = runners(graph, problems)
@@ -124,6 +127,9 @@ class Session:
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's outputs by name; arrays that it updates in place are those given."""
+        if not isinstance(feeds, Mapping):
+            names = cut(str(sorted(self.program.feeds)))
+            refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
         for name, value in feeds.items():
             self.labels.look_at(name, value)
         with self.all_or_nothing():
@@ -202,7 +208,7 @@ class Session:
         """The values before the first step."""
         values, known = self.program.values.copy(), self.program.feeds
         missing = sorted(known.keys() - feeds.keys())
-        extra = sorted(feeds.keys() - known.keys())
+        extra = sorted(map(str, feeds.keys() - known.keys()))
         if missing or extra:
             refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
         for name, value in feeds.items():
@@ -256,6 +262,13 @@ class Session:
                 return _on_host(name, value)
             value = self.xp.asarray(value)
         return self.xp.asnumpy(value) if host else value
+
+
+def _checked_seed(seed: object) -> int | None:
+    try:
+        return None if seed is None else integer(seed)
+    except ArgumentError as error:
+        raise ArgumentError(f"Session: seed: {error}") from None
 
 
 def _on_host(name: str, value: Any) -> HostArray:

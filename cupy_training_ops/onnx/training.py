@@ -12,7 +12,7 @@ import numpy as np
 
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
-from ..errors import ArgumentError, cut, refuse, shown
+from ..errors import ArgumentError, OpError, cut, refuse, shown
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
 from .graph import Graph
@@ -46,7 +46,8 @@ class TrainingSession:
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
     array, too. A step that is refused has changed nothing. One that is stopped in its backward part
     (Ctrl-C, memory that is out) has changed neither parameters nor running statistics nor the
-    states of random numbers; gradients begin anew after it.
+    states of random numbers; gradients begin anew after it. So they do after one that is stopped in
+    its optimizer, which has been made as a whole, or not at all.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class TrainingSession:
         """Forward and backward: gradients are added to those since the last `apply`."""
         feeds = self._given("accumulate", self._user, inputs, named)
         feeds[RESET] = np.array([self._is_reset])
+        self._training.n_begun = 0
         try:
             found = self._run_training(feeds)
         except BaseException:
@@ -226,9 +228,15 @@ class TrainingSession:
             "learning_rate": np.array([self._lr], np.float32),
             "step": np.array([self.step_count + 1], np.int64),
         }
-        run({n: feeds[n] for n in optimizer.inputs if n in feeds})
-        self.step_count += 1
-        self._is_reset = True
+        self.step_count, self._is_reset = self.step_count + 1, True
+        optimizer.n_begun = 0
+        try:
+            run({n: feeds[n] for n in optimizer.inputs if n in feeds})
+        except BaseException as error:
+            is_refused = isinstance(error, OpError) and error.__cause__ is None
+            if is_refused or not optimizer.is_in_sums:
+                self.step_count, self._is_reset = self.step_count - 1, False
+            raise  # else it may have been made, and not once more by the same gradients
 
     def _need_optimizer(self) -> tuple[Session, Run]:
         if self._optimizer is None or self._run_optimizer is None:

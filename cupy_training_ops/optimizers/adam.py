@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+from ..declare.schema import finite
 from ..errors import refuse, shown
 from ..process_group import ProcessGroup
+from . import checks
 from .base import Names, Optimizer
-from .checks import pair
 from .moments import Codes
 from .steps import AdamStep, AdamWCodedStep, AdamWStep
 
@@ -42,7 +43,7 @@ class Adam(Optimizer):
         low_precision: Sequence[Any] | None = None,
         moment_dtype: object = None,
     ) -> None:
-        alpha, beta = pair("Adam", "betas", betas)
+        alpha, beta = checks.betas("Adam", betas)
         op = AdamStep(alpha=alpha, beta=beta, epsilon=epsilon, max_norm_clip=math.inf)
         super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
 
@@ -90,7 +91,8 @@ class AdamW(Optimizer):
     ) -> None:
         if group is not None:
             refuse(type(self).__name__, "group", "None, for a class of your own", shown(group))
-        alpha, beta = pair("AdamW", "betas", betas)
+        alpha, beta = checks.betas("AdamW", betas)
+        weight_decay = checks.number("AdamW", "weight_decay", finite, weight_decay)
         codes = _codes(state, moment_dtype)
         op = (AdamWStep if codes is None else AdamWCodedStep)(
             alpha=alpha, beta=beta, epsilon=epsilon, lambda_=weight_decay, max_norm_clip=math.inf

@@ -110,7 +110,7 @@ class Optimizer:
             low_precision = self._adopted("low_precision", low_precision)
         self._given_copies, self._copies = given_copies, low_precision
         name = type(self).__name__
-        dtype = wide if moment_dtype is None else checks.moment_dtype(name, moment_dtype)
+        dtype = wide if moment_dtype is None else checks.moment_dtype(name, moment_dtype, wide)
         self._form = codes or Numbers(dtype)
         self._moments = {m: tuple(map(self._form.first, self._weights)) for m in self.moments}
         first = self._weights[0]
@@ -366,7 +366,7 @@ class Optimizer:
             refuse(type(self).__name__, "lr", "a number or an array of 1 element", "None")
         if not is_number(lr):
             if not self._natively or not is_tensor(lr):
-                adopt(type(self).__name__, "lr", lr)
+                adopt(type(self).__name__, "lr", lr, "a number or ")
             return lr
         try:
             positive_or_zero(lr)

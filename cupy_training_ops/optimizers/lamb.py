@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..declare.schema import finite
 from ..errors import refuse, shown
-from ..planning.step import refuse_uncorrectable
+from ..planning.step import above_zero
+from . import checks
 from .base import Names, Optimizer
-from .checks import pair
 from .steps import LambStep
 
 
@@ -47,15 +48,14 @@ class Lamb(Optimizer):
         low_precision: Sequence[Any] | None = None,
         moment_dtype: object = None,
     ) -> None:
-        alpha, beta = pair("Lamb", "betas", betas)
-        ratio_min, ratio_max = pair("Lamb", "ratio_limits", ratio_limits)
+        alpha, beta = checks.betas("Lamb", betas)
+        weight_decay = checks.number("Lamb", "weight_decay", finite, weight_decay)
+        ratio_min, ratio_max = checks.limits("Lamb", ratio_limits)
         self._attributes = {
             "alpha": alpha, "beta": beta, "lambda_": weight_decay, "epsilon": epsilon,
             "ratio_min": ratio_min, "ratio_max": ratio_max,
         }  # fmt: skip
-        op = self._operator(None)
-        refuse_uncorrectable("Lamb", betas=(op.alpha, op.beta))
-        super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
+        super().__init__(self._operator(None), parameters, lr, names, low_precision, moment_dtype)
 
     def _variant(self, max_norm: Any) -> object:
         if max_norm is not None and type(max_norm) not in (int, float):
@@ -63,6 +63,7 @@ class Lamb(Optimizer):
         return max_norm
 
     def _operator(self, max_norm: Any) -> LambStep:
-        return LambStep(
-            **self._attributes, max_norm_clip=math.inf if max_norm is None else max_norm
-        )
+        limit = math.inf
+        if max_norm is not None:
+            limit = checks.number("Lamb", "max_norm", above_zero, max_norm)
+        return LambStep(**self._attributes, max_norm_clip=limit)

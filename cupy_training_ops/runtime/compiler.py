@@ -65,7 +65,8 @@ def compile_ahead(
     """Compile those of several modules that are new, each in a thread of its own.
 
     The compiler needs neither Python's lock nor a turn. What fails, or finds another thread at it,
-    is left to `kernel`, which says why.
+    is left to `kernel`, which says why; so is all in a capture, which ends where another thread
+    does what its mode forbids, as loading a module.
     """
     if not backend.loads_at_once or not _ahead.lock.acquire(blocking=False):
         return
@@ -73,7 +74,7 @@ def compile_ahead(
         given = ((source, slot_options(slots)) for source, slots in wanted)
         keys = {(backend, s.name, s.code, options, device): (s, options) for s, options in given}
         new = [(key, *what) for key, what in keys.items() if key not in _memo]
-        if len(new) > 1:
+        if len(new) > 1 and not backend.capturing(device):
             _load_at_once(backend, new, device)
     finally:
         _ahead.lock.release()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import is_
+from operator import call, is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,13 @@ class _Block(NamedTuple):
     memory: memoryview
     launches: tuple[tuple[Callable[..., object], int], ...]  # of the driver's, behind each head
     known: list[Any]  # what a call has made, and written
+    last: list[Any]  # a stream, and the launches on it
+
+    def on(self, stream: int) -> Sequence[Callable[[], object]]:
+        """The launches on another stream than the last."""
+        found = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
+        self.last[:] = stream, found
+        return found
 
 
 class Packed:
@@ -60,7 +67,8 @@ class Packed:
         self._free: list[_Block] = []
 
     def run(self, words: Sequence[int], made: Sequence[Any], stream: int) -> None:
-        """Queue all launches.
+        """Queue all launches, or none: no handler of a signal comes between two, since Python
+        runs them where its own code goes on.
 
         A block is one call's until its last launch: other threads, and calls that come between two
         launches, take others.
@@ -69,7 +77,7 @@ class Packed:
             block = self._free.pop()
         except IndexError:
             block = self._block()
-        memory, launches, known = block
+        memory, launches, known, last = block
         self._write(memory, 0, *words)
         if made and not all(map(is_, made, known)):
             for i, value in enumerate(made):
@@ -79,13 +87,15 @@ class Packed:
                         memory[span] = value.tobytes()
                     known[i] = value
         try:
-            for launch, arguments in launches:
+            if len(launches) == 1:
+                launch, arguments = launches[0]
                 launch(stream, arguments, 0)
+            else:
+                list(map(call, last[1] if last[0] == stream else block.on(stream)))
         except RuntimeError as error:
             if not self._driver.serves_now(error):
                 raise
-            for launch, arguments in launches:
-                launch(stream, arguments, 0)
+            list(map(call, block.on(stream)))
         self._free.append(block)
 
     def _span(self, nbytes: int) -> slice:
@@ -109,4 +119,4 @@ class Packed:
             launch = partial(self._driver.launch, *head)
             launches.append((launch, start + self._end + WORD.itemsize * at))
             at += len(places)
-        return _Block(memory, tuple(launches), [None] * len(self._new))
+        return _Block(memory, tuple(launches), [None] * len(self._new), [None, ()])

@@ -57,9 +57,15 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
     skip: names of classes to leave, as "Dropout".
     """
     found, names = Conversion(), {cls.__name__ for cls in _SERVED}
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module or isinstance(model, torch.jit.ScriptModule):
+        got = f"a {type(model).__name__}" if is_module else shown(model)
+        refuse("convert", "model", "a torch.nn.Module that Python runs", got)
+    expected = f"names of {', '.join(sorted(names))}, or of RMS norms"
+    if isinstance(skip, str):
+        refuse("convert", "skip", expected, f"one, {shown(skip)}: write ({shown(skip)},)")
     for name in skip:
         if name not in names and not name.endswith(_RMS_NORM):
-            expected = f"names of {', '.join(sorted(names))}, or of RMS norms"
             refuse("convert", "skip", expected, shown(name))
     for name, module in model.named_modules():
         if type(module).__name__ in skip:

@@ -106,9 +106,13 @@ def dropout(
     The seed is drawn from PyTorch's generator, so torch.manual_seed repeats it; masks are not those
     that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
     """
-    if training and 0 < p < 1:
+    try:
+        is_drawn, is_share = training and 0 < p < 1, 0 <= p <= 1
+    except TypeError:
+        is_drawn = is_share = False
+    if is_drawn:
         return _dropped(input, bias, residual, float(p))
-    if not 0 <= p <= 1:
+    if not is_share:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     total = input if bias is None else input + bias
     total = total * 0.0 if training and p == 1 else total
@@ -267,6 +271,9 @@ def linear_cross_entropy(
     if target.shape != hidden.shape[:-1]:
         expected = f"shape {tuple(hidden.shape[:-1])}, as hidden without features"
         refuse("linear_cross_entropy", "target", expected, f"shape {tuple(target.shape)}")
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+        expected = f"shape (classes, {hidden.shape[-1]}), as hidden's features"
+        refuse("linear_cross_entropy", "weight", expected, f"shape {tuple(weight.shape)}")
     mask = tuple([x is not None and _records(x) for x in (hidden, weight, bias)])
     rows = hidden.reshape(target.numel(), hidden.shape[-1])
     others = (bias, ignore_index, reduction, dtype, mask)

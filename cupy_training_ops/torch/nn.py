@@ -143,7 +143,10 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
 
 
 class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
-    """torch.nn.CrossEntropyLoss against classes; `inplace` writes the gradient over the scores."""
+    """torch.nn.CrossEntropyLoss; `inplace` writes the gradient over the scores.
+
+    Against probabilities it is PyTorch's own.
+    """
 
     def __init__(self, *arguments: Any, inplace: bool = False, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -152,6 +155,9 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
     inplace = False  # of a module that was made as PyTorch's
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            probable: Tensor = super().forward(input, target)
+            return probable
         return functional.cross_entropy(
             input, target, self.weight, self.ignore_index, self.reduction, inplace=self.inplace
         )

@@ -8,12 +8,13 @@ import onnx
 import pytest
 
 import cupy_training_ops as cto
+from cupy_training_ops.families.adam import reference
 from cupy_training_ops.onnx import session as sessions
 from cupy_training_ops.onnx.kinds import Runner
 from cupy_training_ops.onnx.labels import Labels
 
 from . import boxes
-from .test_training_session import opened
+from .test_training_session import opened, trained
 
 
 @pytest.mark.parametrize("label", [-1, 4])
@@ -90,6 +91,69 @@ def stopping(session, place: int):
             raise KeyboardInterrupt
 
     return run
+
+
+def stopped_apply(session, monkeypatch, at) -> None:
+    with monkeypatch.context() as context:
+        at(context)
+        with pytest.raises(KeyboardInterrupt):
+            session.apply()
+
+
+def while_computed(error: BaseException):
+    """Once, while what is to be written is computed."""
+
+    def at(context) -> None:
+        real, errors = reference.adam_optimizer_list, iter([error])
+
+        def computed(*given, **named):
+            for each in errors:
+                raise each
+            return real(*given, **named)
+
+        context.setattr(reference, "adam_optimizer_list", computed)
+
+    return at
+
+
+def behind_all(context) -> None:
+    """When all is written and nobody knows yet."""
+
+    def ran(self, values) -> None:
+        self._run(values)
+        raise KeyboardInterrupt
+
+    context.setattr(sessions.Session, "_ran", ran)
+
+
+@pytest.mark.parametrize("at", [while_computed(KeyboardInterrupt()), behind_all])
+def test_an_optimizer_that_is_stopped_takes_no_gradient_twice(monkeypatch, at) -> None:
+    session, answers = opened()
+    session.accumulate(answers["x"][0], answers["labels"][0])
+    stopped_apply(session, monkeypatch, at)
+    with pytest.raises(cto.ArgumentError, match="no gradients since the last step"):
+        session.apply()
+    other, _ = opened()
+    if at is behind_all:
+        trained(other, answers, [0])
+    for each in (session, other):
+        each.accumulate(answers["x"][1], answers["labels"][1])
+    assert everything(session) == everything(other)
+
+
+def test_an_optimizer_that_is_refused_goes_on(monkeypatch) -> None:
+    plain, answers = opened()
+    session, _ = opened()
+    for each in (plain, session):
+        each.accumulate(answers["x"][0], answers["labels"][0])
+    with monkeypatch.context() as context:
+        while_computed(cto.ArgumentError("no"))(context)
+        with pytest.raises(cto.ArgumentError, match="no"):
+            session.apply()
+    assert session.step_count == 0
+    for each in (plain, session):
+        each.apply()
+    assert everything(session) == everything(plain)
 
 
 def test_sums_come_behind_all_that_may_refuse() -> None:

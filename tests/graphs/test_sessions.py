@@ -225,3 +225,37 @@ def test_the_reference_evaluator_takes_sequences_and_upstreams_fused_operators()
     feeds = {"lr": np.float32([0.25]), "x": np.ones((2, 4), np.float32)}
     evaluator = ReferenceEvaluator(proto, new_ops=cto.onnx.reference_ops())
     np.testing.assert_array_equal(evaluator.run(None, feeds)[0], np.full((2, 2), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"xp": "cupy"}, "Session: xp: expected numpy or cupy, the module, got 'cupy'"),
+        ({"xp": None}, "Session: xp: expected numpy or cupy, the module, got None"),
+        ({"seed": "a"}, "Session: seed: expected an integer, got 'a'"),
+        ({"seed": 1.5}, "Session: seed: expected an integer, got 1.5"),
+    ],
+)
+def test_what_a_session_cannot_be_made_with_is_refused(given, message) -> None:
+    with pytest.raises(cto.ArgumentError, match=message):
+        cto.onnx.Session(model("y = Relu(x)"), **given)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        (None, r"feeds: expected a dictionary of \['x'\], got NoneType"),
+        ([np.ones((1, 4), np.float32)], r"feeds: expected a dictionary of \['x'\], got list"),
+        ({3: 1, "x": 2}, r"feeds: expected \['x'\], got with 3"),
+        (
+            {"x": np.ones((2, 3), np.float32)},
+            r"Gemm.*: expected shapes .*, got \(2, 3\) and \(4, 4",
+        ),
+    ],
+)
+def test_what_a_session_cannot_be_fed_with_is_refused(feeds, message) -> None:
+    ones = ", ".join(["1.0"] * 16)
+    weights = f"w = Constant <value = float[4, 4] {{{ones}}}> ()"
+    session = cto.onnx.Session(model(f"{weights} y = Gemm(x, w)"))
+    with pytest.raises(cto.ArgumentError, match=message):
+        session.run(feeds)

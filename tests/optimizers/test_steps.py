@@ -221,7 +221,7 @@ NO_OPTIMIZER = {
         "SGD: low_precision: expected 1 entries like parameters, got 2",
     ),
     "betas": (lambda a: cto.Adam([a(P)], betas=0.9), ArgumentError, "Adam: betas: expected two"),
-    "a beta": (lambda a: cto.Adam([a(P)], betas=("a", 0)), ArgumentError, "Adam: alpha: expected"),
+    "a beta": (lambda a: cto.Adam([a(P)], betas=("a", 0)), ArgumentError, "Adam: betas: expected"),
 }
 
 
@@ -248,7 +248,7 @@ STEPS = {
     "no array": ({"gradients": lambda a: [1.0, a(np.ones(5, "f4"))]}, r"gradients\[0\]: expected"),
     "a view": ({"gradients": lambda a: [a(np.ones((4, 3), "f4"))[::2], None]}, r"gradients\[0\]"),
     "two rates": ({"lr": lambda a: a(np.ones(2, "f4"))}, "lr: expected a number or an array of 1"),
-    "a text": ({"lr": lambda _: "0.1"}, "lr: expected a"),
+    "a text": ({"lr": lambda _: "0.1"}, "lr: expected a number or a NumPy or CuPy array, got str"),
     "a whole": ({"loss_scale": lambda a: a(np.ones(1, int))}, "loss_scale"),
     "no norm": ({"max_norm": lambda _: 0}, "max_norm.*: expected a number above 0, got 0.0"),
     "below": ({"max_norm": lambda _: -1.0}, "max_norm.*: expected a number above 0, got -1.0"),
@@ -320,13 +320,19 @@ def test_what_makes_no_optimizer_is_refused_at_once(name) -> None:
         with pytest.raises(ArgumentError, match=f"^{name}: epsilon: expected a number of at least"):
             make([P.copy()], epsilon=wrong)
     if name != "Adam":
-        with pytest.raises(ArgumentError, match=f"^{name}: lambda_: expected a finite number"):
+        with pytest.raises(ArgumentError, match=f"^{name}: weight_decay: expected a finite number"):
             make([P.copy()], weight_decay=math.nan)
     if name == "Lamb":
-        with pytest.raises(ArgumentError, match=f"^{name}: ratio_max: expected a number, got nan"):
+        with pytest.raises(ArgumentError, match=f"^{name}: ratio_limits: expected a number, got"):
             make([P.copy()], ratio_limits=(0.0, math.nan))
+        with pytest.raises(ArgumentError, match=f"^{name}: ratio_limits: expected the lower one"):
+            make([P.copy()], ratio_limits=(2, 1))
     with pytest.raises(ArgumentError, match=f"^{name}: moment_dtype: expected float32 or bfloat16"):
         make([P.copy()], moment_dtype="float16")
+    with pytest.raises(ArgumentError, match=f"^{name}: moment_dtype: .* bfloat16, .*, got int8"):
+        make([P.copy()], moment_dtype="int8")
+    with pytest.raises(ArgumentError, match=f"^{name}: moment_dtype: expected float64, .* float32"):
+        make([P.astype(np.float64)], moment_dtype="float32")
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])

@@ -80,6 +80,32 @@ def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
         optimizer.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("make", "written", "message"),
+    [
+        (AdamW, {"betas": (1.5, 0.9)}, "betas: expected a number below 1"),
+        (AdamW, {"betas": 0.9}, "betas: expected two numbers, got 0.9"),
+        (AdamW, {"lr": "0.1"}, "lr: expected a number, got '0.1'"),
+        (Lamb, {"betas": (0.9, "much")}, "betas: expected a number, got 'much'"),
+        (Lamb, {"weight_decay": float("nan")}, "weight_decay: expected a finite number"),
+        (Lamb, {"eps": -1}, "eps: expected a number of at least 0"),
+        (Lamb, {"ratio_limits": (2, 1)}, "ratio_limits: expected the lower one first"),
+        (Lamb, {"ratio_limits": 2}, "ratio_limits: expected two numbers"),
+    ],
+)
+def test_what_is_written_into_groups_is_refused_by_its_name_there(make, written, message) -> None:
+    """Not by the one that it has in the operator."""
+    p = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(OpError, match=f"^{make.__name__}: {message}"):
+        make([p], **written)
+    optimizer = make([p])
+    optimizer.param_groups[0] |= written
+    p.grad = torch.ones(3)
+    with pytest.raises(OpError, match=f"^{make.__name__}: {message}"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))
+
+
 @pytest.mark.parametrize("options", [{}, {"state": "8bit"}])
 @pytest.mark.parametrize(
     ("written", "message"),
@@ -118,3 +144,31 @@ def test_states_of_another_optimizer_are_refused() -> None:
     state["param_groups"][0]["momentum"] = 0
     with pytest.raises(OpError, match=r"AdamW: state: expected step, .*, got momentum_buffer"):
         AdamW([p]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((make, {"lr": float("nan")}) for make in (AdamW, SGD, Lamb)),
+        (SGD, {"momentum": 0.9}),
+        (AdamW, {"weight_decay": "much"}),
+        *((make, {"betas": (1.5, 0.9)}) for make in (AdamW, Lamb)),
+        *((make, None) for make in (AdamW, SGD, Lamb)),
+    ],
+)
+def test_a_step_that_is_refused_for_its_last_group_changes_no_group(make, options) -> None:
+    """Who mends it makes the step again, which would be the second of the first group."""
+    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (3, 5)]
+    optimizer = make([{"params": [p]} for p in parameters], lr=0.1)
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = [p.detach().clone() for p in parameters]
+    if options is None:  # its gradient is none that the operator takes
+        parameters[1].grad = torch.ones(5).to_sparse()
+    optimizer.param_groups[1] |= options or {}
+    with pytest.raises(OpError, match="gradients" if options is None else next(iter(options))):
+        optimizer.step()
+    assert all(map(torch.equal, parameters, before))
+    if make is not SGD:
+        assert {float(optimizer.state[p]["step"]) for p in parameters} == {1}

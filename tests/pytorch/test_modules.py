@@ -139,6 +139,15 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
 
+def test_a_loss_against_probabilities_is_pytorchs(leaf) -> None:
+    """As of mixed images: who converts a model does not know its labels."""
+    scores, target = leaf(4, 6), leaf(4, 6, gradients=False).softmax(1)
+    loss = theirs.CrossEntropyLoss(reduction="sum")
+    expected = loss(scores, target)
+    convert(loss)
+    assert torch.equal(loss(scores, target), expected)
+
+
 def test_convert_leaves_what_it_is_told_to() -> None:
     swapped = model()
     found = convert(swapped, skip=("Dropout", "GELU"))

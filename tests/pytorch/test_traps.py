@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 from cupy_training_ops import ArgumentError, OpError  # noqa: E402
-from cupy_training_ops.torch import functional, ops  # noqa: E402
+from cupy_training_ops.torch import convert, functional, ops  # noqa: E402
 
 
 @pytest.fixture
@@ -312,3 +312,37 @@ def test_compressed_activations_know_who_saves_what(leaf, name) -> None:
     assert consumers == expected
     assert bool(consumers) == (name != "softmax")
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+X = torch.ones(4, 8)
+WRONG = [
+    (lambda: functional.layer_norm(None, (8,)), "cto::layer_norm: input: expected a dense tensor"),
+    (lambda: functional.layer_norm([1.0], (8,)), "cto::layer_norm: input: expected a dense tensor"),
+    (lambda: functional.layer_norm(X, 8), "layer_norm: normalized_shape: expected a list of int"),
+    (lambda: functional.layer_norm(X, (8,), 1.0), "layer_norm: weight: expected a dense tensor"),
+    (lambda: functional.softmax("x", 0), "cto::softmax: input: expected a dense tensor, got 'x'"),
+    (lambda: functional.gelu(X.to_sparse()), "cto::gelu: input: .* got one of layout torch.sparse"),
+    (lambda: functional.dropout(X, "much"), "dropout: p: expected a number from 0 to 1, got 'mu"),
+    (lambda: functional.dropout(X, None), "dropout: p: expected a number from 0 to 1, got None"),
+    (
+        lambda: functional.linear_cross_entropy(X, torch.ones(10, 7), torch.ones(4).long()),
+        r"linear_cross_entropy: weight: expected shape \(classes, 8\), .* got shape \(10, 7\)",
+    ),
+    (lambda: convert(None), "convert: model: expected a torch.nn.Module .*, got None"),
+    (lambda: convert(torch.nn.GELU), "convert: model: expected a torch.nn.Module .* <class"),
+    (lambda: convert(torch.nn.GELU(), skip="GELU"), "convert: skip: .*, got one, 'GELU': write"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_what_is_no_tensor_no_shape_or_no_model_is_refused_in_words(case) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch would have us trace no more
+def test_a_model_that_python_does_not_run_is_refused() -> None:
+    model = torch.jit.trace(torch.nn.Sequential(torch.nn.GELU()), X)
+    with pytest.raises(ArgumentError, match=r"convert: model: expected .* that Python runs, got a"):
+        convert(model)

@@ -119,11 +119,15 @@ class MeetingBackend(CountingBackend):
     """Of modules, which load when so many are asked for at once."""
 
     loads_at_once = True
+    is_capturing = False
 
     def __init__(self, parties: int) -> None:
         super().__init__()
         self._together = threading.Barrier(parties)
         self.on_devices: list[int] = []
+
+    def capturing(self, device):
+        return self.is_capturing
 
     def load(self, source, options):
         self.loads.append((source.name, options))
@@ -183,6 +187,18 @@ def test_a_backend_that_loads_one_at_a_time_compiles_nothing_ahead(source) -> No
     backend.loads_at_once = False
     compile_ahead(backend, [(source, {"T": t}) for t in ("float", "double")], 0)
     assert not backend.loads
+
+
+def test_a_capture_compiles_nothing_in_other_threads(source) -> None:
+    """Those would end it, as PyTorch makes it."""
+    backend = MeetingBackend(2)
+    backend.is_capturing = True
+    wanted = [(source, {"T": t}) for t in ("float", "double")]
+    compile_ahead(backend, wanted, 0)
+    assert not backend.loads
+    backend.is_capturing = False
+    compile_ahead(backend, wanted, 0)
+    assert len(backend.loads) == 2
 
 
 def test_slots_become_prefixed_defines() -> None:

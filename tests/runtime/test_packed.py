@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import operator
+import signal
 import threading
 
 import numpy as np
@@ -113,6 +115,22 @@ def test_a_call_that_is_refused_leaves_no_memory_to_others(rng) -> None:
     plan.run(words, made, 0)
     assert driver.found[-1][3] == words
     assert len(plan._free) == 1
+
+
+def test_no_signal_comes_between_two_launches() -> None:
+    """An optimizer's step over a list is made as a whole, or not at all."""
+
+    class Library:
+        launch = staticmethod(operator.call)
+
+    libc, written = ctypes.CDLL(None), ctypes.create_string_buffer(2)
+    first, second = (ctypes.c_void_p(ctypes.addressof(written) + i) for i in range(2))
+    interrupt = getattr(libc, "raise"), int(signal.SIGINT)
+    heads = (libc.memset, first, 1, 1), interrupt, (libc.memset, second, 1, 1)
+    plan = Packed(Library(), [PackedStep(head, ()) for head in heads], 0, [], [])
+    with pytest.raises(KeyboardInterrupt):
+        plan.run((), (), 0)
+    assert written.raw == b"\1\1"
 
 
 def test_what_was_made_before_may_come_again(rng) -> None:

@@ -264,7 +264,8 @@ class AdamCodedList(AdamOptimizerList):
     moments have a sign and 8 powers of two: what is less is 0. Second moments have 16, and what is
     not 0 never becomes 0. Both are rounded up as often as they are nearer to what is above, by
     numbers that follow from place and step alone: a moment that changes by less than a code's step
-    follows its mean all the same. Codes are the same on every provider, for the same gradients.
+    follows its mean all the same. Codes are the same on every provider, for the same gradients, but
+    for subnormal ones, which are 0 to a GPU.
     Arrays of zeros are moments of 0.
 
     A NaN or an infinity in a gradient spoils the moments of its block.

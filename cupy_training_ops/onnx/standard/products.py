@@ -38,6 +38,8 @@ def product(
             return y
         out[...] = y
         return out
+    if a.ndim and b.ndim and a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
+        raise ValueError(f"expected shapes that can be multiplied, got {a.shape} and {b.shape}")
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         y = xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...errors import refuse
+from ...errors import OpError, refuse, shown
 from .launching import launch, launch_first
 from .recent import Found, Pick, Recent, Run
 from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
@@ -109,14 +109,22 @@ class Door:
 
     def _every_longer(self, *arguments: Any) -> Any:
         arguments += self.defaults[len(arguments) :]
-        if is_watched(arguments):
-            return self.registered(*arguments)
-        return self._every(arguments)
+        try:
+            if is_watched(arguments):
+                return self.registered(*arguments)
+            return self._every(arguments)
+        except Exception as error:
+            refuse_others(self.registered, arguments, error)
+            raise
 
     def _first_longer(self, *arguments: Any) -> Any:
-        if is_watched(arguments):
-            return self.registered(*arguments)[0]
-        return self._first(arguments)
+        try:
+            if is_watched(arguments):
+                return self.registered(*arguments)[0]
+            return self._first(arguments)
+        except Exception as error:
+            refuse_others(self.registered, arguments, error)
+            raise
 
     def _wanted_longer(self, *arguments: Any) -> Any:
         if torch.is_grad_enabled() or is_watched(arguments):
@@ -242,6 +250,22 @@ def is_watched(arguments: Sequence[Any]) -> bool:
         or getattr(arguments[0], "is_meta", False)
         or _is_key_included(_BATCHED)
     )
+
+
+def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
+    """Say which argument is no dense tensor, or no row of integers, behind what came of it."""
+    if isinstance(error, OpError):
+        return
+    for given, value in zip(registered._schema.arguments, arguments, strict=False):
+        kind, expected = str(given.type), ""
+        if _is_tensor(given.type) and not (value is None and kind.startswith("Optional")):
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                expected = "a dense tensor"
+        elif kind == "List[int]" and not isinstance(value, list | tuple):
+            expected = "a list of integers"
+        if expected:
+            got = f"one of layout {value.layout}" if isinstance(value, Tensor) else shown(value)
+            refuse(registered._schema.name, given.name, expected, got)
 
 
 def launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:

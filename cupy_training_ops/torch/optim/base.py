@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...errors import refuse, shown
 from ...frame.op import Op
+from ...optimizers.checks import number
 from ...planning.step import above_zero
-from .groups import check, check_numbers, check_state
+from .groups import check_numbers, check_state
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
 
@@ -33,7 +34,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
         if max_norm is not None:
-            check(type(self).__name__, "max_norm", above_zero, max_norm)
+            number(type(self).__name__, "max_norm", above_zero, max_norm)
         self.max_norm = max_norm
         self._forget()
         super().__init__(params, defaults)
@@ -105,7 +106,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
         With `max_norm` the gradients are clipped to it by the norm of all, which `gradient_norm`
         then is (with its loss scale), and a step whose norm is not finite is skipped. So is one
-        where a GradScaler found an infinity, which unscales in the same pass.
+        where a GradScaler found an infinity, which unscales in the same pass. A step that is
+        refused has changed nothing.
         """
         loss = None
         if closure is not None:
@@ -113,8 +115,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 loss = closure()
         with torch.no_grad():
             ready = list(self._ready())
-            if ready:
-                self._step(ready)
+            try:
+                if ready:
+                    self._step(ready)
+            except Exception:
+                for group in self.param_groups:  # by the names that numbers have there
+                    self._check_all(group)
+                raise
         return loss
 
     def _step(self, ready: Ready) -> None:
@@ -123,10 +130,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         told = dict[str, Tensor | None]() if is_measured else dict.fromkeys(TOLD)
         if clips and not is_measured:
             told = self._norms.told(ready)
+        check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
+        steps = []
         for part, gradients in ready:
-            self._check(group := self.param_groups[part.place])
+            check(group := self.param_groups[part.place])
             update = self._update(group, is_measured=is_measured)
-            part.step(update, gradients, {"loss_scale": scale, **told})
+            steps.append(part.checked(update, gradients, {"loss_scale": scale, **told}))
+        for step in steps:
+            step()
         if clips:
             self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
 
@@ -141,9 +152,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _ready(self) -> Iterator[tuple[Part, list[Tensor]]]:
         """The parts all of whose parameters have gradients; others are taken apart."""
-        parts = self._current()
+        self._current()
         self._begin([(place, p) for place, p in self._waiting if p.grad is not None])
-        for part in list(parts):
+        for part in list(self._parts or ()):
             given = [parameter.grad for parameter in part.parameters]
             n_missing = sum(map(is_, given, itertools.repeat(None)))
             if n_missing == len(given):
@@ -228,15 +239,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         assert self._parts is not None
         begun = {id(p) for _, p in started}
-        self._waiting = [each for each in self._waiting if id(each[1]) not in begun]
+        waiting = [each for each in self._waiting if id(each[1]) not in begun]
         found: dict[tuple[Any, ...], list[Tensor]] = {}
         for place, p in started:
             found.setdefault((place, p.dtype, p.device), []).append(p)
+        parts = self._parts.copy()
         for (place, *_), parameters in found.items():
             count = Count(0, parameters[0].device) if self.has_moments else None
             states = [self._first_state(p) for p in parameters] if self.has_moments else []
-            self._parts.append(self._made(place, parameters, states, count))
-        self._known = self._parameters(), list(self.state.values())
+            parts.append(self._made(place, parameters, states, count))
+        known = self._parameters(), list(self.state.values())
+        self._parts, self._waiting, self._known = parts, waiting, known
 
     def _first_state(self, parameter: Tensor) -> State:
         """Moments of 0."""

@@ -5,21 +5,19 @@ moments of their shapes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...declare.schema import positive_or_zero
-from ...errors import ArgumentError, refuse, shown
-from ...optimizers.rated import beta
+from ...errors import refuse
+from ...optimizers import checks
+from ...optimizers.checks import number
 from ...planning.step import not_negative
 from .part import MOMENTS
 
-Check = Callable[[Any], float]
-
-_NUMBERS: dict[str, Check] = {
+_NUMBERS: dict[str, checks.Convert] = {
     "lr": positive_or_zero,
     "weight_decay": positive_or_zero,
     "eps": not_negative,
@@ -31,14 +29,6 @@ def rate(lr: Any) -> Any:
     return lr.item() if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr
 
 
-def check(optimizer: str, name: str, convert: Check, value: Any) -> None:
-    """Refuse a number that an operator would refuse."""
-    try:
-        convert(value)
-    except ArgumentError as error:
-        raise ArgumentError(f"{optimizer}: {name}: {error}") from None
-
-
 def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
     """Refuse numbers out of their ranges, before a first step has them."""
     if group.get("foreach") and group.get("fused"):
@@ -48,7 +38,7 @@ def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
         if isinstance(value, Tensor) and value.numel() != 1:
             refuse(optimizer, name, "one element", f"shape {tuple(value.shape)}")
         if not isinstance(value, Tensor) or value.device.type == "cpu":
-            check(optimizer, name, _NUMBERS[name], rate(value))
+            number(optimizer, name, _NUMBERS[name], rate(value))
     if "betas" in group:
         _check_betas(optimizer, group["betas"])
 
@@ -69,7 +59,4 @@ def check_state(optimizer: str, parameter: Tensor, state: dict[str, Any]) -> Non
 
 
 def _check_betas(optimizer: str, betas: Any) -> None:
-    if not isinstance(betas, list | tuple) or len(betas) != 2:
-        refuse(optimizer, "betas", "two numbers", shown(betas))
-    for each in betas:
-        check(optimizer, "betas", beta, rate(each))
+    checks.betas(optimizer, tuple(map(rate, betas)) if isinstance(betas, list | tuple) else betas)

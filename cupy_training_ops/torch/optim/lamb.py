@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...optimizers.checks import limits
 from ...optimizers.rated import LambUpdate
 from ...optimizers.steps import LambStep
 from .base import Group, Optimizer
@@ -40,6 +41,10 @@ class Lamb(Optimizer):
             "ratio_limits": ratio_limits, "capturable": capturable,
         }  # fmt: skip
         super().__init__(params, defaults, max_norm)
+
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        limits("Lamb", group["ratio_limits"])
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
         (alpha, beta), (low, high) = group["betas"], group["ratio_limits"]

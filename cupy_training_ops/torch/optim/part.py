@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -143,31 +144,43 @@ class Part:
             found[ranks_of(self.parameters[i])].append(gradient)
         return found
 
-    def step(
+    def checked(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
-    ) -> None:
-        """Update the parameters; a gradient that lies otherwise than its parameter is copied."""
+    ) -> Callable[[], None]:
+        """What updates the parameters: refused here, where nothing was written yet.
+
+        A gradient that lies otherwise than its parameter is copied.
+        """
         if self.count is not None:
             self.count.heed()
         if not gradients:
-            if self.count is not None:
-                self.count.go_on(told)
-            return
+            return lambda: self._skip(told)
         device = gradients[0].device
         here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
         given = {"gradients": gradients, **update.numbers, **here}
         call = self._calls.get(update.key) or self._bound(update, given)
         try:
-            _run(call, given)
+            launch = _checked(call, given)
         except ArgumentError:
             pairs = enumerate(zip(gradients, self._whole, strict=True))
             laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
             if all(map(is_, laid, gradients)):
                 raise
-            _run(call, given | {"gradients": laid})
-        raise_versions(self.parameters)
+            given["gradients"] = laid
+            launch = _checked(call, given)
+
+        def step() -> None:
+            launch()
+            raise_versions(self.parameters)
+            if self.count is not None:
+                self.count.follow()
+
+        return step
+
+    def _skip(self, told: Mapping[str, Tensor | None]) -> None:
+        """A step without elements."""
         if self.count is not None:
-            self.count.follow()
+            self.count.go_on(told)
 
     def _bound(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
         """The operator over this part, with what each step gives left open."""
@@ -193,9 +206,7 @@ class Part:
         return self.norm, torch.zeros((), dtype=torch.bool, device=first.device)
 
 
-def _run(call: OpenCall, given: Mapping[str, Any]) -> None:
-    made = call.checked(**given) if call.is_native else None
-    if made is not None and made.over_tensors:
-        made()
-    else:
-        call(**given)
+def _checked(call: OpenCall, given: Mapping[str, Any]) -> Callable[[], object]:
+    """The call, once it is known that it will not be refused for what it is given."""
+    made = call.checked(**given)
+    return made if call.is_native and made.over_tensors else functools.partial(call, **given)

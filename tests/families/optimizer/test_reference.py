@@ -168,7 +168,7 @@ BAD = {
     "ETA: expected a number or an array of 1 element, got shape (2,)": lambda: get_op(
         "SGDOptimizer"
     )()(array(1, 2), ONE[0], array(1, 2, 3)),
-    "ETA: expected a NumPy or CuPy array, got str": lambda: get_op("SGDOptimizer")()(
+    "ETA: expected a number or a NumPy or CuPy array, got str": lambda: get_op("SGDOptimizer")()(
         "fast", *ONE, *ONE
     ),
     "weights: expected at least one array": lambda: get_op("SGDOptimizerV2")()(1, [], []),
