@@ -7,6 +7,7 @@ last part. So NCCL reduces and gathers arrays where they lie.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Self
 
@@ -24,6 +25,8 @@ from ..process_group.wire import Part, as_arrays, as_bytes
 from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
+# Some arrays are gathered while the next are updated: so often at most, so many bytes at least.
+MAX_TURNS, MIN_TURN = 8, 2**26
 
 Piece = tuple[int, int, int]  # an array of the list, and its elements from one to another
 Arrays = Sequence[HostArray]
@@ -68,6 +71,14 @@ class Split(NamedTuple):
                 yield i, rank * part, (rank + 1) * part
             if tail == rank and self.n_ranks * part < size:
                 yield i, self.n_ranks * part, size
+
+
+def in_turns(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The places of arrays with these bytes, some neighbours at a time."""
+    room = max(MIN_TURN, -(-sum(sizes) // MAX_TURNS))
+    pairs = zip(places, itertools.accumulate(sizes, initial=0), strict=False)
+    found = itertools.groupby(pairs, lambda pair: pair[1] // room)
+    return [tuple(place for place, _ in own) for _, own in found]
 
 
 def _listed(name: str, mixed: bool = False) -> Input:
