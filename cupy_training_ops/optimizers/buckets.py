@@ -10,14 +10,15 @@ import numpy as np
 
 from ..backend import ArrayInfo, Info
 from ..errors import ArgumentError, GroupError, refuse, shown
+from ..families.collective import queue
 from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
 from ..frame.convert import is_number
 from ..frame.foreign import Lent
-from ..process_group import ProcessGroup, nccl
+from ..process_group import ProcessGroup
+from ..process_group.engine import Part
 from ..process_group.members import GLOBAL
-from ..process_group.wire import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .base import EVERY, Places
@@ -35,7 +36,7 @@ _MAX_PATTERNS = 256  # buckets, and what of them has gradients
 class _Sent(NamedTuple):
     """What sends a bucket again whose gradients are of the same parameters and types."""
 
-    calls: nccl.Calls | None  # of a rank alone
+    calls: queue.Calls | None  # of a rank alone
     overlap: Overlap
 
 

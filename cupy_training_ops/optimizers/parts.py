@@ -16,12 +16,14 @@ import numpy as np
 from ..declare.schema import Inferred, Input, Output, Spec, attribute, integers
 from ..declare.type_rows import Types
 from ..dtypes import FIXED_SIZE, FLOATS, Dtype, HostArray
+from ..families.collective import queue
+from ..families.collective.messages import as_arrays, as_bytes, described
 from ..families.collective.plan import Collective, Specs, table
 from ..plan import Device, Plan, Work
-from ..process_group import ProcessGroup, nccl
-from ..process_group.exchange import Answer, described
+from ..process_group import ProcessGroup
+from ..process_group.engine import Part
+from ..process_group.exchange import Answer
 from ..process_group.members import GLOBAL
-from ..process_group.wire import Part, as_arrays, as_bytes
 from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
@@ -111,13 +113,13 @@ class _OfParts(Collective):
             return Plan(())
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
-    def calls(self, xs: Specs) -> nccl.Calls:
+    def calls(self, xs: Specs) -> queue.Calls:
         """Those of NCCL for arrays in place."""
         found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
-        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
+        return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
-    def _calls(self, i: int, x: Spec) -> Iterator[tuple[nccl.Row, int, int, int]]:
+    def _calls(self, i: int, x: Spec) -> Iterator[tuple[queue.Row, int, int, int]]:
         """Calls for one array, with where they read and write, in bytes."""
         part, n = self.split.part(x.size), self.split.n_ranks
         own, tail = self.group.rank * part * x.dtype.itemsize, n * part * x.dtype.itemsize
@@ -125,11 +127,11 @@ class _OfParts(Collective):
         yield row, i, source, target
         yield self._tail(x.size - n * part, x.dtype, self.split.tails[i]), i, tail, tail
 
-    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
         """The call for equal parts."""
         raise NotImplementedError
 
-    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
         """The call for what is behind them."""
         raise NotImplementedError
 
@@ -146,11 +148,11 @@ class MeanOfParts(_OfParts):
     in_words = "AdamW.step with gradients of parameters"
     types: ClassVar[Types] = {"T": FLOATS}
 
-    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
-        return nccl.row("reduceScatter", size, dtype, nccl.MEAN), 0, own
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
+        return queue.row("reduceScatter", size, dtype, queue.MEAN), 0, own
 
-    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
-        return nccl.row("reduce", size, dtype, nccl.MEAN, owner)
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
+        return queue.row("reduce", size, dtype, queue.MEAN, owner)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
@@ -166,11 +168,11 @@ class GatheredParts(_OfParts):
     in_words = "AdamW.step gathering parameters"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
-    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
-        return nccl.row("allGather", size, dtype), own, 0
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
+        return queue.row("allGather", size, dtype), own, 0
 
-    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
-        return nccl.row("broadcast", size, dtype, owner)
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
+        return queue.row("broadcast", size, dtype, owner)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
@@ -194,10 +196,10 @@ class MeanOfAll(Collective):
             return Plan(())
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
-    def calls(self, xs: Specs) -> nccl.Calls:
+    def calls(self, xs: Specs) -> queue.Calls:
         """Those of NCCL for arrays in place."""
-        rows = [nccl.row("allReduce", x.size, x.dtype, nccl.MEAN) for x in xs]
-        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
+        rows = [queue.row("allReduce", x.size, x.dtype, queue.MEAN) for x in xs]
+        return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
 
     def call_name(self) -> str:
         return f"GradientBuckets with gradients of parameters {_listing(self.places)} on cuda"

@@ -13,6 +13,7 @@ import numpy as np
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
+from ..families.collective.messages import described
 from ..families.optimizer.operators import GradientNorm
 from ..frame.backends import info, to_host
 from ..frame.convert import is_number
@@ -20,7 +21,7 @@ from ..frame.foreign import Lent, is_tensor
 from ..frame.keys import reader
 from ..frame.repeated import Known
 from ..process_group import ProcessGroup
-from ..process_group.exchange import described, nothing
+from ..process_group.exchange import nothing
 from ..process_group.members import GLOBAL
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
@@ -296,8 +297,8 @@ class AdamW(adam.AdamW):
 
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
         """Of parameters and of their copies."""
-        copies = self._copies and self._cut(dict(enumerate(self._copies)), None)
-        return self._cut(dict(enumerate(self._weights)), self._padding), copies
+        weights, copies = dict(enumerate(self._weights)), dict(enumerate(self._copies or ()))
+        return self._cut(weights, self._padding), self._cut(copies, None) if copies else None
 
     def _cut(
         self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = _piece

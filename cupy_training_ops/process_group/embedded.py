@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from multiprocessing.connection import wait
 
 from ..errors import GroupError
-from .engine import Engine
-from .wire import packed
+from .engine import Engine, packed
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
 

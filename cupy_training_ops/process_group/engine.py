@@ -4,19 +4,59 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import struct
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ..errors import GroupError
-from .wire import Message, Part, packed, printable, unpacked
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
 SPIN = 1e-3  # seconds of looking without a pause
 STOPPED = "stopped in the middle of a call"
 LEFT, FAULT = 0, 2**64 - 1  # in the place of a number: the last words of a rank
+MAX_WORDS = 1000  # characters of what another rank says, in an error
+_HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
+
+Part = bytes | bytearray | memoryview
+
+
+class Message(NamedTuple):
+    """What one rank says to another, as the n-th between them."""
+
+    number: int
+    text: str
+    parts: list[memoryview]
+
+
+def packed(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
+    """A message as bytes: a head, the lengths of the parts, the text, the parts."""
+    words = text.encode()
+    head = _HEAD.pack(number, len(words), len(parts))
+    return bytearray().join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
+
+
+def unpacked(data: Part) -> Message:
+    """What a peer sent; GroupError where it cannot be."""
+    view = memoryview(data)
+    with contextlib.suppress(struct.error):
+        number, n_text, n = _HEAD.unpack_from(view)
+        lengths = struct.unpack_from(f"<{n}Q", view, _HEAD.size)
+        start = _HEAD.size + 8 * n
+        ends = list(itertools.accumulate(lengths, initial=start + n_text))
+        if ends[-1] == len(view):
+            text = str(view[start : ends[0]], "utf-8", "replace")
+            return Message(number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
+    raise GroupError(f"a message came whose {len(view)} bytes cannot be read")
+
+
+def printable(text: str) -> str:
+    """The beginning of a text that another rank sent, without what would steer a terminal."""
+    start = text[:MAX_WORDS]
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in start)
 
 
 class Engine:
@@ -40,7 +80,6 @@ class Engine:
         self.last_words = ""  # what went wrong here, of a rank that leaves
         self.lock = threading.Lock()
         self.sent, self.heard = Counter[int](), Counter[int]()  # messages
-        self.unread: defaultdict[int, deque[str]] = defaultdict(deque)  # texts of messages to come
         self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._left: dict[int, str] = {}  # and what went wrong there
         self.has_ended = False  # so that the others need not be told

@@ -11,12 +11,11 @@ from typing import Any, NoReturn, Self, TypedDict, Unpack
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
-from .engine import STOPPED, Engine
+from .engine import STOPPED, Engine, Part, printable
 from .environment import INSTEAD, engine_of, timeout_of
 from .exchange import Answer, announced, exchange, nothing, repeat
 from .members import Ranks, check_sizes, chosen, sub_groups
 from .resources import OnFault, Resources
-from .wire import Part, printable
 
 SIZES = ("data_size", "horizontal_size", "local_size")
 

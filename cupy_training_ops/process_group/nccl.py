@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NCCL through CuPy's binding: loading it, communicators, and calls that are queued together."""
+"""NCCL through CuPy's binding: loading it, communicators, and what tells whether they are stuck."""
 
 from __future__ import annotations
 
@@ -11,29 +11,17 @@ import itertools
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ..errors import GroupError, ProviderError
 from .members import Ranks
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
 
-SUM, MEAN = 0, 4  # ncclRedOp_t
 RELAXED = 2  # CUstreamCaptureMode
-
-# ncclDataType_t
-INTEGERS: dict[Dtype, int] = {
-    np.dtype(name): number for number, name in enumerate(("i1", "u1", "i4", "u4", "i8", "u8"))
-}
-NUMBERS = INTEGERS | {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
-SUMS = ("allReduce", "reduce", "reduceScatter")  # the others move elements as they are
 
 
 @functools.cache
@@ -54,25 +42,6 @@ def library() -> ModuleType:
         )
     binding: ModuleType = nccl
     return binding
-
-
-class Row(NamedTuple):
-    """One call of NCCL: its method, and what follows the arrays."""
-
-    method: str
-    rest: tuple[int, ...]
-
-
-def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
-    """A call for so many elements of each rank, or in each part of it.
-
-    Behind them "allReduce" and "reduceScatter" have SUM or MEAN, "reduce" that and whose the result
-    is, "broadcast" whose the array is, "send" and "recv" the other rank. What is moved is bytes:
-    NCCL has not every type of fixed size.
-    """
-    if method in SUMS:
-        return Row(method, (size, NUMBERS[dtype], *rest))
-    return Row(method, (size * dtype.itemsize, NUMBERS[UINT8], *rest))
 
 
 def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
@@ -133,13 +102,6 @@ class Communicator:
         self._event = cupy.cuda.Event(disable_timing=True)
         self._marked: float | None = None  # since when the event waits
         self._last_stream: Any = None  # of a call that no event is behind
-
-    def bound(self, row: Row, source: int, target: int) -> Bound:
-        """A call for arrays at these addresses."""
-        method, rest = row
-        if method in ("send", "recv"):
-            return method, (source if method == "send" else target, *rest)
-        return method, (source, target, *rest)
 
     def runs(self, calls: Sequence[Bound], stream: int) -> list[Run]:
         """The calls on a stream, those of one method that follow each other together."""
@@ -218,87 +180,3 @@ class Prepared:
         self.calls = calls
         self.stream = -1
         self.runs: list[Run] = []
-
-
-@dataclass(eq=False)
-class Calls:
-    """The calls of NCCL that one kind of call of an operator makes, queued as one.
-
-    The first time, `agree` compares with the other ranks. Tables are structs of addresses, or one
-    address: the same object has the same addresses.
-    """
-
-    group: ProcessGroup
-    op: str
-    ranks: Ranks
-    rows: Sequence[Row]
-    agree: Callable[[], object] | None
-    # For each row an array, and where it is read and written, in bytes; none: its own, from 0 on.
-    parts: Sequence[tuple[int, int, int]] = ()
-    each_time: bool = field(default=False, kw_only=True)
-    _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
-    _communicator: Communicator | None = field(default=None, init=False)
-
-    def __call__(self, sources: Any, targets: Any) -> None:
-        """Queue the calls for arrays at these addresses."""
-        prepared = self.prepared(sources, targets)
-        if prepared is None or self.each_time:
-            communicator = self._begun()
-            n = len(self.rows)  # no fewer than arrays
-            read, written = addresses(sources, n), addresses(targets, n)
-            prepared = Prepared(list(self._bound(communicator, read, written)))
-            self._last = sources, targets, prepared
-        self.again(prepared)
-
-    def at(self, found: Sequence[int], stream: Any) -> None:
-        """Queue the calls for arrays that are read and written at these addresses, on a stream."""
-        self.again(Prepared(list(self._bound(self._begun(), found, found))), stream)
-
-    def prepared(self, sources: object, targets: object) -> Prepared | None:
-        """What was queued last, if it was for these tables."""
-        known, also, prepared = self._last  # once: another thread may put its own there
-        return prepared if known is sources and also is targets else None
-
-    def _begun(self) -> Communicator:
-        """What the calls are queued on, once they have been compared."""
-        self.group.require_open(self.op)
-        if self.agree is not None:
-            self.agree()
-            if not self.each_time:
-                self.agree = None
-        if self._communicator is None:
-            self._communicator = communicator(self.group, self.op, self.ranks)
-        return self._communicator
-
-    def again(self, prepared: Prepared, stream: Any = None) -> None:
-        """Queue what was made ready, or the end of the group; on the current stream if on none."""
-        group, communicator = self.group, self._communicator
-        group.require_open(self.op)
-        if not prepared.calls:
-            return
-        assert communicator is not None
-        group.begun += 1
-        busy = group.busy
-        if not busy.acquire(False):
-            raise GroupError(f"{self.op}: group: a call of another thread is under way")
-        try:
-            communicator.queue(prepared, stream)
-        except BaseException as error:
-            raise group.broken(self.op, error) from error
-        finally:
-            busy.release()
-
-    def _bound(
-        self, communicator: Communicator, read: Sequence[int], written: Sequence[int]
-    ) -> Iterator[Bound]:
-        """Each call that moves something, with its addresses."""
-        parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
-        for row, (i, source, target) in zip(self.rows, parts, strict=True):
-            if row.rest[0]:
-                yield communicator.bound(row, read[i] + source, written[i] + target)
-
-
-def addresses(table: Any, n: int) -> list[int]:
-    """The addresses of a struct of pointers, n at most; of scratch memory one for all."""
-    found: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
-    return found

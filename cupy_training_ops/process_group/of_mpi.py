@@ -16,8 +16,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
-from .engine import Engine
-from .wire import packed
+from .engine import Engine, packed
 
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group

@@ -16,8 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
-from .engine import Engine
-from .wire import packed, printable
+from .engine import Engine, packed, printable
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 ENDED = "fault"  # the key of the words that end the group

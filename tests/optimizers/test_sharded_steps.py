@@ -102,11 +102,8 @@ class Noted:
     def __init__(self) -> None:
         self.log: list[list[tuple]] = []
 
-    def bound(self, row, source, target):
-        return row.method, source, target, row.rest
-
     def queue(self, prepared, stream=None) -> None:
-        self.log.append(list(prepared.calls))
+        self.log.append([(name, *given[:2], given[2:]) for name, given in prepared.calls])
 
     def abort(self) -> None:
         pass

@@ -20,13 +20,14 @@ from ...frame.providers import KernelCall
 from ...frame.repeated import Repeated
 from ...plan import Pointers, Step, Work
 from ...process_group import ProcessGroup, nccl
-from ...process_group.exchange import described
 from ...process_group.members import GLOBAL, Ranks
+from . import queue
+from .messages import described
 
 Specs = Sequence[Spec]
-Rows = Sequence[nccl.Row]
+Rows = Sequence[queue.Row]
 
-NUMBERS = (*FLOATS, *nccl.INTEGERS)
+NUMBERS = (*FLOATS, *queue.INTEGERS)
 
 
 def process_group(value: object) -> ProcessGroup:
@@ -46,7 +47,7 @@ class Queued(NamedTuple):
 
     backend: Backend
     device: int
-    calls: nccl.Calls
+    calls: queue.Calls
     prepared: nccl.Prepared
 
     @classmethod
@@ -56,7 +57,7 @@ class Queued(NamedTuple):
             return None
         step = call.ready.only_step
         calls = step.args[0] if isinstance(step, Work) else None
-        if not isinstance(calls, nccl.Calls) or calls.each_time:
+        if not isinstance(calls, queue.Calls) or calls.each_time:
             return None
         prepared = calls.prepared(*tables)
         if prepared is None or not prepared.calls:
@@ -219,7 +220,7 @@ class Collective(Op):
     def queued(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
         """All calls of NCCL as one step."""
         agree = self.agreement(specs)
-        calls = nccl.Calls(self.group, self.name, self.ranks, rows, agree)
+        calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
         return Work("call", (calls, table(specs), table(outputs)))
 
     def agreement(self, specs: Specs) -> Callable[[], None]:

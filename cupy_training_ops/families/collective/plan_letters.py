@@ -27,8 +27,9 @@ from ...frame.arrays import adopt
 from ...frame.convert import converted
 from ...frame.prepared import Arguments
 from ...plan import Plan, Work
-from ...process_group import nccl
-from ...process_group.exchange import letter, nothing, shapes_in
+from ...process_group.exchange import nothing
+from . import queue
+from .messages import letter, shapes_in
 from .plan import Collective, Rows, Specs, table
 
 
@@ -83,7 +84,7 @@ class Letter(Collective):
         """What is queued for a message, once both ranks have it described in the same words."""
         text, group, op = letter("cuda", self.tag, specs), self.group, self.name
         agree = partial(group.agree, op, (receiver, sender), text, each_time=True)
-        calls = nccl.Calls(group, op, self.ranks, rows, agree, each_time=True)
+        calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)
         return Plan((Work("call", (calls, table(specs), table(specs))),))
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from ...declare.schema import Spec
 from ...dtypes import Dtype, HostArray
 from ...process_group import ProcessGroup
-from ...process_group.exchange import described, letter
+from ...process_group.engine import Part
 from ...process_group.members import GLOBAL
-from ...process_group.wire import Part, as_arrays, as_bytes
 from ...rules.widening import cast
+from .messages import as_arrays, as_bytes, described, letter
 from .owners import owners
 
 Arrays = Sequence[HostArray]
