@@ -174,7 +174,7 @@ def main() -> None:
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     cupy.cuda.Device(rank).use()
-    with cto.ProcessGroup.from_environment() as group:
+    with cto.ProcessGroup() as group:
         port = str(int(os.environ["MASTER_PORT"]) + 1)
         os.environ["MASTER_PORT"] = port
         dist.init_process_group("nccl", device_id=torch.device("cuda", rank))

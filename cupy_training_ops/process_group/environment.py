@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping, MutableMapping
 
 from ..errors import GroupError, refuse, shown
@@ -10,7 +12,6 @@ from . import embedded
 from .engine import Engine
 
 DEFAULT_TIMEOUT = 300.0
-MAX_DIGITS = 9
 
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
 TORCH = ("RANK", "WORLD_SIZE")
@@ -44,26 +45,23 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
     """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
-    text, value = variables.get("CTO_TIMEOUT", ""), given
     if given is None:
+        text = variables.get("CTO_TIMEOUT") or DEFAULT_TIMEOUT
         try:
-            value = float(text or DEFAULT_TIMEOUT)
+            given = float(text)
         except ValueError:
             expected = f"expected a number of seconds, got {shown(text)}"
             raise GroupError(f"ProcessGroup: CTO_TIMEOUT: {expected}") from None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
-        try:
-            return float(value)
-        except OverflowError:
-            pass
-    refuse("ProcessGroup", "timeout", "seconds above 0", shown(value))
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < math.inf:
+        with contextlib.suppress(OverflowError):
+            return float(given)
+    refuse("ProcessGroup", "timeout", "seconds above 0", shown(given))
 
 
 def number(variables: Mapping[str, str], name: str) -> int | None:
     """What a launcher says as a number, if it does."""
     text = variables.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
-        raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}")
-    return int(text)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}") from None

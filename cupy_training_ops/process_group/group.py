@@ -7,44 +7,30 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self, TypedDict, Unpack
+from typing import Any, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
 from .engine import STOPPED, Engine, Part, printable
 from .environment import INSTEAD, engine_of, timeout_of
 from .exchange import Answer, announced, exchange, nothing, repeat
-from .members import Ranks, check_sizes, chosen, sub_groups
-from .resources import OnFault, Resources
-
-SIZES = ("data_size", "horizontal_size", "local_size")
-
-
-class Options(TypedDict, total=False):
-    """What a group takes however its ranks were started; see ProcessGroup."""
-
-    local_size: int | None
-    data_size: int | None
-    horizontal_size: int | None
-    on_fault: OnFault
+from .members import Ranks, Sizes, chosen
+from .resources import Resources
 
 
 class ProcessGroup:
     """The ranks that work together: one in each process, or in each thread of one.
 
-    `ProcessGroup()` is that of the launcher that started this process. Under `cupy-training-ops
-    launch` the package's own engine connects the ranks, on one machine; under torchrun it is
-    `from_torch()`, under mpirun and srun `from_mpi()`. `in_threads(n)` makes the groups of n
-    threads; `ProcessGroup(0, 1)` is a rank alone. Operators take the group as their attribute
-    `group`. Each rank makes the same calls in the same order, from one thread at a time. A forked
-    child of a rank has no group.
+    `ProcessGroup()` is that of the launcher that started this process: `cupy-training-ops launch`,
+    torchrun (then `from_torch()` made it), mpirun or srun (`from_mpi()`). `in_threads(n)` makes the
+    groups of n threads; `ProcessGroup(0, 1)` is a rank alone. Operators take the group as their
+    attribute `group`. Each rank makes the same calls in the same order, from one thread at a time.
 
     timeout: seconds that a rank waits for the others; CTO_TIMEOUT, else 300. A rank that is gone or
     late, or that an exception stops in the middle of a call, ends the group for all: what they wait
-    for, and whatever they do with it next, raises GroupError. local_size: ranks on each node.
-    data_size, horizontal_size: ranks of a data and of a horizontal group, for operators with
-    group_type 1 to 4. on_fault: a GPU's work that cannot be aborted ends the process with status 1
-    ("exit") or is left ("raise").
+    for, and whatever they do with it next, raises GroupError. Work on a GPU that NCCL cannot abort
+    ends its process with status 1. data_size, horizontal_size, local_size: ranks of a data and of a
+    horizontal group, and on each node, for operators with group_type 1 to 4.
     """
 
     def __init__(
@@ -55,7 +41,7 @@ class ProcessGroup:
         *,
         timeout: float | None = None,
         secret: object = None,
-        **options: Unpack[Options],
+        **sizes: int | None,
     ) -> None:
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
@@ -64,22 +50,12 @@ class ProcessGroup:
         if not is_alone and (rank is not None or size is not None):
             got = f"{shown(rank)}, {shown(size)}"
             refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
-        seconds = _checked(timeout, options)
+        seconds, known = _checked(timeout, sizes)
         engine = engine_of(os.environ, seconds) if rank is None else Engine(0, 1, seconds)
-        self._start(engine, options)
+        self._start(engine, known)
 
     @classmethod
-    def from_environment(cls, timeout: float | None = None, **options: Unpack[Options]) -> Self:
-        """`ProcessGroup(timeout=timeout, ...)`: of a job that launch, torchrun, MPI or Slurm began.
-
-        timeout: seconds; CTO_TIMEOUT, else 300.
-        """
-        return cls(timeout=timeout, **options)
-
-    @classmethod
-    def from_mpi(
-        cls, comm: Any = None, timeout: float | None = None, **options: Unpack[Options]
-    ) -> Self:
+    def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
         """The ranks of mpi4py's communicator (all of them), which make this call together.
 
         Messages travel in a duplicate of it. MPI cannot go on without a rank: after a fault every
@@ -87,11 +63,12 @@ class ProcessGroup:
         """
         from . import of_mpi
 
-        return cls._over(of_mpi.engine(comm, _checked(timeout, options)), options)
+        seconds, known = _checked(timeout, sizes)
+        return cls._over(of_mpi.engine(comm, seconds), known)
 
     @classmethod
     def from_torch(
-        cls, group: Any = None, timeout: float | None = None, **options: Unpack[Options]
+        cls, group: Any = None, timeout: float | None = None, **sizes: int | None
     ) -> Self:
         """The ranks of torch.distributed's group (the default one), which make this call together.
 
@@ -100,48 +77,45 @@ class ProcessGroup:
         """
         from . import of_torch
 
-        return cls._over(of_torch.engine(group, _checked(timeout, options)), options)
+        seconds, known = _checked(timeout, sizes)
+        return cls._over(of_torch.engine(group, seconds), known)
 
     @classmethod
-    def in_threads(
-        cls, n: int, timeout: float | None = None, **options: Unpack[Options]
-    ) -> list[Self]:
+    def in_threads(cls, n: int, timeout: float | None = None, **sizes: int | None) -> list[Self]:
         """The groups of n ranks that are threads of this process, each for one of them."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        if type(n) is not int or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        seconds = _checked(timeout, options, n)
+        seconds, known = _checked(timeout, sizes, n)
         ends = enumerate(list(embedded.connected(n)))
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
-        return [cls._over(engine, options, compares=False) for engine in engines]
+        return [cls._over(engine, known, compares=False) for engine in engines]
 
     # ---- the group's life ------------------------------------------------------------------------
 
     @classmethod
-    def _over(cls, engine: Engine, options: Options, compares: bool = True) -> Self:
+    def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
         made = cls.__new__(cls)
-        made._start(engine, options, compares)
+        made._start(engine, sizes, compares)
         return made
 
-    def _start(self, engine: Engine, options: Options, compares: bool = True) -> None:
+    def _start(self, engine: Engine, sizes: Sizes, compares: bool = True) -> None:
         """Compare the sizes with the other ranks'."""
-        given: Any = options
-        data, horizontal, local = map(given.get, SIZES)
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
         self.local_rank = engine.local_rank
-        self.local_size = engine.local_size if local is None else local
+        self.local_size = sizes.local_size or engine.local_size
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Ranks, str]] = set()
         self.instances: dict[object, object] = {}  # what operators keep with it
-        self._engine, self.resources = engine, Resources(engine, options.get("on_fault", "exit"))
+        self._engine, self.resources = engine, Resources(engine)
         self.busy = self.resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self.resources.close)
         try:
             if compares:
-                text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
-                text += f"local_size={local})"
-                self.exchange("ProcessGroup", tuple(range(self.size)), text, (), nothing)
-            self._members = sub_groups(self.rank, self.size, data, horizontal, self.local_size)
+                everyone, text = tuple(range(self.size)), f"ProcessGroup with {sizes}"
+                self.exchange("ProcessGroup", everyone, text, (), nothing)
+            known = sizes._replace(local_size=self.local_size)
+            self._members = known.sub_groups(self.rank, self.size)
         except BaseException:
             self.close()
             raise
@@ -160,11 +134,6 @@ class ProcessGroup:
             failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
             self._engine.last_words = printable(failure)
         self.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self.resources.is_closed
 
     @property
     def engine(self) -> str:
@@ -197,7 +166,7 @@ class ProcessGroup:
         found = self.instances.get(key)
         if found is None:
             found = make()
-            if not self.is_closed:
+            if self._finalizer.alive:
                 self.instances[key] = found
         return found
 
@@ -206,16 +175,20 @@ class ProcessGroup:
         fault = self._engine.fault
         if fault:
             raise GroupError(f"{op}: group: {fault}")
-        if self.resources.is_closed:
+        if not self._finalizer.alive:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
+
+    def begin(self, op: str) -> None:
+        """Take `busy`, for one call at a time, which its end releases."""
+        self.require_open(op)
+        self.begun += 1
+        if not self.busy.acquire(False):
+            raise GroupError(f"{op}: group: a call of another thread is under way")
 
     @contextmanager
     def call(self, op: str) -> Iterator[Engine]:
         """The part of a call that others see: one at a time, and whole or the end of the group."""
-        self.require_open(op)
-        self.begun += 1
-        if not self.busy.acquire(blocking=False):
-            raise GroupError(f"{op}: group: a call of another thread is under way")
+        self.begin(op)
         try:
             with self._engine.lock:
                 try:
@@ -271,17 +244,8 @@ class ProcessGroup:
         return error
 
 
-def _checked(timeout: object, options: Any, n: int | None = None) -> float:
-    """The seconds of a timeout; arguments are checked before anything is opened."""
-    sizes = {name: options.get(name) for name in SIZES}
-    for name, value in sizes.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            refuse("ProcessGroup", name, "a number of ranks", shown(value))
-    on_fault = options.get("on_fault", "exit")
-    if not isinstance(on_fault, str) or on_fault not in ("exit", "raise"):
-        refuse("ProcessGroup", "on_fault", "'exit' or 'raise'", shown(on_fault))
-    if others := options.keys() - Options.__annotations__:
-        raise TypeError(f"ProcessGroup: {', '.join(sorted(others))}: unexpected keyword argument")
-    if n is not None:
-        check_sizes(n, *sizes.values())
-    return timeout_of(os.environ, timeout)
+def _checked(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
+    """Arguments, which are looked at before anything is opened."""
+    known = Sizes(**sizes)
+    known.check(n)
+    return timeout_of(os.environ, timeout), known

@@ -12,7 +12,9 @@ With h ranks side by side in a horizontal group and l ranks on a node, of rank r
 
 from __future__ import annotations
 
-from ..errors import refuse
+from typing import NamedTuple
+
+from ..errors import refuse, shown
 
 GLOBAL, DATA, NODE_LOCAL, CROSS_NODE, HORIZONTAL = range(5)
 NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
@@ -20,32 +22,40 @@ NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
 Ranks = tuple[int, ...]  # of a sub-group, in order
 
 
-def sub_groups(
-    rank: int, size: int, data: int | None, horizontal: int | None, local: int | None
-) -> dict[int, Ranks]:
-    """The sub-groups of a rank, as far as the sizes that were given tell them."""
-    check_sizes(size, data, horizontal, local)
-    found = {GLOBAL: tuple(range(size))}
-    if data is not None or horizontal is not None:
-        side = horizontal if horizontal is not None else size // (data or 1)
-        found[DATA] = own = tuple(range(rank % side, size, side))
-        if local is not None:
-            found[NODE_LOCAL] = tuple(r for r in own if r // local == rank // local)
-            found[CROSS_NODE] = tuple(r for r in own if r % local == rank % local)
-    if horizontal is not None:
-        first = rank - rank % horizontal
-        found[HORIZONTAL] = tuple(range(first, first + horizontal))
-    return found
+class Sizes(NamedTuple):
+    """Ranks of a data and of a horizontal group, and of a node, as far as somebody says."""
 
+    data_size: int | None = None
+    horizontal_size: int | None = None
+    local_size: int | None = None
 
-def check_sizes(size: int, data: int | None, horizontal: int | None, local: int | None) -> None:
-    named = {"data_size": data, "horizontal_size": horizontal, "local_size": local}
-    for name, value in named.items():
-        if value is not None and (value < 1 or size % value):
-            refuse("ProcessGroup", name, f"a divisor of the {size} ranks", str(value))
-    if data is not None and horizontal is not None and data * horizontal != size:
-        expected = f"{size // data}, so that {data} times it are the {size} ranks"
-        refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
+    def check(self, n: int | None) -> None:
+        """Refuse what is no number of ranks, and where there are n, what does not divide them."""
+        for name, value in self._asdict().items():
+            if value is not None and type(value) is not int:
+                refuse("ProcessGroup", name, "a number of ranks", shown(value))
+            if value is not None and n is not None and (value < 1 or n % value):
+                refuse("ProcessGroup", name, f"a divisor of the {n} ranks", str(value))
+        data, horizontal, _ = self
+        if data and horizontal and n is not None and data * horizontal != n:
+            expected = f"{n // data}, so that {data} times it are the {n} ranks"
+            refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
+
+    def sub_groups(self, rank: int, n: int) -> dict[int, Ranks]:
+        """Those of a rank of n, as far as these sizes tell them."""
+        self.check(n)
+        data, horizontal, local = self
+        found = {GLOBAL: tuple(range(n))}
+        if data or horizontal:
+            side = horizontal or n // (data or 1)
+            found[DATA] = own = tuple(range(rank % side, n, side))
+            if local:
+                found[NODE_LOCAL] = tuple(r for r in own if r // local == rank // local)
+                found[CROSS_NODE] = tuple(r for r in own if r % local == rank % local)
+        if horizontal:
+            first = rank - rank % horizontal
+            found[HORIZONTAL] = tuple(range(first, first + horizontal))
+        return found
 
 
 def chosen(op: str, found: dict[int, Ranks], group_type: int) -> Ranks:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from ..forks import InChild
 from .engine import GRACE, Engine
@@ -18,8 +18,6 @@ ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
 IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
 FAILED = 1  # the status of a process that a fault ends
-
-OnFault = Literal["exit", "raise"]
 
 _of_parents: list[object] = []  # what a forked child holds, whose end would be its parent's
 
@@ -31,13 +29,11 @@ class Resources(InChild):
     connection or a communicator would be its parent's doing.
     """
 
-    def __init__(self, engine: Engine, on_fault: OnFault) -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine = engine
         self.communicators: dict[Ranks, Any] = {}  # of nccl.Communicator, which imports the group
         self.busy = threading.Lock()  # while a call is under way
-        self.is_closed = False
-        self._on_fault = on_fault
         self._stop, self._is_connected = threading.Event(), threading.Event()
         self._is_connected.set()
         self._watcher: threading.Thread | None = None
@@ -57,7 +53,6 @@ class Resources(InChild):
         What another thread is at ends first: a farewell in the middle of its message would be taken
         for a part of an array.
         """
-        self.is_closed = True
         if not self.busy.acquire(blocking=False):
             self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
             self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
@@ -114,7 +109,7 @@ class Resources(InChild):
         """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
         aborts = [found.abort for found in self.communicators.values()]
         is_done = _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait])
-        if not is_done and self._on_fault == "exit":
+        if not is_done:
             rank = self.engine.rank
             sys.stderr.write(f"cupy-training-ops: rank {rank}: {words}; NCCL hangs\n")
             sys.stderr.flush()

@@ -329,7 +329,7 @@ PARTS = {
 started = time.monotonic()
 try:
     cupy.cuda.Device(int(os.environ["LOCAL_RANK"]) % cupy.cuda.runtime.getDeviceCount()).use()
-    with cto.ProcessGroup.from_environment() as ranks:
+    with cto.ProcessGroup() as ranks:
         for name in sys.argv[1:]:
             PARTS[name](ranks)
 except cto.GroupError as error:

@@ -160,7 +160,7 @@ class Communicator:
 
 
 def test_communicators_end_with_their_group() -> None:
-    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    first, second = cto.ProcessGroup.in_threads(2)
     own, other = Communicator(first), Communicator(second)
     with pytest.raises(ValueError, match="no data"), first:
         raise ValueError("no data")
@@ -176,7 +176,7 @@ def test_communicators_end_with_their_group() -> None:
 
 
 def test_a_call_on_the_gpu_that_is_overdue_ends_the_group_for_all() -> None:
-    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    first, second = cto.ProcessGroup.in_threads(2)
     own, other = Communicator(first), Communicator(second)
     own.words = "a call on the GPU took longer than 4 seconds"
     assert own.has_ended.wait(10)
@@ -188,7 +188,7 @@ def test_a_call_on_the_gpu_that_is_overdue_ends_the_group_for_all() -> None:
 
 
 def test_a_thread_that_watches_and_dies_ends_the_group() -> None:
-    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    first, second = cto.ProcessGroup.in_threads(2)
     own = Communicator(first)
 
     def dies() -> str:

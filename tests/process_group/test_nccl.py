@@ -70,7 +70,7 @@ def group_of(communicator):
     known = SimpleNamespace(communicators={EVERYONE: communicator})
     given = {"require_open": lambda _: None, "resources": known}
     given |= {"busy": threading.Lock(), "broken": lambda _, error: error}
-    return SimpleNamespace(rank=0, begun=0, **given)
+    return SimpleNamespace(rank=0, begin=lambda _: given["busy"].acquire(False), **given)
 
 
 def table(*addresses: int) -> np.void:

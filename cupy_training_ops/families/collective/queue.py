@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
-from ...errors import GroupError
 from ...process_group import ProcessGroup, nccl
 from ...process_group.members import Ranks
 
@@ -103,20 +102,17 @@ class Calls:
     def again(self, prepared: nccl.Prepared, stream: Any = None) -> None:
         """Queue what was made ready, or the end of the group; on the current stream if on none."""
         group, communicator = self.group, self._communicator
-        group.require_open(self.op)
         if not prepared.calls:
+            group.require_open(self.op)
             return
         assert communicator is not None
-        group.begun += 1
-        busy = group.busy
-        if not busy.acquire(False):
-            raise GroupError(f"{self.op}: group: a call of another thread is under way")
+        group.begin(self.op)
         try:
             communicator.queue(prepared, stream)
         except BaseException as error:
             raise group.broken(self.op, error) from error
         finally:
-            busy.release()
+            group.busy.release()
 
     def _prepared(self, read: Sequence[int], written: Sequence[int]) -> nccl.Prepared:
         """Each call that moves something, with its addresses."""

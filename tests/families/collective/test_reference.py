@@ -62,7 +62,7 @@ def test_sub_groups() -> None:
 
 def test_data_groups_on_a_node() -> None:
     """Eight ranks, four on a node, no horizontal groups."""
-    found = members.sub_groups(5, 8, 8, None, 4)
+    found = members.Sizes(data_size=8, local_size=4).sub_groups(5, 8)
     assert found[members.NODE_LOCAL] == (4, 5, 6, 7)
     assert found[members.CROSS_NODE] == (1, 5)
     assert members.HORIZONTAL not in found
@@ -85,10 +85,9 @@ def test_other_sub_groups_are_refused(group_type, message) -> None:
 def test_sizes_are_divisors() -> None:
     for sizes in ({"data_size": 3}, {"horizontal_size": 0}, {"local_size": 5}):
         with pytest.raises(ArgumentError, match=r"size: expected a divisor of the 4 ranks"):
-            members.sub_groups(0, 4, **{"data": None, "horizontal": None, "local": None} | {
-                name.removesuffix("_size"): n for name, n in sizes.items()})  # fmt: skip
+            members.Sizes(**sizes).sub_groups(0, 4)
     with pytest.raises(ArgumentError, match="horizontal_size: expected 2, so that 2 times it"):
-        members.sub_groups(0, 4, 2, 4, None)
+        members.Sizes(2, 4).sub_groups(0, 4)
 
 
 # ---- ownership -----------------------------------------------------------------------------------
