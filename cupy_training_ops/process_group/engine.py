@@ -19,13 +19,14 @@ SPIN = 1e-3  # seconds of looking without a pause
 STOPPED = "stopped in the middle of a call"
 LEFT, FAULT = 0, 2**64 - 1  # in the place of a number: the last words of a rank
 MAX_WORDS = 1000  # characters of what another rank says, in an error
+
 _HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
 
 Part = bytes | bytearray | memoryview
 
 
 class Message(NamedTuple):
-    """What one rank says to another, as the n-th between them."""
+    """What one rank says to another, as the n-th between them: a text and the bytes of arrays."""
 
     number: int
     text: str
@@ -45,18 +46,16 @@ def unpacked(data: Part) -> Message:
     with contextlib.suppress(struct.error):
         number, n_text, n = _HEAD.unpack_from(view)
         lengths = struct.unpack_from(f"<{n}Q", view, _HEAD.size)
-        start = _HEAD.size + 8 * n
-        ends = list(itertools.accumulate(lengths, initial=start + n_text))
+        ends = list(itertools.accumulate(lengths, initial=_HEAD.size + 8 * n + n_text))
         if ends[-1] == len(view):
-            text = str(view[start : ends[0]], "utf-8", "replace")
+            text = str(view[ends[0] - n_text : ends[0]], "utf-8", "replace")
             return Message(number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
     raise GroupError(f"a message came whose {len(view)} bytes cannot be read")
 
 
 def printable(text: str) -> str:
     """The beginning of a text that another rank sent, without what would steer a terminal."""
-    start = text[:MAX_WORDS]
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in start)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_WORDS])
 
 
 class Engine:
@@ -118,7 +117,7 @@ class Engine:
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
-        """The next message of a rank, which `keep` leaves there; the words say what it is."""
+        """The next message of a rank, which `keep` leaves there, and what it is."""
         inbox = self._inbox[peer]
         try:
             self.until(lambda: inbox, seconds, peer)
@@ -149,18 +148,17 @@ class Engine:
         try:
             message = unpacked(data)
         except GroupError as error:
-            self.note(str(error))
-            return
-        if message.number == LEFT:
+            message = Message(FAULT, str(error), [])
+        number, due = message.number, self.heard[peer] + 1
+        if number == LEFT:
             self._left[peer] = printable(message.text)
-        elif message.number == FAULT:
+        elif number == FAULT:
             self.note(printable(message.text))
-        elif message.number == self.heard[peer] + 1:
-            self.heard[peer] += 1
+        elif number == due:
+            self.heard[peer] = due
             self._inbox[peer].append(message)
         else:
-            is_at = f"rank {peer} is at message {message.number}"
-            self.note(f"{is_at}, rank {self.rank} at {self.heard[peer] + 1}")
+            self.note(f"rank {peer} is at message {number}, rank {self.rank} at {due}")
 
     def note(self, words: str) -> None:
         """That others ended the group, or what they sent does."""

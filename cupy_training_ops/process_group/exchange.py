@@ -46,29 +46,21 @@ def exchange(
     """In what the calls differ, or this rank's share of what the first rank answers to all."""
     root, what = ranks[0], text.partition(SEPARATOR)[0]
     if engine.rank == root:
-        messages = [engine.receive(rank, what, engine.timeout) for rank in ranks[1:]]
-        words, answers = _compared(ranks, text, parts, messages, answer)
-        for rank, own in zip(ranks[1:], answers[1:], strict=True):
-            engine.send(rank, words, own)
-        return words, answers[0]
+        own = Message(0, text, [memoryview(part) for part in parts])
+        said = [own, *(engine.receive(rank, what, engine.timeout) for rank in ranks[1:])]
+        words = disagreement(ranks, [message.text for message in said])
+        if words and any(message.text.startswith(AGAIN) for message in said):  # who went on
+            raise GroupError(words)
+        shares = [()] * len(ranks) if words else answer([message.parts for message in said])
+        for rank, share in zip(ranks[1:], shares[1:], strict=True):
+            engine.send(rank, words, share)
+        return words, shares[0]
     engine.send(root, text, parts)
     # The first rank waits for the others: its words say which of them is late.
     found = engine.receive(root, f"answer to {what}", engine.timeout + GRACE)
     if found.text and not found.text.startswith(DISAGREE):
         raise GroupError(disagreement((root, engine.rank), (found.text, text)))
     return found.text, found.parts
-
-
-def _compared(
-    ranks: Ranks, text: str, parts: Sequence[Part], messages: Sequence[Message], answer: Answer
-) -> tuple[str, Sequence[Sequence[Part]]]:
-    """In what the calls differ, and what each rank gets."""
-    words = disagreement(ranks, [text, *(m.text for m in messages)])
-    if not words:
-        return "", answer([[memoryview(p) for p in parts], *(m.parts for m in messages)])
-    if any(m.text.startswith(AGAIN) for m in messages):  # whose senders went on
-        raise GroupError(words)
-    return words, [()] * len(ranks)
 
 
 def repeat(engine: Engine, ranks: Ranks, text: str) -> None:
@@ -80,11 +72,6 @@ def repeat(engine: Engine, ranks: Ranks, text: str) -> None:
     said = engine.receive(sender, "Send", engine.timeout).text
     if words := disagreement((sender, receiver), (said, AGAIN + text)):
         raise GroupError(words)
-
-
-def announced(engine: Engine, sender: int) -> str:
-    """The description that comes next, which is not taken."""
-    return engine.receive(sender, "Send", engine.timeout, keep=True).text.removeprefix(AGAIN)
 
 
 def nothing(found: list[list[memoryview]]) -> list[list[Part]]:

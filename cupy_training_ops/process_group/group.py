@@ -13,7 +13,7 @@ from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
 from .engine import STOPPED, Engine, Part, printable
 from .environment import INSTEAD, engine_of, timeout_of
-from .exchange import Answer, announced, exchange, nothing, repeat
+from .exchange import AGAIN, Answer, exchange, nothing, repeat
 from .members import Ranks, Sizes, chosen
 from .resources import Resources
 
@@ -229,7 +229,8 @@ class ProcessGroup:
     def announced(self, op: str, remote: int) -> str:
         """The description of the next message of a single rank, which is not taken."""
         with self.call(op) as engine:
-            return announced(engine, remote)
+            said = engine.receive(remote, "Send", engine.timeout, keep=True)
+        return said.text.removeprefix(AGAIN)
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all, since a call was stopped in its middle; what is to be raised."""

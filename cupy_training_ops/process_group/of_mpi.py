@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
@@ -96,12 +97,9 @@ class Mpi(Engine):
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:
                 return channel
         comm, made = given.Idup()
-        until = time.monotonic() + self.timeout
-        while not made.Test():
-            if time.monotonic() > until:
-                self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
-                raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
-            time.sleep(PAUSE)
+        if not _tested(made.Test, self.timeout):
+            self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
+            raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
         _channels.append((ranks, Channel(mpi, comm)))
         return _channels[-1][1]
 
@@ -137,9 +135,7 @@ class Mpi(Engine):
         data, comm = packed(number, words), self._channel.comm
         requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))
-        until = time.monotonic() + TELLING
-        while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
-            time.sleep(PAUSE)
+        _tested(lambda: self._mpi.Request.Testall(requests), TELLING)
 
     def release(self) -> None:
         if not self._has_failed:
@@ -158,3 +154,11 @@ class Mpi(Engine):
             sys.stderr.flush()
             time.sleep(READING)
             self._mpi.COMM_WORLD.Abort(1)
+
+
+def _tested(test: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    until = time.monotonic() + seconds
+    while not (found := test()) and time.monotonic() < until:
+        time.sleep(PAUSE)
+    return found
