@@ -18,7 +18,6 @@ from ..frame.convert import is_number
 from ..frame.foreign import Lent
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
-from ..process_group.members import GLOBAL
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .base import EVERY, Places
@@ -139,8 +138,8 @@ class GradientBuckets:
             self._is_ordered = True
             others = [place for bucket in self._buckets for place in bucket if place not in order]
             own = np.array([*order, *others], np.int64)
-            members = self.group.members(NAME, GLOBAL)
-            (found,) = self.group.exchange(NAME, members, NAME, [own.data.cast("B")], _firsts)
+            everyone, parts = self.group.everyone, [own.data.cast("B")]
+            (found,) = self.group.exchange(NAME, everyone, NAME, parts, _firsts)
             self._arrange(np.frombuffer(found, np.int64).tolist())
 
     # ---- what is sent ----------------------------------------------------------------------------

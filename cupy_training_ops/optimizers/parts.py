@@ -23,7 +23,6 @@ from ..plan import Device, Plan, Work
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
 from ..process_group.exchange import Answer
-from ..process_group.members import GLOBAL
 from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
@@ -277,7 +276,7 @@ def _exchanged(
     answer: Answer,
 ) -> Sequence[memoryview]:
     text = described(f"{words} {_listing(places)} on cpu", arrays)
-    return group.exchange(op, group.members(op, GLOBAL), text, parts, answer)
+    return group.exchange(op, group.everyone, text, parts, answer)
 
 
 def _cut(arrays: Arrays, split: Split, rank: int) -> list[Part]:

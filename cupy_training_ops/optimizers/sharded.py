@@ -22,7 +22,6 @@ from ..frame.keys import reader
 from ..frame.repeated import Known
 from ..process_group import ProcessGroup
 from ..process_group.exchange import nothing
-from ..process_group.members import GLOBAL
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
 from ..runtime.streams import Cuda, Streams
@@ -158,7 +157,7 @@ class AdamW(adam.AdamW):
     def _compare(self, words: str) -> None:
         """Refuse what is not the same on all ranks."""
         text = described(words, (*self._weights, *self._copies_of(self._every)[1]))
-        self.group.exchange("AdamW", self.group.members("AdamW", GLOBAL), text, (), nothing)
+        self.group.exchange("AdamW", self.group.everyone, text, (), nothing)
 
     def _take(self) -> None:
         self._last_cut = None

@@ -78,18 +78,16 @@ class Embedded(Engine):
             sock.settimeout(min(self.timeout, _MAX_WAIT))
             (length,) = _LENGTH.unpack(_taken(sock, _LENGTH.size))
             self.hear(peer, _taken(sock, length))
-        except (EOFError, OSError) as error:
-            self.note(self._gone(peer, error))
+        except TimeoutError:
+            late = f"half a message came, and {self.timeout:g} seconds nothing"
+            self.note(f"rank {peer} is late: {late}")
+        except OSError as error:
+            gone = f"rank {peer} is gone"
+            if error.errno == errno.EBADF:
+                gone = f"rank {self.rank} lost its connection to rank {peer}"
+            self.note(f"{gone}: {error.strerror or 'its connection ended'}")
         if self.told or peer in self._left:
             del self._open[sock]
-
-    def _gone(self, peer: int, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return f"rank {peer} is late: half a message came, and {self.timeout:g} seconds nothing"
-        words = getattr(error, "strerror", None) or "its connection ended"
-        if getattr(error, "errno", None) == errno.EBADF:
-            return f"rank {self.rank} lost its connection to rank {peer}: {words}"
-        return f"rank {peer} is gone: {words}"
 
 
 def _say(sock: socket.socket, data: bytearray, seconds: float) -> None:
@@ -104,7 +102,7 @@ def _taken(sock: socket.socket, n: int) -> bytearray:
     while len(found) < n:
         part = sock.recv(min(n - len(found), _MAX_READ))
         if not part:
-            raise EOFError
+            raise ConnectionResetError(errno.ECONNRESET, "its connection ended")
         found += part
     return found
 

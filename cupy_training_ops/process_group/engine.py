@@ -23,6 +23,7 @@ MAX_WORDS = 1000  # characters of what another rank says, in an error
 _HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
 
 Part = bytes | bytearray | memoryview
+Ranks = tuple[int, ...]  # of a sub-group, in order
 
 
 class Message(NamedTuple):

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import GroupError
-from .engine import GRACE, Engine, Message, Part, printable
-from .members import Ranks
+from .engine import GRACE, Engine, Message, Part, Ranks, printable
 
 SEPARATOR = "; "  # in a description, of a call and its arrays
 DISAGREE = "the ranks disagree: "

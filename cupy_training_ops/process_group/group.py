@@ -7,15 +7,34 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
-from .engine import STOPPED, Engine, Part, printable
+from .engine import STOPPED, Engine, Part, Ranks, printable
 from .environment import INSTEAD, engine_of, timeout_of
 from .exchange import AGAIN, Answer, exchange, nothing, repeat
-from .members import Ranks, Sizes, chosen
 from .resources import Resources
+
+
+class Sizes(NamedTuple):
+    """Ranks of a data and of a horizontal group, and of a node, as far as somebody says."""
+
+    data_size: int | None = None
+    horizontal_size: int | None = None
+    local_size: int | None = None
+
+    def check(self, n: int | None) -> None:
+        """Refuse what is no number of ranks, and where there are n, what does not divide them."""
+        for name, value in self._asdict().items():
+            if value is not None and type(value) is not int:
+                refuse("ProcessGroup", name, "a number of ranks", shown(value))
+            if value is not None and n is not None and (value < 1 or n % value):
+                refuse("ProcessGroup", name, f"a divisor of the {n} ranks", str(value))
+        data, horizontal, _ = self
+        if data and horizontal and n is not None and data * horizontal != n:
+            expected = f"{n // data}, so that {data} times it are the {n} ranks"
+            refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
 
 
 class ProcessGroup:
@@ -101,7 +120,7 @@ class ProcessGroup:
     def _start(self, engine: Engine, sizes: Sizes, compares: bool = True) -> None:
         """Compare the sizes with the other ranks'."""
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
-        self.local_rank = engine.local_rank
+        self.local_rank, self.everyone = engine.local_rank, tuple(range(engine.size))
         self.local_size = sizes.local_size or engine.local_size
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
@@ -112,10 +131,10 @@ class ProcessGroup:
         self._finalizer = weakref.finalize(self, self.resources.close)
         try:
             if compares:
-                everyone, text = tuple(range(self.size)), f"ProcessGroup with {sizes}"
-                self.exchange("ProcessGroup", everyone, text, (), nothing)
-            known = sizes._replace(local_size=self.local_size)
-            self._members = known.sub_groups(self.rank, self.size)
+                text = f"ProcessGroup with {sizes}"
+                self.exchange("ProcessGroup", self.everyone, text, (), nothing)
+            self.sizes = sizes._replace(local_size=self.local_size)
+            self.sizes.check(self.size)
         except BaseException:
             self.close()
             raise
@@ -156,10 +175,6 @@ class ProcessGroup:
     __copy__ = __deepcopy__
 
     # ---- what operators ask ----------------------------------------------------------------------
-
-    def members(self, op: str, group_type: int) -> Ranks:
-        """The sub-group of a type."""
-        return chosen(op, self._members, group_type)
 
     def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GroupError, ProviderError
-from .members import Ranks
+from .engine import Ranks
 
 if TYPE_CHECKING:
     from .group import ProcessGroup

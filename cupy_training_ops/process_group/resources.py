@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..forks import InChild
-from .engine import GRACE, Engine
-from .members import Ranks
+from .engine import GRACE, Engine, Ranks
 
 ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most

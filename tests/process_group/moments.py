@@ -32,7 +32,7 @@ from ranks import connected
 import cupy_training_ops as cto
 from cupy_training_ops.families.collective.plan import Collective
 from cupy_training_ops.process_group.embedded import Embedded
-from cupy_training_ops.process_group.members import Sizes
+from cupy_training_ops.process_group.group import Sizes
 
 ENDS = ("right", "group", "wrong", "error", "own")  # statuses
 RUN = 0.15  # seconds until the fault, at most

@@ -146,7 +146,7 @@ class Communicator:
         self.words = ""
         self.has_ended = threading.Event()
         with group.resources.initialising():
-            group.resources.communicators[group.members("X", 0)] = self
+            group.resources.communicators[group.everyone] = self
 
     def trouble(self) -> str:
         return self.words
@@ -271,7 +271,7 @@ def test_descriptions_are_compared_once_on_a_gpu() -> None:
     """What the first call of a kind says is not said again."""
 
     def call(group) -> int:
-        members = group.members("X", 0)
+        members = group.everyone
         for _ in range(3):
             group.agree("X", members, "X of 1 arrays; float32 (3,)")
         return len(group._agreed)

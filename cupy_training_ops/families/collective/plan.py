@@ -20,8 +20,9 @@ from ...frame.providers import KernelCall
 from ...frame.repeated import Repeated
 from ...plan import Pointers, Step, Work
 from ...process_group import ProcessGroup, nccl
-from ...process_group.members import GLOBAL, Ranks
+from ...process_group.engine import Ranks
 from . import queue
+from .members import GLOBAL, members
 from .messages import described
 
 Specs = Sequence[Spec]
@@ -146,7 +147,7 @@ class Collective(Op):
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
-        vars(self).update(ranks=self.group.members(self.name, self.group_type), _again=[])
+        vars(self).update(ranks=members(self.name, self.group, self.group_type), _again=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
         group = self.group

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ...process_group import ProcessGroup, nccl
-from ...process_group.members import Ranks
+from ...process_group.engine import Ranks
 
 SUM, MEAN = 0, 4  # ncclRedOp_t
 
