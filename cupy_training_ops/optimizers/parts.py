@@ -21,8 +21,7 @@ from ..families.collective.messages import as_arrays, as_bytes, described
 from ..families.collective.plan import Collective, Specs, table
 from ..plan import Device, Plan, Work
 from ..process_group import ProcessGroup
-from ..process_group.engine import Part
-from ..process_group.exchange import Answer
+from ..process_group.engine import Answer, Part
 from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message

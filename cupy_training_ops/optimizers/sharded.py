@@ -21,7 +21,7 @@ from ..frame.foreign import Lent, is_tensor
 from ..frame.keys import reader
 from ..frame.repeated import Known
 from ..process_group import ProcessGroup
-from ..process_group.exchange import nothing
+from ..process_group.engine import nothing
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
 from ..runtime.streams import Cuda, Streams

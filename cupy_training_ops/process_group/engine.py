@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import GroupError
 
@@ -22,8 +22,14 @@ MAX_WORDS = 1000  # characters of what another rank says, in an error
 
 _HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
 
-Part = bytes | bytearray | memoryview
+SEPARATOR = "; "  # in a description, of a call and its arrays
+DISAGREE = "the ranks disagree: "
+AGAIN = "once more "  # ahead of a description that the receiver need not answer
+
 Ranks = tuple[int, ...]  # of a sub-group, in order
+Part = bytes | bytearray | memoryview
+# From the arrays of each rank, as bytes, to what each rank gets.
+Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]]
 
 
 class Message(NamedTuple):
@@ -59,12 +65,36 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_WORDS])
 
 
+def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
+    """What a rank said that is not what the first one did; empty where all agree."""
+    for rank, text in zip(ranks, texts, strict=True):
+        if text != texts[0]:
+            first, other = map(printable, _difference(texts[0], text))
+            return f"{DISAGREE}rank {ranks[0]} calls {first}, rank {rank} calls {other}"
+    return ""
+
+
+def _difference(mine: str, theirs: str) -> tuple[str, str]:
+    """Of two descriptions the calls, and the first arrays in which they differ."""
+    a, b = mine.split(SEPARATOR), theirs.split(SEPARATOR)
+    place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
+    if place == 0:
+        return a[0], b[0]
+    return f"{a[0]}, number {place - 1} {a[place]}", f"{b[0]}, number {place - 1} {b[place]}"
+
+
+def nothing(found: list[list[memoryview]]) -> list[list[Part]]:
+    """The answer where descriptions alone are compared."""
+    return [[] for _ in found]
+
+
 class Engine:
     """One rank's messages. Five methods are those of what carries them; this rank is alone.
 
     Between two ranks each message has its number, and another than the next ends the group. What
-    has come is taken, also from a rank that has left or ended the group behind it. Nothing here is
-    used by two threads at once, but for `end`: who uses an engine holds its `lock`.
+    has come is taken, also from a rank that has left or ended the group behind it. Of the ranks of
+    a call the first has the others' messages, compares and answers. Who uses an engine holds its
+    `lock`, but for `end`.
     """
 
     name: ClassVar[str] = "alone"
@@ -164,6 +194,40 @@ class Engine:
     def note(self, words: str) -> None:
         """That others ended the group, or what they sent does."""
         self.told = self.told or words
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def exchange(
+        self, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
+    ) -> tuple[str, Sequence[Any]]:
+        """In what the calls differ, or this rank's share of what the first rank answers to all."""
+        root, what = ranks[0], text.partition(SEPARATOR)[0]
+        if self.rank == root:
+            own = Message(0, text, [memoryview(part) for part in parts])
+            said = [own, *(self.receive(rank, what, self.timeout) for rank in ranks[1:])]
+            words = disagreement(ranks, [message.text for message in said])
+            if words and any(message.text.startswith(AGAIN) for message in said):  # who went on
+                raise GroupError(words)
+            shares = [()] * len(ranks) if words else answer([message.parts for message in said])
+            for rank, share in zip(ranks[1:], shares[1:], strict=True):
+                self.send(rank, words, share)
+            return words, shares[0]
+        self.send(root, text, parts)
+        # The first rank waits for the others: its words say which of them is late.
+        found = self.receive(root, f"answer to {what}", self.timeout + GRACE)
+        if found.text and not found.text.startswith(DISAGREE):
+            raise GroupError(disagreement((root, self.rank), (found.text, text)))
+        return found.text, found.parts
+
+    def repeat(self, ranks: Ranks, text: str) -> None:
+        """What agreed before, from the second to the first, which compares and does not answer."""
+        receiver, sender = ranks
+        if self.rank == sender:
+            self.send(receiver, AGAIN + text)
+            return
+        said = self.receive(sender, "Send", self.timeout).text
+        if words := disagreement((sender, receiver), (said, AGAIN + text)):
+            raise GroupError(words)
 
     # ---- the end ---------------------------------------------------------------------------------
 

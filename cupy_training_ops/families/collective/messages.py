@@ -11,8 +11,7 @@ import numpy as np
 from ...declare.schema import Spec
 from ...dtypes import HostArray, dtype_name
 from ...errors import GroupError
-from ...process_group.engine import Part
-from ...process_group.exchange import SEPARATOR
+from ...process_group.engine import SEPARATOR, Part
 
 
 def described(call: str, arrays: Iterable[HostArray | Spec]) -> str:

@@ -27,7 +27,7 @@ from ...frame.arrays import adopt
 from ...frame.convert import converted
 from ...frame.prepared import Arguments
 from ...plan import Plan, Work
-from ...process_group.exchange import nothing
+from ...process_group.engine import nothing
 from . import queue
 from .messages import letter, shapes_in
 from .plan import Collective, Rows, Specs, table
