@@ -20,7 +20,6 @@ from .environment import INSTEAD, engine_of, timeout_of
 ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
 IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
-FAILED = 1  # the status of a process that a fault ends
 
 _of_parents: list[object] = []  # what a forked child holds, whose end would be its parent's
 
@@ -49,9 +48,8 @@ class ProcessGroup:
     """The ranks that work together: one in each process, or in each thread of one.
 
     `ProcessGroup()` is that of the launcher that started this process: `cupy-training-ops launch`,
-    torchrun (then `from_torch()` made it), mpirun or srun (`from_mpi()`). `in_threads(n)` makes the
-    groups of n threads; `ProcessGroup(0, 1)` is a rank alone. Operators take the group as their
-    attribute `group`. Each rank makes the same calls in the same order, from one thread at a time.
+    torchrun (as by `from_torch()`), mpirun or srun (`from_mpi()`); `ProcessGroup(0, 1)` is a rank
+    alone. Each rank makes the same calls in the same order, from one thread at a time.
 
     timeout: seconds that a rank waits for the others; CTO_TIMEOUT, else 300. A rank that is gone or
     late, or that an exception stops in the middle of a call, ends the group for all: what they wait
@@ -158,8 +156,8 @@ class ProcessGroup:
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
-            failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
-            self._engine.last_words = printable(failure)
+            words = f"rank {self.rank} failed: {kind.__name__}: {error}"
+            self._engine.last_words = printable(words)
         self.close()
 
     @property
@@ -186,12 +184,9 @@ class ProcessGroup:
 
     def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""
-        found = self.instances.get(key)
-        if found is None:
-            found = make()
-            if self._finalizer.alive:
-                self.instances[key] = found
-        return found
+        if key not in self.instances:
+            self.instances[key] = make()
+        return self.instances[key]
 
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
@@ -217,10 +212,7 @@ class ProcessGroup:
                 try:
                     yield self._engine
                 except BaseException as error:
-                    raised = self.broken(op, error)
-                    if raised is error:
-                        raise
-                    raise raised from None
+                    raise self.broken(op, error) from None
         finally:
             self.busy.release()
 
@@ -361,12 +353,11 @@ class Resources(InChild):
     def _abort(self, words: str) -> None:
         """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
         aborts = [found.abort for found in self.communicators.values()]
-        is_done = _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait])
-        if not is_done:
-            rank = self.engine.rank
-            sys.stderr.write(f"cupy-training-ops: rank {rank}: {words}; NCCL hangs\n")
+        if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
+            said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
+            sys.stderr.write(said)
             sys.stderr.flush()
-            os._exit(FAILED)
+            os._exit(1)
 
 
 def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:

@@ -12,6 +12,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .group import ProcessGroup
 
 RELAXED = 2  # CUstreamCaptureMode
+
+Bound = tuple[str, tuple[int, ...]]  # a method, and its arguments up to the stream
 
 
 @functools.cache
@@ -36,10 +39,8 @@ def library() -> ModuleType:
         from cupy.cuda import nccl
     if not nccl.available:
         major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-        raise ProviderError(
-            f"NCCL (libnccl.so.2) is not here; "
-            f"install it with: pip install 'cupy-training-ops[nccl{major}]'"
-        )
+        remedy = f"install it with: pip install 'cupy-training-ops[nccl{major}]'"
+        raise ProviderError(f"NCCL (libnccl.so.2) is not here; {remedy}")
     binding: ModuleType = nccl
     return binding
 
@@ -61,24 +62,17 @@ def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
     nccl, device = library(), cupy.cuda.runtime.getDevice()
     stream = cupy.cuda.get_current_stream()
     if stream.ptr not in (0, 1) and stream.is_capturing():
-        raise ProviderError(
-            f"{op}: a call under graph capture needs one like it before, because NCCL connects "
-            f"the ranks at the first"
-        )
+        words = "a call under graph capture needs one like it before, because NCCL connects the"
+        raise ProviderError(f"{op}: {words} ranks at the first")
 
-    def same_identity(found: Sequence[object]) -> list[list[bytes]]:
-        return [[nccl.get_unique_id()]] * len(found)
-
-    (identity,) = group.exchange(op, ranks, f"NCCL for {op}", (), same_identity)
+    (identity,) = group.exchange(
+        op, ranks, f"NCCL for {op}", (), lambda found: [[nccl.get_unique_id()]] * len(found)
+    )
     try:
         made = nccl.NcclCommunicator(len(ranks), bytes(identity), ranks.index(group.rank))
     except nccl.NcclError as error:
         raise GroupError(f"NCCL could not connect the ranks: {error}") from error
     return Communicator(nccl, made, device, group.timeout)
-
-
-Bound = tuple[str, tuple[int, ...]]  # a method, and its arguments up to the stream
-Run = tuple[Callable[..., None], list[tuple[int, ...]]]  # the same of several, with the stream
 
 
 class Communicator:
@@ -103,19 +97,15 @@ class Communicator:
         self._marked: float | None = None  # since when the event waits
         self._last_stream: Any = None  # of a call that no event is behind
 
-    def runs(self, calls: Sequence[Bound], stream: int) -> list[Run]:
-        """The calls on a stream, those of one method that follow each other together."""
-        return [
-            (getattr(self._made, method), [(*args, stream) for _, args in same])
-            for method, same in itertools.groupby(calls, key=operator.itemgetter(0))
-        ]
-
     def queue(self, prepared: Prepared, stream: Any = None) -> None:
         """Queue calls on a stream of CuPy's, which is the current one if there is none, as one."""
         stream = stream or self._current_stream()
         if prepared.stream != stream.ptr:
             prepared.stream = stream.ptr
-            prepared.runs = self.runs(prepared.calls, prepared.stream)
+            prepared.runs = [
+                (getattr(self._made, method), [(*args, stream.ptr) for _, args in same])
+                for method, same in itertools.groupby(prepared.calls, operator.itemgetter(0))
+            ]
         if len(prepared.calls) == 1:
             ((method, (args,)),) = prepared.runs
             method(*args)
@@ -173,10 +163,10 @@ def _allow_queries() -> None:
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
+@dataclass(eq=False)
 class Prepared:
-    """Calls with the addresses of their arrays, and the same for the last stream."""
+    """Calls with the addresses of their arrays, and for the last stream those of each method."""
 
-    def __init__(self, calls: Sequence[Bound]) -> None:
-        self.calls = calls
-        self.stream = -1
-        self.runs: list[Run] = []
+    calls: Sequence[Bound]
+    stream: int = -1
+    runs: list[tuple[Callable[..., None], list[tuple[int, ...]]]] = field(default_factory=list)

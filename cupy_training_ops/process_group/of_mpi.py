@@ -29,10 +29,9 @@ def library() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise ProviderError(
-            f"ProcessGroup.from_mpi: needs mpi4py and an MPI ({error}); install them with: "
-            f"pip install 'cupy-training-ops[mpi]'"
-        ) from None
+        remedy = "install them with: pip install 'cupy-training-ops[mpi]'"
+        words = f"ProcessGroup.from_mpi: needs mpi4py and an MPI ({error}); {remedy}"
+        raise ProviderError(words) from None
     return MPI
 
 
@@ -110,25 +109,17 @@ class Mpi(Engine):
         self._under_way.pop()
 
     def listen(self, peer: int | None, seconds: float) -> None:
-        self._hear_one()
-
-    def _hear_one(self) -> bool:
-        """A message of anybody, if it has come."""
-        byte, status = self._mpi.BYTE, self._mpi.Status()
-        found = self._channel.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
-        if found is not None:
-            data = bytearray(status.Get_count(byte))
-            self._coming[status.Get_source()].append((found.Irecv([data, byte]), data))
-        for peer, messages in self._coming.items():
-            if messages and messages[0][0].Test():
-                self.hear(peer, messages.popleft()[1])
-                return True
-        return False
+        mpi, comm, status = self._mpi, self._channel.comm, self._mpi.Status()
+        while (found := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
+            data = bytearray(status.Get_count(mpi.BYTE))
+            self._coming[status.Get_source()].append((found.Irecv([data, mpi.BYTE]), data))
+        for sender, messages in self._coming.items():
+            while messages and messages[0][0].Test():
+                self.hear(sender, messages.popleft()[1])
 
     def is_over(self) -> bool:
         """Whether all have left this group, which is closed; what came until then is dropped."""
-        while self._hear_one():
-            pass
+        self.listen(None, 0)
         return len(self._left) == len(self.others)
 
     def farewell(self, number: int, words: str) -> None:
@@ -138,18 +129,14 @@ class Mpi(Engine):
         _tested(lambda: self._mpi.Request.Testall(requests), TELLING)
 
     def release(self) -> None:
-        if not self._has_failed:
+        if not (self.fault or self.last_words):
             self._channel.closed.append(self)
             atexit.unregister(self._abort)
 
-    @property
-    def _has_failed(self) -> bool:
-        return bool(self.fault or self.last_words)
-
     def _abort(self) -> None:
         """At the end of the process: MPI would wait for ranks that do not come."""
-        if self._has_failed and os.getpid() == self._pid and not self._mpi.Is_finalized():
-            words = self.fault or self.last_words
+        words = self.fault or self.last_words
+        if words and os.getpid() == self._pid and not self._mpi.Is_finalized():
             sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {words}; MPI aborts\n")
             sys.stderr.flush()
             time.sleep(READING)
