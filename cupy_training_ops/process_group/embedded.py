@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The engine for one machine: each two ranks have a pair of connected sockets, which nobody else
-can reach. `launch` hands them to its processes; for threads they are made here.
+can reach. Who waits for one peer looks at all.
 
-No thread serves them: who waits for one peer looks at all. Python's timeouts of sockets end also
-where signals come all the time; the kernel's begin anew with each.
+Python's timeouts of sockets end also where signals come all the time; the kernel's begin anew.
 """
 
 from __future__ import annotations

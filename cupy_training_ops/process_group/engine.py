@@ -133,8 +133,6 @@ class Engine:
         """Let go of everything in a forked child, without a word to anybody."""
         self.release()
 
-    # ---- messages --------------------------------------------------------------------------------
-
     def send(self, peer: int, text: str, parts: Sequence[Part] = ()) -> None:
         """A message to another rank."""
         self.sent[peer] += 1
@@ -195,8 +193,6 @@ class Engine:
         """That others ended the group, or what they sent does."""
         self.told = self.told or words
 
-    # ---- calls -----------------------------------------------------------------------------------
-
     def exchange(
         self, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
     ) -> tuple[str, Sequence[Any]]:
@@ -218,18 +214,6 @@ class Engine:
         if found.text and not found.text.startswith(DISAGREE):
             raise GroupError(disagreement((root, self.rank), (found.text, text)))
         return found.text, found.parts
-
-    def repeat(self, ranks: Ranks, text: str) -> None:
-        """What agreed before, from the second to the first, which compares and does not answer."""
-        receiver, sender = ranks
-        if self.rank == sender:
-            self.send(receiver, AGAIN + text)
-            return
-        said = self.receive(sender, "Send", self.timeout).text
-        if words := disagreement((sender, receiver), (said, AGAIN + text)):
-            raise GroupError(words)
-
-    # ---- the end ---------------------------------------------------------------------------------
 
     def news(self) -> str:
         """What went wrong with another rank, as far as that is known without waiting."""

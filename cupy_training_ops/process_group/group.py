@@ -3,25 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
-from ..forks import InChild
 from . import embedded
-from .engine import AGAIN, GRACE, STOPPED, Answer, Engine, Part, Ranks, nothing, printable
-from .environment import INSTEAD, engine_of, timeout_of
+from .engine import STOPPED, Answer, Engine, Part, Ranks, nothing, printable
+from .nccl import Resources
 
-ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
-MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
-IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
+DEFAULT_TIMEOUT = 300.0
 
-_of_parents: list[object] = []  # what a forked child holds, whose end would be its parent's
+MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
+TORCH = ("RANK", "WORLD_SIZE")
+
+INSTEAD = (
+    "one machine: cupy-training-ops launch, or ProcessGroup.in_threads(n); "
+    "several: torchrun and ProcessGroup.from_torch(), or mpirun, srun and ProcessGroup.from_mpi()"
+)
 
 
 class Sizes(NamedTuple):
@@ -83,8 +85,7 @@ class ProcessGroup:
     def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
         """The ranks of mpi4py's communicator (all of them), which make this call together.
 
-        Messages travel in a duplicate of it. MPI cannot go on without a rank: after a fault every
-        rank has its GroupError, and as it exits MPI aborts the job. Needs the extra `mpi`.
+        After a fault every rank has its GroupError, and as it exits MPI aborts the job.
         """
         from . import of_mpi
 
@@ -97,8 +98,7 @@ class ProcessGroup:
     ) -> Self:
         """The ranks of torch.distributed's group (the default one), which make this call together.
 
-        NumPy arrays travel by gloo in a group of their own. Close it before the group it is of is
-        destroyed.
+        To be closed before that group is destroyed.
         """
         from . import of_torch
 
@@ -182,12 +182,6 @@ class ProcessGroup:
 
     # ---- what operators ask ----------------------------------------------------------------------
 
-    def instance(self, key: object, make: Callable[[], object]) -> object:
-        """What an operator keeps with the group, and only as long as it."""
-        if key not in self.instances:
-            self.instances[key] = make()
-        return self.instances[key]
-
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
         fault = self._engine.fault
@@ -203,7 +197,7 @@ class ProcessGroup:
         if not self.busy.acquire(False):
             raise GroupError(f"{op}: group: a call of another thread is under way")
 
-    @contextmanager
+    @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
         """The part of a call that others see: one at a time, and whole or the end of the group."""
         self.begin(op)
@@ -229,23 +223,13 @@ class ProcessGroup:
             raise ArgumentError(f"{op}: {printable(words)}")
         return found
 
-    def agree(self, op: str, ranks: Ranks, text: str, *, each_time: bool = False) -> None:
-        """Compare the description of a call with the other ranks', the first time it is made.
-
-        With `each_time` the first of two ranks compares what the second says later, too.
-        """
-        if (ranks, text) not in self._agreed:
+    def agree(self, op: str, ranks: Ranks, text: str) -> bool:
+        """Compare the description of a call with the other ranks', the first time it is made."""
+        is_new = (ranks, text) not in self._agreed
+        if is_new:
             self.exchange(op, ranks, text, (), nothing)
             self._agreed.add((ranks, text))
-        elif each_time:
-            with self.call(op) as engine:
-                engine.repeat(ranks, text)
-
-    def announced(self, op: str, remote: int) -> str:
-        """The description of the next message of a single rank, which is not taken."""
-        with self.call(op) as engine:
-            said = engine.receive(remote, "Send", engine.timeout, keep=True)
-        return said.text.removeprefix(AGAIN)
+        return is_new
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all, since a call was stopped in its middle; what is to be raised."""
@@ -267,103 +251,46 @@ def _checked(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, 
     return timeout_of(os.environ, timeout), known
 
 
-class Resources(InChild):
-    """What a group lets go of; it does not know the group, which may be collected.
+def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
+    """The engine of the launcher that gave its variables."""
+    for name in ("CTO_ADDRESS", "CTO_SECRET"):
+        if name in variables:
+            raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
+    if embedded.LAUNCHER in variables:
+        return embedded.inherited(variables, timeout)
+    if all(name in variables for name in TORCH):
+        if number(variables, "WORLD_SIZE") == 1:
+            return Engine(0, 1, timeout)
+        from . import of_torch
 
-    A forked child lets go of them at once, without a word to the others: what it did to a
-    connection or a communicator would be its parent's doing.
-    """
+        rank, size = (number(variables, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return of_torch.initialised(rank, size, timeout)
+    if any(name in variables for name in MPI):
+        from . import of_mpi
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self.engine = engine
-        self.communicators: dict[Ranks, Any] = {}  # of nccl.Communicator, which imports the group
-        self.busy = threading.Lock()  # while a call is under way
-        self._stop, self._is_connected = threading.Event(), threading.Event()
-        self._is_connected.set()
-        self._watcher: threading.Thread | None = None
+        return of_mpi.engine(None, timeout)
+    raise GroupError(f"ProcessGroup: no launcher started this process. {INSTEAD}")
 
-    def renew(self) -> None:
-        """In a child the group has ended, and nothing is left to close."""
-        _of_parents.append((self.engine, list(self.communicators.values())))
-        self.communicators.clear()
-        self._watcher = None
-        self.busy, self.engine.lock = threading.Lock(), threading.Lock()
-        self.engine.has_ended, self.engine.fault = True, IN_CHILD
-        self.engine.abandon()
 
-    def close(self) -> None:
-        """End everything; the others are told by the engine.
-
-        What another thread is at ends first: a farewell in the middle of its message would be taken
-        for a part of an array.
-        """
-        if not self.busy.acquire(blocking=False):
-            self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
-            self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
-        self._stop.set()
-        found = self.communicators.values()
-        if found:
-            is_well = not (self.engine.fault or self.engine.last_words)
-            _within(ABORT_TIMEOUT, [item.close if is_well else item.abort for item in found])
-        self.communicators.clear()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(ABORT_TIMEOUT)
-        if self.engine.fault != IN_CHILD:
-            self.engine.close()
-
-    @contextmanager
-    def initialising(self) -> Iterator[None]:
-        """While NCCL connects, there is nothing yet that could be aborted, but who watches."""
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="cto-nccl", daemon=True)
-            self._watcher.start()
-        self._is_connected.clear()
+def timeout_of(variables: Mapping[str, str], given: object) -> float:
+    """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
+    if given is None:
+        text = variables.get("CTO_TIMEOUT") or DEFAULT_TIMEOUT
         try:
-            yield
-        finally:
-            self._is_connected.set()
-
-    def _watch(self) -> None:
-        """Notice faults of others and of the GPU while the host may wait for the GPU."""
-        engine = self.engine
-        try:
-            while not engine.fault and not self._stop.wait(min(MAX_INTERVAL, engine.timeout / 4)):
-                if words := self._trouble():
-                    engine.end(words)
-        except BaseException as error:
-            engine.end(f"rank {engine.rank}: the thread that watches ended: {error!r}")
-        if engine.fault and not self._stop.is_set():
-            self._abort(engine.fault)
-
-    def _trouble(self) -> str:
-        """What is wrong with another rank, or with calls that are under way on the GPU."""
-        engine = self.engine
-        if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
-            try:
-                if words := engine.news():
-                    return words
-            finally:
-                engine.lock.release()
-        for communicator in list(self.communicators.values()):
-            if words := communicator.trouble():
-                return f"rank {engine.rank}: {words}"
-        return ""
-
-    def _abort(self, words: str) -> None:
-        """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
-        aborts = [found.abort for found in self.communicators.values()]
-        if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
-            said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
-            sys.stderr.write(said)
-            sys.stderr.flush()
-            os._exit(1)
+            given = float(text)
+        except ValueError:
+            expected = f"expected a number of seconds, got {shown(text)}"
+            raise GroupError(f"ProcessGroup: CTO_TIMEOUT: {expected}") from None
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < math.inf:
+        with contextlib.suppress(OverflowError):
+            return float(given)
+    refuse("ProcessGroup", "timeout", "seconds above 0", shown(given))
 
 
-def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
-    """Whether actions that may hang came back in time."""
-    every = (action() for action in actions)
-    thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
+def number(variables: Mapping[str, str], name: str) -> int | None:
+    """What a launcher says as a number, if it does."""
+    text = variables.get(name)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}") from None

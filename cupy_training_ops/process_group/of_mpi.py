@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The engine over MPI, by mpi4py: calls that do not block, looked at in turns.
 
-MPI does not go on without a rank. Whoever notices tells the others while it can, and aborts the job
-as it exits.
+MPI does not go on without a rank: whoever notices tells the others, and aborts the job at its exit.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ def engine(comm: Any, timeout: float) -> Engine:
 
 
 class Channel:
-    """What groups of the same ranks share: a duplicate of their communicator, which is kept.
+    """A duplicate of a communicator, for all groups of the same ranks: MPI has some thousand.
 
-    MPI has some thousand communicators. Tags tell the groups apart, which all ranks make in the
-    same order.
+    Tags tell the groups apart, which all ranks make in the same order.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The engine over torch.distributed: short messages go through its store, long ones by gloo.
+"""The engine over torch.distributed: short messages are keys of its store, long ones go by gloo.
 
-A message is a key of the store; of a long one it says how many bytes are on their way. Who waits
-for one looks for the key, so that Ctrl-C and faults of others reach it. Gloo itself is waited for
-only while bytes travel. That the key is gone says that they have arrived.
+The key of a long one says how many bytes are on their way, and as it goes, that they have arrived.
+Who waits looks for keys, so that Ctrl-C and faults of others reach it.
 """
 
 from __future__ import annotations

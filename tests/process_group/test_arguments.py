@@ -13,7 +13,7 @@ from ranks import in_threads
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.process_group import environment
+from cupy_training_ops.process_group import group as module
 from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
 from cupy_training_ops.process_group.engine import Engine
 
@@ -95,7 +95,7 @@ OURS = {LAUNCHER: str(os.getppid()), "RANK": "0", "WORLD_SIZE": "2"}
 )
 def test_variables_that_make_no_group(variables, message) -> None:
     with pytest.raises(GroupError, match=f"^ProcessGroup: {message}"):
-        environment.engine_of(dict(variables), 1.0)
+        module.engine_of(dict(variables), 1.0)
 
 
 def test_a_wrong_timeout_of_the_environment_is_refused(monkeypatch) -> None:

@@ -11,7 +11,7 @@ from ranks import in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.families.collective.messages import shapes_in
+from cupy_training_ops.families.collective.messages import agree_each_time, announced, shapes_in
 
 PAIR = 1, 0  # receiver and sender
 SAID = "the ranks disagree: rank {} calls {}, rank {} calls {}"
@@ -19,7 +19,7 @@ SAID = "the ranks disagree: rank {} calls {}, rank {} calls {}"
 
 def say(group, *texts: str) -> None:
     for text in texts:
-        group.agree("Send", PAIR, text, each_time=True)
+        agree_each_time(group, "Send", PAIR, text)
 
 
 def test_a_sender_waits_only_for_the_first_of_a_kind() -> None:
@@ -69,7 +69,7 @@ def test_what_differs_the_first_time_is_an_error_on_both_that_ends_nothing() -> 
 def test_what_is_announced_is_not_taken() -> None:
     def call(group) -> str:
         say(group, "a", "a")
-        found = group.announced("Recv", 0) if group.rank else ""
+        found = announced(group, "Recv", 0) if group.rank else ""
         say(group, "b")
         return found
 

@@ -11,7 +11,8 @@ import numpy as np
 from ...declare.schema import Spec
 from ...dtypes import HostArray, dtype_name
 from ...errors import GroupError
-from ...process_group.engine import SEPARATOR, Part
+from ...process_group import ProcessGroup
+from ...process_group.engine import AGAIN, SEPARATOR, Part, Ranks, disagreement
 
 
 def described(call: str, arrays: Iterable[HostArray | Spec]) -> str:
@@ -33,6 +34,27 @@ def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(map(int, re.findall(r"\d+", shape))) for shape in shapes)
     except ValueError:  # of thousands of digits
         raise GroupError("a message came whose description cannot be read") from None
+
+
+def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> None:
+    """Compare what the second of two ranks sends the first: later it goes on without an answer."""
+    receiver, sender = ranks
+    if group.agree(op, ranks, text):
+        return
+    with group.call(op) as engine:
+        if engine.rank == sender:
+            engine.send(receiver, AGAIN + text)
+            return
+        said = engine.receive(sender, "Send", engine.timeout).text
+        if words := disagreement((sender, receiver), (said, AGAIN + text)):
+            raise GroupError(words)
+
+
+def announced(group: ProcessGroup, op: str, sender: int) -> str:
+    """The description of the next message of a rank, which is not taken."""
+    with group.call(op) as engine:
+        said = engine.receive(sender, "Send", engine.timeout, keep=True)
+    return said.text.removeprefix(AGAIN)
 
 
 def as_bytes(array: HostArray) -> memoryview:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 from ...backend import Backend
@@ -192,7 +191,9 @@ class Collective(Op):
                 hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))
             except (KeyError, TypeError):  # what cannot be part of a key
                 return cls(**attributes)
-        found: Any = group.instances.get(key) or group.instance(key, partial(cls, **attributes))
+        found: Any = group.instances.get(key)
+        if found is None:
+            found = group.instances[key] = cls(**attributes)
         return found  # type: ignore[no-any-return]
 
     def checks(self) -> tuple[Callable[..., None], ...]:
@@ -224,7 +225,7 @@ class Collective(Op):
         calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
         return Work("call", (calls, table(specs), table(outputs)))
 
-    def agreement(self, specs: Specs) -> Callable[[], None]:
+    def agreement(self, specs: Specs) -> Callable[[], object]:
         """What compares this kind of call with the other ranks'."""
         text = described(self.call_name(), specs)
         group, op, ranks = self.group, self.name, self.ranks
