@@ -80,7 +80,7 @@ def small_sum(group: cto.ProcessGroup) -> Calls:
 def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
     """NCCL called as CuPy has it, over the same ranks."""
     op = "NcclAllReduce"
-    made = communicator(group, op, group.everyone)._made
+    made = communicator(group, op, group.everyone).made
     nccl = library()
     number, total = nccl.NCCL_FLOAT32, nccl.NCCL_SUM
 

@@ -356,7 +356,7 @@ def host_time(group) -> None:
     op([x])
     (communicator,) = group.resources.communicators.values()
     stream = cupy.cuda.get_current_stream()
-    binding, each = communicator._made.allReduce, (x.data.ptr, x.data.ptr, 256, 7, 0, stream.ptr)
+    binding, each = communicator.made.allReduce, (x.data.ptr, x.data.ptr, 256, 7, 0, stream.ptr)
     calls = {
         "binding": lambda: binding(*each),
         "class": lambda: op([x]),

@@ -15,6 +15,7 @@ from training import assert_same
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.dtypes import BFLOAT16
+from cupy_training_ops.families.collective.queue import Prepared
 from cupy_training_ops.optimizers import parts, sharded
 from cupy_training_ops.runtime.streams import Streams
 
@@ -98,11 +99,12 @@ class Noted:
     """A communicator that notes what is queued: method, addresses, and what follows."""
 
     device = 0
+    current_stream = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.log: list[list[tuple]] = []
 
-    def queue(self, prepared, stream=None) -> None:
+    def queue(self, prepared) -> None:
         self.log.append([(name, *given[:2], given[2:]) for name, given in prepared.calls])
 
     def abort(self) -> None:
@@ -121,6 +123,7 @@ def test_on_a_gpu_arrays_are_reduced_and_gathered_where_they_lie(monkeypatch) ->
     work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
     monkeypatch.setattr(HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: made)
+    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
     monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
     with hollow_launches() as launches:
         _, group = cto.ProcessGroup.in_threads(2)
@@ -153,7 +156,7 @@ def test_parameters_travel_while_the_next_are_updated(monkeypatch) -> None:
             launches.append(("join", ()))
 
     class Logged(Noted):
-        def queue(self, prepared, stream=None) -> None:
+        def queue(self, prepared) -> None:
             launches.append((" ".join(method for method, *_ in prepared.calls), ()))
 
     def work(_, name):
@@ -163,6 +166,7 @@ def test_parameters_travel_while_the_next_are_updated(monkeypatch) -> None:
     monkeypatch.setattr(sharded, "Cuda", lambda *_, **__: Side())
     monkeypatch.setattr(HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: Logged())
+    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
     monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
     with hollow_launches() as launches:
         _, group = cto.ProcessGroup.in_threads(2)

@@ -18,7 +18,7 @@ from ...frame.prepared import Prepared
 from ...frame.providers import KernelCall
 from ...frame.repeated import Repeated
 from ...plan import Pointers, Step, Work
-from ...process_group import ProcessGroup, nccl
+from ...process_group import ProcessGroup
 from ...process_group.engine import Ranks
 from . import queue
 from .members import GLOBAL, members
@@ -48,7 +48,7 @@ class Queued(NamedTuple):
     backend: Backend
     device: int
     calls: queue.Calls
-    prepared: nccl.Prepared
+    prepared: queue.Prepared
 
     @classmethod
     def of(cls, call: Call, tables: Sequence[object] | None) -> Queued | None:

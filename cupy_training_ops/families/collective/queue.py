@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,6 +15,8 @@ import numpy as np
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ...process_group import ProcessGroup, nccl
 from ...process_group.engine import Ranks
+
+Bound = tuple[str, tuple[int, ...]]  # a method of NCCL's, and its arguments up to the stream
 
 SUM, MEAN = 0, 4  # ncclRedOp_t
 
@@ -29,7 +34,7 @@ class Row(NamedTuple):
     method: str
     rest: tuple[int, ...]
 
-    def bound(self, source: int, target: int) -> nccl.Bound:
+    def bound(self, source: int, target: int) -> Bound:
         """The call for arrays at these addresses."""
         if self.method in ("send", "recv"):
             return self.method, (source if self.method == "send" else target, *self.rest)
@@ -49,6 +54,35 @@ def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
 
 
 @dataclass(eq=False)
+class Prepared:
+    """Calls with the addresses of their arrays, and for the last stream those of each method."""
+
+    calls: Sequence[Bound]
+    stream: int = -1
+    runs: list[tuple[Callable[..., None], list[tuple[int, ...]]]] = field(default_factory=list)
+
+    def queue(self, communicator: nccl.Communicator, stream: Any) -> None:
+        """Queue them on a stream of CuPy's, as one."""
+        if self.stream != stream.ptr:
+            self.stream = stream.ptr
+            self.runs = [
+                (getattr(communicator.made, method), [(*args, stream.ptr) for _, args in same])
+                for method, same in itertools.groupby(self.calls, operator.itemgetter(0))
+            ]
+        if len(self.calls) == 1:
+            ((method, (args,)),) = self.runs
+            method(*args)
+        else:
+            communicator.binding.groupStart()
+            try:
+                for method, arguments in self.runs:
+                    collections.deque(itertools.starmap(method, arguments), maxlen=0)
+            finally:
+                communicator.binding.groupEnd()
+        communicator.last_stream = stream
+
+
+@dataclass(eq=False)
 class Calls:
     """The calls of NCCL that one kind of call of an operator makes, queued as one.
 
@@ -64,9 +98,7 @@ class Calls:
     # For each row an array, and where it is read and written, in bytes; none: its own, from 0 on.
     parts: Sequence[tuple[int, int, int]] = ()
     each_time: bool = field(default=False, kw_only=True)
-    _last: tuple[object, object, nccl.Prepared | None] = field(
-        default=(None, None, None), init=False
-    )
+    _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
     _communicator: nccl.Communicator | None = field(default=None, init=False)
 
     def __call__(self, sources: Any, targets: Any) -> None:
@@ -84,7 +116,7 @@ class Calls:
         self._begin()
         self.again(self._prepared(found, found), stream)
 
-    def prepared(self, sources: object, targets: object) -> nccl.Prepared | None:
+    def prepared(self, sources: object, targets: object) -> Prepared | None:
         """What was queued last, if it was for these tables."""
         known, also, prepared = self._last  # once: another thread may put its own there
         return prepared if known is sources and also is targets else None
@@ -99,7 +131,7 @@ class Calls:
         if self._communicator is None:
             self._communicator = nccl.communicator(self.group, self.op, self.ranks)
 
-    def again(self, prepared: nccl.Prepared, stream: Any = None) -> None:
+    def again(self, prepared: Prepared, stream: Any = None) -> None:
         """Queue what was made ready, or the end of the group; on the current stream if on none."""
         group, communicator = self.group, self._communicator
         if not prepared.calls:
@@ -108,17 +140,17 @@ class Calls:
         assert communicator is not None
         group.begin(self.op)
         try:
-            communicator.queue(prepared, stream)
+            prepared.queue(communicator, stream or communicator.current_stream())
         except BaseException as error:
             raise group.broken(self.op, error) from error
         finally:
             group.busy.release()
 
-    def _prepared(self, read: Sequence[int], written: Sequence[int]) -> nccl.Prepared:
+    def _prepared(self, read: Sequence[int], written: Sequence[int]) -> Prepared:
         """Each call that moves something, with its addresses."""
         parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
         triples = zip(self.rows, parts, strict=True)
-        return nccl.Prepared(
+        return Prepared(
             [row.bound(read[i] + a, written[i] + b) for row, (i, a, b) in triples if row.rest[0]]
         )
 
