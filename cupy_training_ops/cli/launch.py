@@ -30,6 +30,7 @@ ENDING = 5.0  # and to end when they are asked to
 REST = 0.5  # and what is left in a pipe to arrive
 PAUSE = 0.02
 PR_SET_PDEATHSIG = 1
+Ends = list[int | None]  # statuses
 QUITTING = [getattr(signal, n) for n in ("SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, n)]
 
 
@@ -98,19 +99,16 @@ class _Rank:
         descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
         descriptors.insert(rank, "")
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: ",".join(descriptors)}
-        try:
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, **shared, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[sock.fileno() for sock in sockets.values()],
-                process_group=0,
-                preexec_fn=_dying_with(os.getpid()),
-            )
-        except OSError as error:
-            raise Failure(f"cannot start {command[0]}: {error.strerror}") from None
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **shared, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[sock.fileno() for sock in sockets.values()],
+            process_group=0,
+            preexec_fn=_dying_with(os.getpid()),
+        )
         self._prefix, self._over = f"[{rank}] ", threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -180,9 +178,7 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
         yield bytes(left)
 
 
-def _wait(
-    started: Sequence[_Rank], seconds: float, is_over: Callable[[list[int | None]], bool]
-) -> list[int | None]:
+def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
     """The statuses of all, once they have ended, or it is over."""
     deadline = time.monotonic() + seconds
     while True:

@@ -21,7 +21,6 @@ from ..frame.foreign import Lent, is_tensor
 from ..frame.keys import reader
 from ..frame.repeated import Known
 from ..process_group import ProcessGroup
-from ..process_group.engine import nothing
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
 from ..runtime.streams import Cuda, Streams
@@ -157,7 +156,7 @@ class AdamW(adam.AdamW):
     def _compare(self, words: str) -> None:
         """Refuse what is not the same on all ranks."""
         text = described(words, (*self._weights, *self._copies_of(self._every)[1]))
-        self.group.exchange("AdamW", self.group.everyone, text, (), nothing)
+        self.group.exchange("AdamW", self.group.everyone, text)
 
     def _take(self) -> None:
         self._last_cut = None

@@ -133,10 +133,8 @@ def inherited(variables: MutableMapping[str, str], timeout: float) -> Embedded:
         if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in found.values()):
             raise ValueError
     except (ValueError, OSError, OverflowError):
-        raise GroupError(
-            "ProcessGroup: a process that launch started makes one group, itself: it was made "
-            "here before, or this process was started by another one"
-        ) from None
+        words = "a process that launch started makes one group, itself: it was made here before"
+        raise GroupError(f"ProcessGroup: {words}, or another process started this one") from None
     sockets = {peer: socket.socket(fileno=fd) for peer, fd in found.items()}
     for sock in sockets.values():
         sock.set_inheritable(False)

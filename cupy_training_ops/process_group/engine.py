@@ -28,8 +28,8 @@ AGAIN = "once more "  # ahead of a description that the receiver need not answer
 
 Ranks = tuple[int, ...]  # of a sub-group, in order
 Part = bytes | bytearray | memoryview
-# From the arrays of each rank, as bytes, to what each rank gets.
-Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]]
+# From the arrays of each rank, as bytes, to what each gets; None where descriptions are all.
+Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]] | None
 
 
 class Message(NamedTuple):
@@ -48,7 +48,7 @@ def packed(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
 
 
 def unpacked(data: Part) -> Message:
-    """What a peer sent; GroupError where it cannot be."""
+    """What a peer sent; where it cannot be a message, the end of the group."""
     view = memoryview(data)
     with contextlib.suppress(struct.error):
         number, n_text, n = _HEAD.unpack_from(view)
@@ -57,7 +57,7 @@ def unpacked(data: Part) -> Message:
         if ends[-1] == len(view):
             text = str(view[ends[0] - n_text : ends[0]], "utf-8", "replace")
             return Message(number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
-    raise GroupError(f"a message came whose {len(view)} bytes cannot be read")
+    return Message(FAULT, f"a message came whose {len(view)} bytes cannot be read", [])
 
 
 def printable(text: str) -> str:
@@ -83,18 +83,12 @@ def _difference(mine: str, theirs: str) -> tuple[str, str]:
     return f"{a[0]}, number {place - 1} {a[place]}", f"{b[0]}, number {place - 1} {b[place]}"
 
 
-def nothing(found: list[list[memoryview]]) -> list[list[Part]]:
-    """The answer where descriptions alone are compared."""
-    return [[] for _ in found]
-
-
 class Engine:
     """One rank's messages. Five methods are those of what carries them; this rank is alone.
 
     Between two ranks each message has its number, and another than the next ends the group. What
-    has come is taken, also from a rank that has left or ended the group behind it. Of the ranks of
-    a call the first has the others' messages, compares and answers. Who uses an engine holds its
-    `lock`, but for `end`.
+    has come is taken, also from a rank that has left or ended the group behind it. Who uses an
+    engine holds its `lock`, but for `end`.
     """
 
     name: ClassVar[str] = "alone"
@@ -113,8 +107,6 @@ class Engine:
         self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._left: dict[int, str] = {}  # and what went wrong there
         self.has_ended = False  # so that the others need not be told
-
-    # ---- what an engine has of its own -----------------------------------------------------------
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
         """Give a peer a message; TimeoutError, EOFError, GroupError where it does not take it."""
@@ -174,11 +166,8 @@ class Engine:
 
     def hear(self, peer: int, data: Part) -> None:
         """Note what a peer said."""
-        try:
-            message = unpacked(data)
-        except GroupError as error:
-            message = Message(FAULT, str(error), [])
-        number, due = message.number, self.heard[peer] + 1
+        message, due = unpacked(data), self.heard[peer] + 1
+        number = message.number
         if number == LEFT:
             self._left[peer] = printable(message.text)
         elif number == FAULT:
@@ -204,7 +193,9 @@ class Engine:
             words = disagreement(ranks, [message.text for message in said])
             if words and any(message.text.startswith(AGAIN) for message in said):  # who went on
                 raise GroupError(words)
-            shares = [()] * len(ranks) if words else answer([message.parts for message in said])
+            shares: Sequence[Sequence[Part]] = [()] * len(ranks)
+            if answer and not words:
+                shares = answer([message.parts for message in said])
             for rank, share in zip(ranks[1:], shares[1:], strict=True):
                 self.send(rank, words, share)
             return words, shares[0]

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, NoReturn, Self
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from ..forks import InChild
 from . import embedded
-from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, nothing, printable
+from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, printable
 
 DEFAULT_TIMEOUT = 300.0
-
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
 TORCH = ("RANK", "WORLD_SIZE")
 
@@ -26,7 +25,6 @@ INSTEAD = (
     "one machine: cupy-training-ops launch, or ProcessGroup.in_threads(n); "
     "several: torchrun and ProcessGroup.from_torch(), or mpirun, srun and ProcessGroup.from_mpi()"
 )
-
 
 ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
@@ -124,8 +122,6 @@ class ProcessGroup:
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
         return [cls._over(engine, known, compares=False) for engine in engines]
 
-    # ---- the group's life ------------------------------------------------------------------------
-
     @classmethod
     def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
         made = cls.__new__(cls)
@@ -147,7 +143,7 @@ class ProcessGroup:
         try:
             if compares:
                 text = f"ProcessGroup with {sizes}"
-                self.exchange("ProcessGroup", self.everyone, text, (), nothing)
+                self.exchange("ProcessGroup", self.everyone, text)
             self.sizes = sizes._replace(local_size=self.local_size)
             self.sizes.check(self.size)
         except BaseException:
@@ -169,17 +165,12 @@ class ProcessGroup:
             self._engine.last_words = printable(words)
         self.close()
 
-    @property
-    def engine(self) -> str:
-        """What carries its messages: "embedded", "MPI", "torch" or "alone"."""
-        return self._engine.name
-
     def check(self) -> None:
         """Raise what ended the group, if something did."""
         self.require_open("ProcessGroup")
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup rank {self.rank} of {self.size}, {self.engine}>"
+        return f"<ProcessGroup rank {self.rank} of {self.size}, {self._engine.name}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ProcessGroup belongs to its process and cannot be pickled")
@@ -188,8 +179,6 @@ class ProcessGroup:
         return self
 
     __copy__ = __deepcopy__
-
-    # ---- what operators ask ----------------------------------------------------------------------
 
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
@@ -220,12 +209,12 @@ class ProcessGroup:
             self.busy.release()
 
     def exchange(
-        self, op: str, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
+        self, op: str, ranks: Ranks, text: str, parts: Sequence[Part] = (), answer: Answer = None
     ) -> Sequence[Any]:
-        """This rank's share of what the first of these ranks answers to all."""
+        """This rank's share of what the first of these ranks answers, if more is to be said."""
         if len(ranks) == 1:
             self.require_open(op)
-            return answer([[memoryview(part) for part in parts]])[0]
+            return answer([[memoryview(part) for part in parts]])[0] if answer else ()
         with self.call(op) as engine:
             words, found = engine.exchange(ranks, text, parts, answer)
         if words:
@@ -236,7 +225,7 @@ class ProcessGroup:
         """Compare the description of a call with the other ranks', the first time it is made."""
         is_new = (ranks, text) not in self._agreed
         if is_new:
-            self.exchange(op, ranks, text, (), nothing)
+            self.exchange(op, ranks, text)
             self._agreed.add((ranks, text))
         return is_new
 
@@ -308,8 +297,7 @@ def number(variables: Mapping[str, str], name: str) -> int | None:
 class Resources(InChild):
     """What a group lets go of; it does not know the group, which may be collected.
 
-    A forked child lets go of them at once, without a word to the others: what it did to a
-    connection or a communicator would be its parent's doing.
+    A forked child lets go of it at once, without a word: what it said would be its parent's.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -331,11 +319,8 @@ class Resources(InChild):
         self.engine.abandon()
 
     def close(self) -> None:
-        """End everything; the others are told by the engine.
-
-        What another thread is at ends first: a farewell in the middle of its message would be taken
-        for a part of an array.
-        """
+        """End everything; the others are told by the engine."""
+        # What another thread is at ends first: a farewell would be taken for a part of its message.
         if not self.busy.acquire(blocking=False):
             self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
             self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own

@@ -32,7 +32,7 @@ def played(monkeypatch):
     monkeypatch.setattr(hollows.HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: log)
     monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
-    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
+    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
     inner = sharded.AdamW._anew
     monkeypatch.setattr(sharded.AdamW, "_anew", lambda *a: cuts.append(1) or inner(*a))
     with hollows.hollow_launches() as launches:

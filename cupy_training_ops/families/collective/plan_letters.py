@@ -27,7 +27,6 @@ from ...frame.arrays import adopt
 from ...frame.convert import converted
 from ...frame.prepared import Arguments
 from ...plan import Plan, Work
-from ...process_group.engine import nothing
 from . import queue
 from .messages import agree_each_time, announced, letter, shapes_in
 from .plan import Collective, Rows, Specs, table
@@ -136,7 +135,7 @@ class Receiver(Letter):
         specs = list(map(Spec, shapes, self.element_types))
         own = letter(where, self.tag, specs)
         if own != text:  # an error, there too
-            self.group.exchange(self.name, (self.group.rank, rank), own, (), nothing)
+            self.group.exchange(self.name, (self.group.rank, rank), own)
         return shapes
 
     def _checked_remote(self, signal: object, remote: object) -> int:
