@@ -142,8 +142,7 @@ class ProcessGroup:
         self._finalizer = weakref.finalize(self, self.resources.close)
         try:
             if compares:
-                text = f"ProcessGroup with {sizes}"
-                self.exchange("ProcessGroup", self.everyone, text)
+                self.exchange("ProcessGroup", self.everyone, f"ProcessGroup with {sizes}")
             self.sizes = sizes._replace(local_size=self.local_size)
             self.sizes.check(self.size)
         except BaseException:
@@ -182,8 +181,7 @@ class ProcessGroup:
 
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
-        fault = self._engine.fault
-        if fault:
+        if fault := self._engine.fault:
             raise GroupError(f"{op}: group: {fault}")
         if not self._finalizer.alive:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")

@@ -41,11 +41,9 @@ def engine(comm: Any, timeout: float) -> Engine:
         refuse("ProcessGroup.from_mpi", "comm", "an open intracommunicator of mpi4py", shown(comm))
     said = os.environ.get("SLURM_NTASKS", "1")
     if comm is None and said != "1" and "SLURM_PROCID" in os.environ and mpi.COMM_WORLD.size == 1:
-        remedy = (
-            "start them with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or one with -n 1"
-        )
-        words = f"Slurm started {shown(said)} processes, of which MPI sees one"
-        raise GroupError(f"ProcessGroup: {words}: {remedy}")
+        words = f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one"
+        remedy = "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or one alone with -n 1"
+        raise GroupError(f"{words}: start them with {remedy}")
     return Mpi(mpi, mpi.COMM_WORLD if comm is None else comm, timeout)
 
 

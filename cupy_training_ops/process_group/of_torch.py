@@ -63,9 +63,8 @@ def engine(group: Any, timeout: float) -> Engine:
     """The engine of a group that exists, or of the default one."""
     dist = library()
     if not dist.is_initialized():
-        remedy = "call torch.distributed.init_process_group(), or start the script by torchrun"
-        words = "ProcessGroup.from_torch: torch.distributed has no group yet"
-        raise GroupError(f"{words}: {remedy}")
+        remedy = "call its init_process_group(), or start the script by torchrun"
+        raise GroupError(f"ProcessGroup.from_torch: torch.distributed has no group yet: {remedy}")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         expected = "one of torch.distributed's that this process is in"
         refuse("ProcessGroup.from_torch", "group", expected, shown(group))
