@@ -132,7 +132,8 @@ class ProcessGroup:
         """Compare the sizes with the other ranks'."""
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
         self.local_rank, self.everyone = engine.local_rank, tuple(range(engine.size))
-        self.local_size = sizes.local_size or engine.local_size
+        local = sizes.local_size
+        self.local_size = engine.local_size if local is None else local
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Ranks, str]] = set()

@@ -41,6 +41,7 @@ BOTH = r"ProcessGroup\.from_torch\(\).*ProcessGroup\.from_mpi\(\)"  # what serve
         ((0, 1), {"data_size": True}, "data_size: expected a number of ranks, got True"),
         ((0, 1), {"data_size": "1"}, "data_size: expected a number of ranks, got '1'"),
         ((0, 1), {"data_size": 2}, "data_size: expected a divisor of the 1 ranks, got 2"),
+        ((0, 1), {"local_size": 0}, "local_size: expected a divisor of the 1 ranks, got 0"),
     ],
 )
 def test_arguments_are_checked(arguments, keywords, message) -> None:
