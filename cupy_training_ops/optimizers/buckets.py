@@ -29,6 +29,7 @@ from .sharded import Means
 NAME = "GradientBuckets"
 MEGABYTE = 1e6
 _GRADIENTS = EVERY[:1]
+_TAPER = 8  # times as large as the last bucket are those far before it
 _MAX_PATTERNS = 256  # buckets, and what of them has gradients
 
 
@@ -112,15 +113,19 @@ class GradientBuckets:
     # ---- the order -------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Buckets of neighbours in this order, as long as they have room."""
-        self._buckets: list[list[int]] = []
-        left = 0.0
-        for place in order:
-            if left < self._sizes[place] or not self._buckets:
-                self._buckets.append([])
-                left = self._room
-            self._buckets[-1].append(place)
+        """Buckets of neighbours in this order, as long as they have room; the last have little.
+
+        Behind these there is less and less of the backward pass, and nothing behind the very last.
+        """
+        found: list[list[int]] = []
+        left, room = 0.0, self._room / _TAPER
+        for place in reversed(order):
+            if left < self._sizes[place] or not found:
+                found.append([])
+                left, room = room, min(2 * room, self._room)
+            found[-1].append(place)
             left -= self._sizes[place]
+        self._buckets = [bucket[::-1] for bucket in reversed(found)]
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._begin()
 

@@ -26,7 +26,7 @@ from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
 # Some arrays are gathered while the next are updated: so often at most, so many bytes at least.
-MAX_TURNS, MIN_TURN = 8, 2**26
+MAX_TURNS, MIN_TURN = 4, 2**26
 
 Piece = tuple[int, int, int]  # an array of the list, and its elements from one to another
 Arrays = Sequence[HostArray]

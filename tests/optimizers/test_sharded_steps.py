@@ -92,6 +92,7 @@ def test_bits_are_the_same_however_many_turns_the_parameters_take(
 )
 def test_turns_are_few_and_not_small(sizes, expected, monkeypatch) -> None:
     monkeypatch.setattr(parts, "MIN_TURN", 100)
+    monkeypatch.setattr(parts, "MAX_TURNS", 8)
     assert parts.in_turns(range(len(sizes)), sizes) == expected
 
 
