@@ -276,7 +276,8 @@ class AdamW(adam.AdamW):
         found = self._ops.get(places)
         if found is None:
             means = MeanOfParts(group=self.group, split=self._split.among(places))
-            turns = in_turns(places, [self._weights[i].nbytes for i in places])
+            sizes = [self._weights[i].nbytes for i in places]
+            turns = in_turns(places, sizes) if self.group.size > 1 else [places]
             found = means, [(own, self._gathering(own)) for own in turns]
             if len(self._ops) >= _MAX_PATTERNS:
                 self._ops.clear()
