@@ -29,7 +29,7 @@ from .sharded import Means
 NAME = "GradientBuckets"
 MEGABYTE = 1e6
 _GRADIENTS = EVERY[:1]
-_TAPER = 8  # times as large as the last bucket are those far before it
+_LAST = 4e6  # bytes for which the last bucket has room
 _MAX_PATTERNS = 256  # buckets, and what of them has gradients
 
 
@@ -45,7 +45,7 @@ class GradientBuckets:
 
     parameters: a list of arrays with the shapes and sizes of the gradients. group: the ranks, each
     of which gives gradients of the same parameters in each step. megabytes: of gradients that
-    travel together; a larger one travels alone. optimizer: an AdamW over
+    travel together, fewer at the end; a larger one travels alone. optimizer: an AdamW over
     this group; its step takes what `wait` returns, and of each gradient this rank's part alone
     becomes the mean.
 
@@ -113,12 +113,12 @@ class GradientBuckets:
     # ---- the order -------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Buckets of neighbours in this order, as long as they have room; the last have little.
+        """Buckets of neighbours in this order, as long as they have room.
 
-        Behind these there is less and less of the backward pass, and nothing behind the very last.
+        From the last on, which nothing hides, each has twice the room of the one behind it.
         """
         found: list[list[int]] = []
-        left, room = 0.0, self._room / _TAPER
+        left, room = 0.0, min(_LAST, self._room)
         for place in reversed(order):
             if left < self._sizes[place] or not found:
                 found.append([])

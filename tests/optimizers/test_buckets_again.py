@@ -124,9 +124,8 @@ def one_step(buckets, gradients) -> None:
     buckets.wait()
 
 
-def test_gradients_that_share_memory_are_refused_each_time(played, monkeypatch) -> None:
+def test_gradients_that_share_memory_are_refused_each_time(played) -> None:
     """The group goes on where nobody has heard of the step; else the others would wait."""
-    monkeypatch.setattr(module, "_TAPER", 1)
     both = hollow((2000,), np.float32)
     apart, same = [both[:1000], both[1000:]], [both[:1000], both[999:1999]]
     others = [hollow((1000,), np.float32) for _ in range(2)]
