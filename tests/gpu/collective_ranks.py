@@ -283,20 +283,22 @@ def interrupted(group) -> None:
     if group.rank == 1:
         signal.signal(signal.SIGALRM, interrupt)
         again()
-    while i < 600:
-        x[...] = i + group.rank
-        begun = group.begun
-        try:
-            op([x])
-        except InterruptError:
-            again()
-            if group.begun == begun:
-                continue
-        found = x.tolist()
-        group.check()
-        assert found == [group.size * i + 1] * len(found), (i, found[:3])
-        i += 1
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        while i < 600:
+            x[...] = i + group.rank
+            begun = group.begun
+            try:
+                op([x])
+            except InterruptError:
+                again()
+                if group.begun == begun:
+                    continue
+            found = x.tolist()
+            group.check()
+            assert found == [group.size * i + 1] * len(found), (i, found[:3])
+            i += 1
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # as this process ends, too
     print("never wrong")
 
 
