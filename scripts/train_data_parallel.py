@@ -128,7 +128,7 @@ def main(ranks: int | None, steps: int, provider: str, sharded: bool) -> None:
     if ranks is not None:
         own = [__file__, "--steps", str(steps), "--provider", provider, *["--sharded"] * sharded]
         cupy_training_ops(["launch", "--ranks", str(ranks), *own])
-    with cto.ProcessGroup.from_environment() as group:
+    with cto.ProcessGroup() as group:
         losses, checksum = train(library(provider, group), group, steps, sharded)
     if group.rank == 0:
         print("losses", *(f"{loss:.6f}" for loss in losses))

@@ -15,7 +15,7 @@ import numpy as np
 import cupy_training_ops as cto
 from cupy_training_ops.dtypes import BFLOAT16, FIXED_SIZE, FLOATS, dtype_name
 from cupy_training_ops.families.collective.operators import NUMBERS
-from cupy_training_ops.process_group.nccl import INTEGERS
+from cupy_training_ops.families.collective.queue import INTEGERS
 from cupy_training_ops.testing.compare import assert_matches
 
 # Unequal, empty and of rank 0; not adjacent, since each is an array of its own.

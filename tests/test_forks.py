@@ -17,7 +17,7 @@ from cupy_training_ops.callables import contexts
 from cupy_training_ops.forks import Locked, computed_once
 from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device
-from cupy_training_ops.process_group.resources import IN_CHILD
+from cupy_training_ops.process_group.group import IN_CHILD
 from cupy_training_ops.runtime import compiler
 from cupy_training_ops.runtime.workspace import Workspaces
 from cupy_training_ops.testing.compare import assert_matches

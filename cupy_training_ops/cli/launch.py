@@ -30,6 +30,7 @@ ENDING = 5.0  # and to end when they are asked to
 REST = 0.5  # and what is left in a pipe to arrive
 PAUSE = 0.02
 PR_SET_PDEATHSIG = 1
+Ends = list[int | None]  # statuses
 QUITTING = [getattr(signal, n) for n in ("SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, n)]
 
 
@@ -98,56 +99,45 @@ class _Rank:
         descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
         descriptors.insert(rank, "")
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: ",".join(descriptors)}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **shared, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[sock.fileno() for sock in sockets.values()],
-                process_group=0,
-                preexec_fn=_dying_with(os.getpid()),
-            )
-        except OSError as error:
-            raise Failure(f"cannot start {command[0]}: {error.strerror}") from None
-        self._over = threading.Event()
-        streams = (self._process.stdout, False), (self._process.stderr, True)
-        self._threads = [
-            threading.Thread(target=_hand_on, args=(f"[{rank}] ", *s, self._over), daemon=True)
-            for s in streams
-        ]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **shared, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[sock.fileno() for sock in sockets.values()],
+            process_group=0,
+            preexec_fn=_dying_with(os.getpid()),
+        )
+        self._prefix, self._over = f"[{rank}] ", threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def hand_on(self) -> None:
         """Begin to hand on lines."""
-        for thread in self._threads:
-            thread.start()
+        for stream, is_error in ((self.process.stdout, False), (self.process.stderr, True)):
+            arguments = self._prefix, stream, is_error, self._over
+            self._threads.append(threading.Thread(target=_hand_on, args=arguments, daemon=True))
+            self._threads[-1].start()
 
     @property
     def status(self) -> int | None:
         """Its exit code as a shell has it; None while it runs."""
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
-
-    def tell(self, number: int) -> None:
-        """A signal for the process and all that it started, as far as they stayed in its group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
     def end(self) -> None:
         """Hand on what is left, and end whatever still runs."""
         self._over.set()
         self._join()
-        self.tell(signal.SIGKILL)
-        self._process.wait()
+        _tell([self], signal.SIGKILL)
+        self.process.wait()
         self._join()
 
     def _join(self) -> None:
         for thread in self._threads:
-            if thread.is_alive():
-                thread.join(REST)
+            thread.join(REST)
 
 
 def _dying_with(launcher: int) -> Callable[[], None] | None:
@@ -188,9 +178,7 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
         yield bytes(left)
 
 
-def _wait(
-    started: Sequence[_Rank], seconds: float, is_over: Callable[[list[int | None]], bool]
-) -> list[int | None]:
+def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
     """The statuses of all, once they have ended, or it is over."""
     deadline = time.monotonic() + seconds
     while True:
@@ -201,8 +189,10 @@ def _wait(
 
 
 def _tell(started: Sequence[_Rank], number: int) -> None:
+    """A signal for processes and all that they started, as far as these stayed in their groups."""
     for rank in started:
-        rank.tell(number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(rank.process.pid, number)
 
 
 def _end(started: Sequence[_Rank]) -> None:

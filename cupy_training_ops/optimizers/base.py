@@ -77,7 +77,7 @@ class _Step(NamedTuple):
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
     "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
-    "_bound", "_last", "_natively", "_watched",
+    "_bound", "_last", "_natively", "_watched", "_streams",
 )  # fmt: skip
 
 
@@ -247,6 +247,10 @@ class Optimizer:
         """What tells operators apart, where there are several."""
         return None
 
+    def _written(self, places: Places) -> list[str]:
+        """The operator's outputs in a step of these parameters."""
+        return self._outputs
+
     # ---- steps -----------------------------------------------------------------------------------
 
     def _make(self, given: Arrays) -> None:
@@ -305,7 +309,7 @@ class Optimizer:
             for name, arrays in self._lists.items():
                 inputs[name] = None if arrays is None else [arrays[i] for i in places]
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
-            call = opened(op.bound(**inputs, **left, outputs=self._outputs))
+            call = opened(op.bound(**inputs, **left, outputs=self._written(places)))
             if self._natively:
                 call = call.trusting()  # `_watched` has them
             if len(self._bound) >= _MAX_BOUND:

@@ -10,14 +10,14 @@ import numpy as np
 
 from ..backend import ArrayInfo, Info
 from ..errors import ArgumentError, GroupError, refuse, shown
+from ..families.collective import queue
 from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
 from ..frame.convert import is_number
 from ..frame.foreign import Lent
-from ..process_group import ProcessGroup, nccl
-from ..process_group.members import GLOBAL
-from ..process_group.wire import Part
+from ..process_group import ProcessGroup
+from ..process_group.engine import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .base import EVERY, Places
@@ -29,13 +29,14 @@ from .sharded import Means
 NAME = "GradientBuckets"
 MEGABYTE = 1e6
 _GRADIENTS = EVERY[:1]
+_LAST = 4e6  # bytes for which the last bucket has room
 _MAX_PATTERNS = 256  # buckets, and what of them has gradients
 
 
 class _Sent(NamedTuple):
     """What sends a bucket again whose gradients are of the same parameters and types."""
 
-    calls: nccl.Calls | None  # of a rank alone
+    calls: queue.Calls | None  # of a rank alone
     overlap: Overlap
 
 
@@ -44,7 +45,7 @@ class GradientBuckets:
 
     parameters: a list of arrays with the shapes and sizes of the gradients. group: the ranks, each
     of which gives gradients of the same parameters in each step. megabytes: of gradients that
-    travel together; a larger one travels alone. optimizer: an AdamW over
+    travel together, fewer at the end; a larger one travels alone. optimizer: an AdamW over
     this group; its step takes what `wait` returns, and of each gradient this rank's part alone
     becomes the mean.
 
@@ -112,15 +113,19 @@ class GradientBuckets:
     # ---- the order -------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Buckets of neighbours in this order, as long as they have room."""
-        self._buckets: list[list[int]] = []
-        left = 0.0
-        for place in order:
-            if left < self._sizes[place] or not self._buckets:
-                self._buckets.append([])
-                left = self._room
-            self._buckets[-1].append(place)
+        """Buckets of neighbours in this order, as long as they have room.
+
+        From the last on, which nothing hides, each has twice the room of the one behind it.
+        """
+        found: list[list[int]] = []
+        left, room = 0.0, min(_LAST, self._room)
+        for place in reversed(order):
+            if left < self._sizes[place] or not found:
+                found.append([])
+                left, room = room, min(2 * room, self._room)
+            found[-1].append(place)
             left -= self._sizes[place]
+        self._buckets = [bucket[::-1] for bucket in reversed(found)]
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._begin()
 
@@ -138,8 +143,8 @@ class GradientBuckets:
             self._is_ordered = True
             others = [place for bucket in self._buckets for place in bucket if place not in order]
             own = np.array([*order, *others], np.int64)
-            members = self.group.members(NAME, GLOBAL)
-            (found,) = self.group.exchange(NAME, members, NAME, [own.data.cast("B")], _firsts)
+            everyone, parts = self.group.everyone, [own.data.cast("B")]
+            (found,) = self.group.exchange(NAME, everyone, NAME, parts, _firsts)
             self._arrange(np.frombuffer(found, np.int64).tolist())
 
     # ---- what is sent ----------------------------------------------------------------------------

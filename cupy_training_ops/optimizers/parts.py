@@ -7,6 +7,7 @@ last part. So NCCL reduces and gathers arrays where they lie.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Self
 
@@ -15,15 +16,17 @@ import numpy as np
 from ..declare.schema import Inferred, Input, Output, Spec, attribute, integers
 from ..declare.type_rows import Types
 from ..dtypes import FIXED_SIZE, FLOATS, Dtype, HostArray
+from ..families.collective import queue
+from ..families.collective.messages import as_arrays, as_bytes, described
 from ..families.collective.plan import Collective, Specs, table
 from ..plan import Device, Plan, Work
-from ..process_group import ProcessGroup, nccl
-from ..process_group.exchange import Answer, described
-from ..process_group.members import GLOBAL
-from ..process_group.wire import Part, as_arrays, as_bytes
+from ..process_group import ProcessGroup
+from ..process_group.engine import Answer, Part
 from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
+# Some arrays are gathered while the next are updated: so often at most, so many bytes at least.
+MAX_TURNS, MIN_TURN = 4, 2**26
 
 Piece = tuple[int, int, int]  # an array of the list, and its elements from one to another
 Arrays = Sequence[HostArray]
@@ -70,6 +73,14 @@ class Split(NamedTuple):
                 yield i, self.n_ranks * part, size
 
 
+def in_turns(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The places of arrays with these bytes, some neighbours at a time."""
+    room = max(MIN_TURN, -(-sum(sizes) // MAX_TURNS))
+    pairs = zip(places, itertools.accumulate(sizes, initial=0), strict=False)
+    found = itertools.groupby(pairs, lambda pair: pair[1] // room)
+    return [tuple(place for place, _ in own) for _, own in found]
+
+
 def _listed(name: str, mixed: bool = False) -> Input:
     return Input(name, "T", variadic=True, mixed=mixed, shape="any shapes")
 
@@ -100,13 +111,13 @@ class _OfParts(Collective):
             return Plan(())
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
-    def calls(self, xs: Specs) -> nccl.Calls:
+    def calls(self, xs: Specs) -> queue.Calls:
         """Those of NCCL for arrays in place."""
         found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
-        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
+        return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
-    def _calls(self, i: int, x: Spec) -> Iterator[tuple[nccl.Row, int, int, int]]:
+    def _calls(self, i: int, x: Spec) -> Iterator[tuple[queue.Row, int, int, int]]:
         """Calls for one array, with where they read and write, in bytes."""
         part, n = self.split.part(x.size), self.split.n_ranks
         own, tail = self.group.rank * part * x.dtype.itemsize, n * part * x.dtype.itemsize
@@ -114,11 +125,11 @@ class _OfParts(Collective):
         yield row, i, source, target
         yield self._tail(x.size - n * part, x.dtype, self.split.tails[i]), i, tail, tail
 
-    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
         """The call for equal parts."""
         raise NotImplementedError
 
-    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
         """The call for what is behind them."""
         raise NotImplementedError
 
@@ -135,11 +146,11 @@ class MeanOfParts(_OfParts):
     in_words = "AdamW.step with gradients of parameters"
     types: ClassVar[Types] = {"T": FLOATS}
 
-    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
-        return nccl.row("reduceScatter", size, dtype, nccl.MEAN), 0, own
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
+        return queue.row("reduceScatter", size, dtype, queue.MEAN), 0, own
 
-    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
-        return nccl.row("reduce", size, dtype, nccl.MEAN, owner)
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
+        return queue.row("reduce", size, dtype, queue.MEAN, owner)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
@@ -155,11 +166,11 @@ class GatheredParts(_OfParts):
     in_words = "AdamW.step gathering parameters"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
-    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
-        return nccl.row("allGather", size, dtype), own, 0
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
+        return queue.row("allGather", size, dtype), own, 0
 
-    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
-        return nccl.row("broadcast", size, dtype, owner)
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
+        return queue.row("broadcast", size, dtype, owner)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
@@ -183,10 +194,10 @@ class MeanOfAll(Collective):
             return Plan(())
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
-    def calls(self, xs: Specs) -> nccl.Calls:
+    def calls(self, xs: Specs) -> queue.Calls:
         """Those of NCCL for arrays in place."""
-        rows = [nccl.row("allReduce", x.size, x.dtype, nccl.MEAN) for x in xs]
-        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
+        rows = [queue.row("allReduce", x.size, x.dtype, queue.MEAN) for x in xs]
+        return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
 
     def call_name(self) -> str:
         return f"GradientBuckets with gradients of parameters {_listing(self.places)} on cuda"
@@ -264,7 +275,7 @@ def _exchanged(
     answer: Answer,
 ) -> Sequence[memoryview]:
     text = described(f"{words} {_listing(places)} on cpu", arrays)
-    return group.exchange(op, group.members(op, GLOBAL), text, parts, answer)
+    return group.exchange(op, group.everyone, text, parts, answer)
 
 
 def _cut(arrays: Arrays, split: Split, rank: int) -> list[Part]:

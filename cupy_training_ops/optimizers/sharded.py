@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
+from ..families.collective.messages import described
 from ..families.optimizer.operators import GradientNorm
 from ..frame.backends import info, to_host
 from ..frame.convert import is_number
@@ -18,15 +22,14 @@ from ..frame.foreign import Lent, is_tensor
 from ..frame.keys import reader
 from ..frame.repeated import Known
 from ..process_group import ProcessGroup
-from ..process_group.exchange import described, nothing
-from ..process_group.members import GLOBAL
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
+from ..runtime.streams import Cuda, Streams
 from . import adam, checks
 from . import state as states
 from .base import EVERY, Arrays, Names, Optimizer, Places
 from .memory import copied, over, plain, zeros
-from .parts import GatheredParts, MeanOfParts, Split
+from .parts import GatheredParts, MeanOfParts, Split, in_turns
 from .shares import Share, joined
 from .state import State
 from .steps import AdamWToldStep
@@ -49,17 +52,25 @@ def _piece(array: Any, start: int, stop: int) -> Any:
     return array.reshape(-1)[start:stop]
 
 
-class _Cut(NamedTuple):
-    """This rank's parts of gradients that may come again, and the update by them."""
+Turns = list[tuple[Places, GatheredParts]]  # parameters that are updated together, and what gathers
+Updates = list[tuple[list[Any], Any]]  # parts of gradients, and the step by them, if there is one
 
-    known: Known
+
+class _Cut(NamedTuple):
+    """This rank's parts of gradients that may come again, and the updates by them."""
+
+    known: Known | None  # None where none of them can be known again
     places: Places
     parts: list[Any]
-    step: Any
+    updates: Updates
 
 
 class _Own(Optimizer):
-    """The parts that this rank updates, as parameters of rank 1."""
+    """The parts that this rank updates, as parameters of rank 1; with the last the step counts."""
+
+    def _written(self, places: Places) -> list[str]:
+        counts = places[-1] == self._every[-1]
+        return [name for name in self._outputs if counts or name != "new_T"]
 
 
 class AdamW(adam.AdamW):
@@ -119,6 +130,7 @@ class AdamW(adam.AdamW):
         self._copies = None if copies is None else self._adopted("low_precision", copies)
         self._every = tuple(range(len(self._weights)))
         self._watched = Watched(tuple(filter(is_tensor, (*self.parameters, *(copies or ())))))
+        self._streams: Streams | None = None  # made where there are several turns
 
     def _divide(self, dtype: Dtype) -> None:
         """What this rank has of the parameters, and an optimizer of that.
@@ -128,8 +140,7 @@ class AdamW(adam.AdamW):
         sizes, group = [math.prod(w.shape) for w in self._weights], self.group
         self._split = Split.of(sizes, group.size)
         self._pieces = list(self._split.pieces(group.rank, sizes))
-        first = self._weights[0]
-        wide = computed_in(info(first)[1])
+        first, wide = self._weights[0], computed_in(info(self._weights[0])[1])
         self._padding = zeros(first, (1,), info(first)[1])
         self._no_gradients: dict[Dtype, Any] = {}
         weights, copies = self._own_parts()
@@ -139,13 +150,13 @@ class AdamW(adam.AdamW):
         self._norms = zeros(first, (group.size,), wide)
         self._measure, self._measure_all = GradientNorm(), GradientNorm()
         self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
-        self._ops: dict[Places, tuple[MeanOfParts, GatheredParts]] = {}
+        self._ops: dict[Places, tuple[MeanOfParts, Turns]] = {}
         self._last_cut: _Cut | None = None
 
     def _compare(self, words: str) -> None:
         """Refuse what is not the same on all ranks."""
         text = described(words, (*self._weights, *self._copies_of(self._every)[1]))
-        self.group.exchange("AdamW", self.group.members("AdamW", GLOBAL), text, (), nothing)
+        self.group.exchange("AdamW", self.group.everyone, text)
 
     def _take(self) -> None:
         self._last_cut = None
@@ -187,26 +198,41 @@ class AdamW(adam.AdamW):
         self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
     ) -> None:
         """The step of these parameters: whole, or the end of the group."""
-        parts, step = self._known(places, gradients, numbers) or self._anew(
-            places, gradients, numbers
-        )
-        means, gather = self._operators(places)
+        means, turns = self._operators(places)
+        cut = self._known(places, gradients, numbers) or self._anew(places, gradients, numbers)
         inner, own = self._inner, self._norms[self.group.rank :][:1].reshape(())
         is_sent = are_means
         try:
             if not are_means:
                 means(gradients)
             is_sent = True
-            present = [part for part in parts if part is not None]
-            self._measure(present, out=(own, None), outputs=("norm",))
+            self._measure(cut.parts, out=(own, None), outputs=("norm",))
             self._gather_norms([self._norms])
             self._measure_all([self._norms], out=(inner.gradient_norm, inner.is_finite))
-            step.launch((parts, *numbers))
-            gather([self._weights[i] for i in places] + self._copies_of(places)[1])
+            self._take_turns(turns, cut.updates, numbers)
         except BaseException as error:
             if isinstance(error, OpError) and not is_sent:  # on all ranks
                 raise
             raise self.group.broken("AdamW", error) from error
+
+    def _take_turns(self, turns: Turns, updates: Updates, numbers: Arrays) -> None:
+        """Update parameters, and gather them beside the caller's stream while the next are."""
+        streams = self._side() if len(turns) > 1 else Streams()
+        for (places, gather), (parts, step) in zip(turns, updates, strict=True):
+            if step is not None:
+                step.launch((parts, *numbers))
+            weights = [self._weights[i] for i in places] + self._copies_of(places)[1]
+            streams.fork()
+            streams.beside(partial(gather, weights))
+        streams.join(streams.current(), streams.mark())
+
+    def _side(self) -> Streams:
+        """A stream whose blocks come first: what travels takes longer than what is computed."""
+        if self._streams is None:
+            first, device = self._weights[0], info(self._weights[0])[5]
+            is_on_gpu = device >= 0 and not isinstance(first, np.ndarray)
+            self._streams = Cuda(device, first=True) if is_on_gpu else Streams()
+        return self._streams
 
     def _lent(self, gradients: Any, numbers: Arrays) -> Any:
         """Where all are PyTorch's, whose stream is CuPy's now, arrays over the gradients."""
@@ -216,17 +242,15 @@ class AdamW(adam.AdamW):
             return gradients
         return [over("AdamW", f"gradients[{i}]", x) for i, x in enumerate(gradients)]
 
-    def _known(
-        self, places: Places, gradients: list[Any], numbers: Arrays
-    ) -> tuple[list[Any], Any] | None:
-        """Parts and update where the gradients are those of the step before."""
+    def _known(self, places: Places, gradients: list[Any], numbers: Arrays) -> _Cut | None:
+        """The step before, where its gradients were the same."""
         last = self._last_cut
-        if last is None or last.places != places or not last.known.has((gradients, *numbers)):
+        if last is None or last.places != places or last.known is None:
             return None
-        return last.parts, last.step
+        return last if last.known.has((gradients, *numbers)) else None
 
-    def _anew(self, places: Places, gradients: list[Any], numbers: Arrays) -> tuple[list[Any], Any]:
-        """Parts of other gradients, and the update by them, as far as it can be refused."""
+    def _anew(self, places: Places, gradients: list[Any], numbers: Arrays) -> _Cut:
+        """Parts of other gradients, and the updates by them, as far as these can be refused."""
         self._check_shapes("gradients", places, gradients)
         arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
         backend, known = info(gradients[0])[0], None
@@ -234,28 +258,35 @@ class AdamW(adam.AdamW):
         if unowned:
             given = gradients, *numbers
             known = Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
-        parts = self._cut(arrays, padding, unowned or _piece)
-        step = self._inner._first((parts, *numbers))
-        assert step is not None
-        self._last_cut = None if known is None else _Cut(known, places, parts, step)
-        return parts, step
+        every, updates = self._cut(arrays, padding, unowned or _piece), Updates()
+        for own, _ in self._operators(places)[1]:
+            chosen = [i in own for i, _, _ in self._pieces] + [own[-1] == places[-1]]
+            parts = [x if c else None for x, c in zip(every, chosen, strict=True)]
+            updates.append((parts, self._inner._first((parts, *numbers))))
+        found = _Cut(known, places, [part for part in every if part is not None], updates)
+        self._last_cut = found if known else None  # whose gradients it would keep
+        return found
 
     def means_of(self, places: Places) -> MeanOfParts:
         """What makes this rank's parts of some gradients the means."""
         return self._operators(places)[0]
 
-    def _operators(self, places: Places) -> tuple[MeanOfParts, GatheredParts]:
+    def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
         """What moves the gradients of these parameters, and what they become."""
         found = self._ops.get(places)
         if found is None:
-            split = self._split.among(places)
-            targets = self._split.among((*places, *self._copies_of(places)[0]))
-            means = MeanOfParts(group=self.group, split=split)
-            found = means, GatheredParts(group=self.group, split=targets)
+            means = MeanOfParts(group=self.group, split=self._split.among(places))
+            sizes = [self._weights[i].nbytes for i in places]
+            turns = in_turns(places, sizes) if self.group.size > 1 else [places]
+            found = means, [(own, self._gathering(own)) for own in turns]
             if len(self._ops) >= _MAX_PATTERNS:
                 self._ops.clear()
             self._ops[places] = found
         return found
+
+    def _gathering(self, places: Places) -> GatheredParts:
+        split = self._split.among((*places, *self._copies_of(places)[0]))
+        return GatheredParts(group=self.group, split=split)
 
     def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
         """Those of these parameters that have copies, and the copies."""
@@ -265,9 +296,8 @@ class AdamW(adam.AdamW):
 
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
         """Of parameters and of their copies."""
-        weights, copies = dict(enumerate(self._weights)), self._copies
-        own = None if copies is None else self._cut(dict(enumerate(copies)), None)
-        return self._cut(weights, self._padding), own
+        weights, copies = dict(enumerate(self._weights)), dict(enumerate(self._copies or ()))
+        return self._cut(weights, self._padding), self._cut(copies, None) if copies else None
 
     def _cut(
         self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = _piece

@@ -124,11 +124,16 @@ class AdamWStep(AdamStep):
 
 
 class AdamWToldStep(AdamOptimizerList):
-    """The same, with the norm of gradients of which others have a part."""
+    """The same, with the norm of gradients of which others have a part.
+
+    The next step is written where it is asked for: several calls may make one step.
+    """
 
     name = "AdamW"
     inputs = told(AdamOptimizerList)
-    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+    outputs: ClassVar[tuple[Output, ...]] = tuple(
+        replace(item, on_request=True) for item in outputs_of(AdamOptimizerList)
+    )
 
     @classmethod
     def source(cls) -> Source:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The engine for one machine: each two ranks have a pair of connected sockets, which nobody else
-can reach. `launch` hands them to its processes; for threads they are made here.
+can reach. Who waits for one peer looks at all.
 
-No thread serves them: who waits for one peer looks at all. Python's timeouts of sockets end also
-where signals come all the time; the kernel's begin anew with each.
+Python's timeouts of sockets end also where signals come all the time; the kernel's begin anew.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from multiprocessing.connection import wait
 
 from ..errors import GroupError
-from .engine import Engine
-from .wire import packed
+from .engine import Engine, packed
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
 
@@ -79,18 +77,16 @@ class Embedded(Engine):
             sock.settimeout(min(self.timeout, _MAX_WAIT))
             (length,) = _LENGTH.unpack(_taken(sock, _LENGTH.size))
             self.hear(peer, _taken(sock, length))
-        except (EOFError, OSError) as error:
-            self.note(self._gone(peer, error))
+        except TimeoutError:
+            late = f"half a message came, and {self.timeout:g} seconds nothing"
+            self.note(f"rank {peer} is late: {late}")
+        except OSError as error:
+            gone = f"rank {peer} is gone"
+            if error.errno == errno.EBADF:
+                gone = f"rank {self.rank} lost its connection to rank {peer}"
+            self.note(f"{gone}: {error.strerror or 'its connection ended'}")
         if self.told or peer in self._left:
             del self._open[sock]
-
-    def _gone(self, peer: int, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return f"rank {peer} is late: half a message came, and {self.timeout:g} seconds nothing"
-        words = getattr(error, "strerror", None) or "its connection ended"
-        if getattr(error, "errno", None) == errno.EBADF:
-            return f"rank {self.rank} lost its connection to rank {peer}: {words}"
-        return f"rank {peer} is gone: {words}"
 
 
 def _say(sock: socket.socket, data: bytearray, seconds: float) -> None:
@@ -105,7 +101,7 @@ def _taken(sock: socket.socket, n: int) -> bytearray:
     while len(found) < n:
         part = sock.recv(min(n - len(found), _MAX_READ))
         if not part:
-            raise EOFError
+            raise ConnectionResetError(errno.ECONNRESET, "its connection ended")
         found += part
     return found
 
@@ -137,10 +133,8 @@ def inherited(variables: MutableMapping[str, str], timeout: float) -> Embedded:
         if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in found.values()):
             raise ValueError
     except (ValueError, OSError, OverflowError):
-        raise GroupError(
-            "ProcessGroup: a process that launch started makes one group, itself: it was made "
-            "here before, or this process was started by another one"
-        ) from None
+        words = "a process that launch started makes one group, itself: it was made here before"
+        raise GroupError(f"ProcessGroup: {words}, or another process started this one") from None
     sockets = {peer: socket.socket(fileno=fd) for peer, fd in found.items()}
     for sock in sockets.values():
         sock.set_inheritable(False)

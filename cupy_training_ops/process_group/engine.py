@@ -4,27 +4,91 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import struct
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import GroupError
-from .wire import Message, Part, packed, printable, unpacked
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
 SPIN = 1e-3  # seconds of looking without a pause
 STOPPED = "stopped in the middle of a call"
 LEFT, FAULT = 0, 2**64 - 1  # in the place of a number: the last words of a rank
+MAX_WORDS = 1000  # characters of what another rank says, in an error
+
+_HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
+
+SEPARATOR = "; "  # in a description, of a call and its arrays
+DISAGREE = "the ranks disagree: "
+AGAIN = "once more "  # ahead of a description that the receiver need not answer
+
+Ranks = tuple[int, ...]  # of a sub-group, in order
+Part = bytes | bytearray | memoryview
+# From the arrays of each rank, as bytes, to what each gets; None where descriptions are all.
+Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]] | None
+
+
+class Message(NamedTuple):
+    """What one rank says to another, as the n-th between them: a text and the bytes of arrays."""
+
+    number: int
+    text: str
+    parts: list[memoryview]
+
+
+def packed(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
+    """A message as bytes: a head, the lengths of the parts, the text, the parts."""
+    words = text.encode()
+    head = _HEAD.pack(number, len(words), len(parts))
+    return bytearray().join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
+
+
+def unpacked(data: Part) -> Message:
+    """What a peer sent; where it cannot be a message, the end of the group."""
+    view = memoryview(data)
+    with contextlib.suppress(struct.error):
+        number, n_text, n = _HEAD.unpack_from(view)
+        lengths = struct.unpack_from(f"<{n}Q", view, _HEAD.size)
+        ends = list(itertools.accumulate(lengths, initial=_HEAD.size + 8 * n + n_text))
+        if ends[-1] == len(view):
+            text = str(view[ends[0] - n_text : ends[0]], "utf-8", "replace")
+            return Message(number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
+    return Message(FAULT, f"a message came whose {len(view)} bytes cannot be read", [])
+
+
+def printable(text: str) -> str:
+    """The beginning of a text that another rank sent, without what would steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_WORDS])
+
+
+def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
+    """What a rank said that is not what the first one did; empty where all agree."""
+    for rank, text in zip(ranks, texts, strict=True):
+        if text != texts[0]:
+            first, other = map(printable, _difference(texts[0], text))
+            return f"{DISAGREE}rank {ranks[0]} calls {first}, rank {rank} calls {other}"
+    return ""
+
+
+def _difference(mine: str, theirs: str) -> tuple[str, str]:
+    """Of two descriptions the calls, and the first arrays in which they differ."""
+    a, b = mine.split(SEPARATOR), theirs.split(SEPARATOR)
+    place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
+    if place == 0:
+        return a[0], b[0]
+    return f"{a[0]}, number {place - 1} {a[place]}", f"{b[0]}, number {place - 1} {b[place]}"
 
 
 class Engine:
     """One rank's messages. Five methods are those of what carries them; this rank is alone.
 
     Between two ranks each message has its number, and another than the next ends the group. What
-    has come is taken, also from a rank that has left or ended the group behind it. Nothing here is
-    used by two threads at once, but for `end`: who uses an engine holds its `lock`.
+    has come is taken, also from a rank that has left or ended the group behind it. Who uses an
+    engine holds its `lock`, but for `end`.
     """
 
     name: ClassVar[str] = "alone"
@@ -40,12 +104,9 @@ class Engine:
         self.last_words = ""  # what went wrong here, of a rank that leaves
         self.lock = threading.Lock()
         self.sent, self.heard = Counter[int](), Counter[int]()  # messages
-        self.unread: defaultdict[int, deque[str]] = defaultdict(deque)  # texts of messages to come
         self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._left: dict[int, str] = {}  # and what went wrong there
         self.has_ended = False  # so that the others need not be told
-
-    # ---- what an engine has of its own -----------------------------------------------------------
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
         """Give a peer a message; TimeoutError, EOFError, GroupError where it does not take it."""
@@ -64,8 +125,6 @@ class Engine:
         """Let go of everything in a forked child, without a word to anybody."""
         self.release()
 
-    # ---- messages --------------------------------------------------------------------------------
-
     def send(self, peer: int, text: str, parts: Sequence[Part] = ()) -> None:
         """A message to another rank."""
         self.sent[peer] += 1
@@ -79,7 +138,7 @@ class Engine:
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
-        """The next message of a rank, which `keep` leaves there; the words say what it is."""
+        """The next message of a rank, which `keep` leaves there, and what it is."""
         inbox = self._inbox[peer]
         try:
             self.until(lambda: inbox, seconds, peer)
@@ -107,27 +166,45 @@ class Engine:
 
     def hear(self, peer: int, data: Part) -> None:
         """Note what a peer said."""
-        try:
-            message = unpacked(data)
-        except GroupError as error:
-            self.note(str(error))
-            return
-        if message.number == LEFT:
+        message, due = unpacked(data), self.heard[peer] + 1
+        number = message.number
+        if number == LEFT:
             self._left[peer] = printable(message.text)
-        elif message.number == FAULT:
+        elif number == FAULT:
             self.note(printable(message.text))
-        elif message.number == self.heard[peer] + 1:
-            self.heard[peer] += 1
+        elif number == due:
+            self.heard[peer] = due
             self._inbox[peer].append(message)
         else:
-            is_at = f"rank {peer} is at message {message.number}"
-            self.note(f"{is_at}, rank {self.rank} at {self.heard[peer] + 1}")
+            self.note(f"rank {peer} is at message {number}, rank {self.rank} at {due}")
 
     def note(self, words: str) -> None:
         """That others ended the group, or what they sent does."""
         self.told = self.told or words
 
-    # ---- the end ---------------------------------------------------------------------------------
+    def exchange(
+        self, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
+    ) -> tuple[str, Sequence[Any]]:
+        """In what the calls differ, or this rank's share of what the first rank answers to all."""
+        root, what = ranks[0], text.partition(SEPARATOR)[0]
+        if self.rank == root:
+            own = Message(0, text, [memoryview(part) for part in parts])
+            said = [own, *(self.receive(rank, what, self.timeout) for rank in ranks[1:])]
+            words = disagreement(ranks, [message.text for message in said])
+            if words and any(message.text.startswith(AGAIN) for message in said):  # who went on
+                raise GroupError(words)
+            shares: Sequence[Sequence[Part]] = [()] * len(ranks)
+            if answer and not words:
+                shares = answer([message.parts for message in said])
+            for rank, share in zip(ranks[1:], shares[1:], strict=True):
+                self.send(rank, words, share)
+            return words, shares[0]
+        self.send(root, text, parts)
+        # The first rank waits for the others: its words say which of them is late.
+        found = self.receive(root, f"answer to {what}", self.timeout + GRACE)
+        if found.text and not found.text.startswith(DISAGREE):
+            raise GroupError(disagreement((root, self.rank), (found.text, text)))
+        return found.text, found.parts
 
     def news(self) -> str:
         """What went wrong with another rank, as far as that is known without waiting."""

@@ -3,49 +3,68 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, Self, TypedDict, Unpack
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
+from ..forks import InChild
 from . import embedded
-from .engine import STOPPED, Engine
-from .environment import INSTEAD, engine_of, timeout_of
-from .exchange import Answer, announced, exchange, nothing, repeat
-from .members import Ranks, check_sizes, chosen, sub_groups
-from .resources import OnFault, Resources
-from .wire import Part, printable
+from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, printable
 
-SIZES = ("data_size", "horizontal_size", "local_size")
+DEFAULT_TIMEOUT = 300.0
+MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
+TORCH = ("RANK", "WORLD_SIZE")
+
+INSTEAD = (
+    "one machine: cupy-training-ops launch, or ProcessGroup.in_threads(n); "
+    "several: torchrun and ProcessGroup.from_torch(), or mpirun, srun and ProcessGroup.from_mpi()"
+)
+
+ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
+MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
+IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
+
+_of_parents: list[object] = []  # what a forked child holds, whose end would be its parent's
 
 
-class Options(TypedDict, total=False):
-    """What a group takes however its ranks were started; see ProcessGroup."""
+class Sizes(NamedTuple):
+    """Ranks of a data and of a horizontal group, and of a node, as far as somebody says."""
 
-    local_size: int | None
-    data_size: int | None
-    horizontal_size: int | None
-    on_fault: OnFault
+    data_size: int | None = None
+    horizontal_size: int | None = None
+    local_size: int | None = None
+
+    def check(self, n: int | None) -> None:
+        """Refuse what is no number of ranks, and where there are n, what does not divide them."""
+        for name, value in self._asdict().items():
+            if value is not None and type(value) is not int:
+                refuse("ProcessGroup", name, "a number of ranks", shown(value))
+            if value is not None and n is not None and (value < 1 or n % value):
+                refuse("ProcessGroup", name, f"a divisor of the {n} ranks", str(value))
+        data, horizontal, _ = self
+        if data and horizontal and n is not None and data * horizontal != n:
+            expected = f"{n // data}, so that {data} times it are the {n} ranks"
+            refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
 
 
 class ProcessGroup:
     """The ranks that work together: one in each process, or in each thread of one.
 
-    `ProcessGroup()` is that of the launcher that started this process. Under `cupy-training-ops
-    launch` the package's own engine connects the ranks, on one machine; under torchrun it is
-    `from_torch()`, under mpirun and srun `from_mpi()`. `in_threads(n)` makes the groups of n
-    threads; `ProcessGroup(0, 1)` is a rank alone. Operators take the group as their attribute
-    `group`. Each rank makes the same calls in the same order, from one thread at a time. A forked
-    child of a rank has no group.
+    `ProcessGroup()` is that of the launcher that started this process: `cupy-training-ops launch`,
+    torchrun (as by `from_torch()`), mpirun or srun (`from_mpi()`); `ProcessGroup(0, 1)` is a rank
+    alone. Each rank makes the same calls in the same order, from one thread at a time.
 
     timeout: seconds that a rank waits for the others; CTO_TIMEOUT, else 300. A rank that is gone or
     late, or that an exception stops in the middle of a call, ends the group for all: what they wait
-    for, and whatever they do with it next, raises GroupError. local_size: ranks on each node.
-    data_size, horizontal_size: ranks of a data and of a horizontal group, for operators with
-    group_type 1 to 4. on_fault: a GPU's work that cannot be aborted ends the process with status 1
-    ("exit") or is left ("raise").
+    for, and whatever they do with it next, raises GroupError. Work on a GPU that NCCL cannot abort
+    ends its process with status 1. data_size, horizontal_size, local_size: ranks of a data and of a
+    horizontal group, and on each node, for operators with group_type 1 to 4.
     """
 
     def __init__(
@@ -56,7 +75,7 @@ class ProcessGroup:
         *,
         timeout: float | None = None,
         secret: object = None,
-        **options: Unpack[Options],
+        **sizes: int | None,
     ) -> None:
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
@@ -65,84 +84,68 @@ class ProcessGroup:
         if not is_alone and (rank is not None or size is not None):
             got = f"{shown(rank)}, {shown(size)}"
             refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
-        seconds = _checked(timeout, options)
+        seconds, known = _checked(timeout, sizes)
         engine = engine_of(os.environ, seconds) if rank is None else Engine(0, 1, seconds)
-        self._start(engine, options)
+        self._start(engine, known)
 
     @classmethod
-    def from_environment(cls, timeout: float | None = None, **options: Unpack[Options]) -> Self:
-        """`ProcessGroup(timeout=timeout, ...)`: of a job that launch, torchrun, MPI or Slurm began.
-
-        timeout: seconds; CTO_TIMEOUT, else 300.
-        """
-        return cls(timeout=timeout, **options)
-
-    @classmethod
-    def from_mpi(
-        cls, comm: Any = None, timeout: float | None = None, **options: Unpack[Options]
-    ) -> Self:
+    def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
         """The ranks of mpi4py's communicator (all of them), which make this call together.
 
-        Messages travel in a duplicate of it. MPI cannot go on without a rank: after a fault every
-        rank has its GroupError, and as it exits MPI aborts the job. Needs the extra `mpi`.
+        After a fault every rank has its GroupError, and as it exits MPI aborts the job.
         """
         from . import of_mpi
 
-        return cls._over(of_mpi.engine(comm, _checked(timeout, options)), options)
+        seconds, known = _checked(timeout, sizes)
+        return cls._over(of_mpi.engine(comm, seconds), known)
 
     @classmethod
     def from_torch(
-        cls, group: Any = None, timeout: float | None = None, **options: Unpack[Options]
+        cls, group: Any = None, timeout: float | None = None, **sizes: int | None
     ) -> Self:
         """The ranks of torch.distributed's group (the default one), which make this call together.
 
-        NumPy arrays travel by gloo in a group of their own. Close it before the group it is of is
-        destroyed.
+        To be closed before that group is destroyed.
         """
         from . import of_torch
 
-        return cls._over(of_torch.engine(group, _checked(timeout, options)), options)
+        seconds, known = _checked(timeout, sizes)
+        return cls._over(of_torch.engine(group, seconds), known)
 
     @classmethod
-    def in_threads(
-        cls, n: int, timeout: float | None = None, **options: Unpack[Options]
-    ) -> list[Self]:
+    def in_threads(cls, n: int, timeout: float | None = None, **sizes: int | None) -> list[Self]:
         """The groups of n ranks that are threads of this process, each for one of them."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        if type(n) is not int or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        seconds = _checked(timeout, options, n)
+        seconds, known = _checked(timeout, sizes, n)
         ends = enumerate(list(embedded.connected(n)))
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
-        return [cls._over(engine, options, compares=False) for engine in engines]
-
-    # ---- the group's life ------------------------------------------------------------------------
+        return [cls._over(engine, known, compares=False) for engine in engines]
 
     @classmethod
-    def _over(cls, engine: Engine, options: Options, compares: bool = True) -> Self:
+    def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
         made = cls.__new__(cls)
-        made._start(engine, options, compares)
+        made._start(engine, sizes, compares)
         return made
 
-    def _start(self, engine: Engine, options: Options, compares: bool = True) -> None:
+    def _start(self, engine: Engine, sizes: Sizes, compares: bool = True) -> None:
         """Compare the sizes with the other ranks'."""
-        given: Any = options
-        data, horizontal, local = map(given.get, SIZES)
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
-        self.local_rank = engine.local_rank
+        self.local_rank, self.everyone = engine.local_rank, tuple(range(engine.size))
+        local = sizes.local_size
         self.local_size = engine.local_size if local is None else local
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Ranks, str]] = set()
         self.instances: dict[object, object] = {}  # what operators keep with it
-        self._engine, self.resources = engine, Resources(engine, options.get("on_fault", "exit"))
+        self._engine, self.resources = engine, Resources(engine)
         self.busy = self.resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self.resources.close)
         try:
             if compares:
-                text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
-                text += f"local_size={local})"
-                self.exchange("ProcessGroup", tuple(range(self.size)), text, (), nothing)
-            self._members = sub_groups(self.rank, self.size, data, horizontal, self.local_size)
+                self.exchange("ProcessGroup", self.everyone, f"ProcessGroup with {sizes}")
+            self.sizes = sizes._replace(local_size=self.local_size)
+            self.sizes.check(self.size)
         except BaseException:
             self.close()
             raise
@@ -158,26 +161,16 @@ class ProcessGroup:
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
-            failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
-            self._engine.last_words = printable(failure)
+            words = f"rank {self.rank} failed: {kind.__name__}: {error}"
+            self._engine.last_words = printable(words)
         self.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self.resources.is_closed
-
-    @property
-    def engine(self) -> str:
-        """What carries its messages: "embedded", "MPI", "torch" or "alone"."""
-        return self._engine.name
 
     def check(self) -> None:
         """Raise what ended the group, if something did."""
         self.require_open("ProcessGroup")
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup rank {self.rank} of {self.size}, {self.engine}>"
+        return f"<ProcessGroup rank {self.rank} of {self.size}, {self._engine.name}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ProcessGroup belongs to its process and cannot be pickled")
@@ -187,77 +180,53 @@ class ProcessGroup:
 
     __copy__ = __deepcopy__
 
-    # ---- what operators ask ----------------------------------------------------------------------
-
-    def members(self, op: str, group_type: int) -> Ranks:
-        """The sub-group of a type."""
-        return chosen(op, self._members, group_type)
-
-    def instance(self, key: object, make: Callable[[], object]) -> object:
-        """What an operator keeps with the group, and only as long as it."""
-        found = self.instances.get(key)
-        if found is None:
-            found = make()
-            if not self.is_closed:
-                self.instances[key] = found
-        return found
-
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
-        fault = self._engine.fault
-        if fault:
+        if fault := self._engine.fault:
             raise GroupError(f"{op}: group: {fault}")
-        if self.resources.is_closed:
+        if not self._finalizer.alive:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
-    @contextmanager
-    def call(self, op: str) -> Iterator[Engine]:
-        """The part of a call that others see: one at a time, and whole or the end of the group."""
+    def begin(self, op: str) -> None:
+        """Take `busy`, for one call at a time, which its end releases."""
         self.require_open(op)
         self.begun += 1
-        if not self.busy.acquire(blocking=False):
+        if not self.busy.acquire(False):
             raise GroupError(f"{op}: group: a call of another thread is under way")
+
+    @contextlib.contextmanager
+    def call(self, op: str) -> Iterator[Engine]:
+        """The part of a call that others see: one at a time, and whole or the end of the group."""
+        self.begin(op)
         try:
             with self._engine.lock:
                 try:
                     yield self._engine
                 except BaseException as error:
-                    raised = self.broken(op, error)
-                    if raised is error:
-                        raise
-                    raise raised from None
+                    raise self.broken(op, error) from None
         finally:
             self.busy.release()
 
     def exchange(
-        self, op: str, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
+        self, op: str, ranks: Ranks, text: str, parts: Sequence[Part] = (), answer: Answer = None
     ) -> Sequence[Any]:
-        """This rank's share of what the first of these ranks answers to all."""
+        """This rank's share of what the first of these ranks answers, if more is to be said."""
         if len(ranks) == 1:
             self.require_open(op)
-            return answer([[memoryview(part) for part in parts]])[0]
+            return answer([[memoryview(part) for part in parts]])[0] if answer else ()
         with self.call(op) as engine:
-            words, found = exchange(engine, ranks, text, parts, answer)
+            words, found = engine.exchange(ranks, text, parts, answer)
         if words:
             raise ArgumentError(f"{op}: {printable(words)}")
         return found
 
-    def agree(self, op: str, ranks: Ranks, text: str, *, each_time: bool = False) -> None:
-        """Compare the description of a call with the other ranks', the first time it is made.
-
-        With `each_time` the first of two ranks compares what the second says later, too.
-        """
-        if (ranks, text) not in self._agreed:
-            self.exchange(op, ranks, text, (), nothing)
+    def agree(self, op: str, ranks: Ranks, text: str) -> bool:
+        """Compare the description of a call with the other ranks', the first time it is made."""
+        is_new = (ranks, text) not in self._agreed
+        if is_new:
+            self.exchange(op, ranks, text)
             self._agreed.add((ranks, text))
-        elif each_time:
-            with self.call(op) as engine:
-                repeat(engine, ranks, text)
-
-    def announced(self, op: str, remote: int) -> str:
-        """The description of the next message of a single rank, which is not taken."""
-        with self.call(op) as engine:
-            return announced(engine, remote)
+        return is_new
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all, since a call was stopped in its middle; what is to be raised."""
@@ -272,17 +241,151 @@ class ProcessGroup:
         return error
 
 
-def _checked(timeout: object, options: Any, n: int | None = None) -> float:
-    """The seconds of a timeout; arguments are checked before anything is opened."""
-    sizes = {name: options.get(name) for name in SIZES}
-    for name, value in sizes.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            refuse("ProcessGroup", name, "a number of ranks", shown(value))
-    on_fault = options.get("on_fault", "exit")
-    if not isinstance(on_fault, str) or on_fault not in ("exit", "raise"):
-        refuse("ProcessGroup", "on_fault", "'exit' or 'raise'", shown(on_fault))
-    if others := options.keys() - Options.__annotations__:
-        raise TypeError(f"ProcessGroup: {', '.join(sorted(others))}: unexpected keyword argument")
-    if n is not None:
-        check_sizes(n, *sizes.values())
-    return timeout_of(os.environ, timeout)
+def _checked(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
+    """Arguments, which are looked at before anything is opened."""
+    known = Sizes(**sizes)
+    known.check(n)
+    return timeout_of(os.environ, timeout), known
+
+
+def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
+    """The engine of the launcher that gave its variables."""
+    for name in ("CTO_ADDRESS", "CTO_SECRET"):
+        if name in variables:
+            raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
+    if embedded.LAUNCHER in variables:
+        return embedded.inherited(variables, timeout)
+    if all(name in variables for name in TORCH):
+        if number(variables, "WORLD_SIZE") == 1:
+            return Engine(0, 1, timeout)
+        from . import of_torch
+
+        rank, size = (number(variables, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return of_torch.initialised(rank, size, timeout)
+    if any(name in variables for name in MPI):
+        from . import of_mpi
+
+        return of_mpi.engine(None, timeout)
+    raise GroupError(f"ProcessGroup: no launcher started this process. {INSTEAD}")
+
+
+def timeout_of(variables: Mapping[str, str], given: object) -> float:
+    """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
+    if given is None:
+        text = variables.get("CTO_TIMEOUT") or DEFAULT_TIMEOUT
+        try:
+            given = float(text)
+        except ValueError:
+            expected = f"expected a number of seconds, got {shown(text)}"
+            raise GroupError(f"ProcessGroup: CTO_TIMEOUT: {expected}") from None
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < math.inf:
+        with contextlib.suppress(OverflowError):
+            return float(given)
+    refuse("ProcessGroup", "timeout", "seconds above 0", shown(given))
+
+
+def number(variables: Mapping[str, str], name: str) -> int | None:
+    """What a launcher says as a number, if it does."""
+    text = variables.get(name)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}") from None
+
+
+class Resources(InChild):
+    """What a group lets go of; it does not know the group, which may be collected.
+
+    A forked child lets go of it at once, without a word: what it said would be its parent's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.communicators: dict[Ranks, Any] = {}  # nccl.Communicator, which imports the group
+        self.busy = threading.Lock()  # while a call is under way
+        self._stop, self._is_connected = threading.Event(), threading.Event()
+        self._is_connected.set()
+        self._watcher: threading.Thread | None = None
+
+    def renew(self) -> None:
+        """In a child the group has ended, and nothing is left to close."""
+        _of_parents.append((self.engine, list(self.communicators.values())))
+        self.communicators.clear()
+        self._watcher = None
+        self.busy, self.engine.lock = threading.Lock(), threading.Lock()
+        self.engine.has_ended, self.engine.fault = True, IN_CHILD
+        self.engine.abandon()
+
+    def close(self) -> None:
+        """End everything; the others are told by the engine."""
+        # What another thread is at ends first: a farewell would be taken for a part of its message.
+        if not self.busy.acquire(blocking=False):
+            self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
+            self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
+        self._stop.set()
+        found = self.communicators.values()
+        if found:
+            is_well = not (self.engine.fault or self.engine.last_words)
+            _within(ABORT_TIMEOUT, [item.close if is_well else item.abort for item in found])
+        self.communicators.clear()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(ABORT_TIMEOUT)
+        if self.engine.fault != IN_CHILD:
+            self.engine.close()
+
+    @contextlib.contextmanager
+    def initialising(self) -> Iterator[None]:
+        """While NCCL connects, there is nothing yet that could be aborted, but who watches."""
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="cto-nccl", daemon=True)
+            self._watcher.start()
+        self._is_connected.clear()
+        try:
+            yield
+        finally:
+            self._is_connected.set()
+
+    def _watch(self) -> None:
+        """Notice faults of others and of the GPU while the host may wait for the GPU."""
+        engine = self.engine
+        try:
+            while not engine.fault and not self._stop.wait(min(MAX_INTERVAL, engine.timeout / 4)):
+                if words := self._trouble():
+                    engine.end(words)
+        except BaseException as error:
+            engine.end(f"rank {engine.rank}: the thread that watches ended: {error!r}")
+        if engine.fault and not self._stop.is_set():
+            self._abort(engine.fault)
+
+    def _trouble(self) -> str:
+        """What is wrong with another rank, or with calls that are under way on the GPU."""
+        engine = self.engine
+        if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
+            try:
+                if words := engine.news():
+                    return words
+            finally:
+                engine.lock.release()
+        for communicator in list(self.communicators.values()):
+            if words := communicator.trouble():
+                return f"rank {engine.rank}: {words}"
+        return ""
+
+    def _abort(self, words: str) -> None:
+        """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
+        aborts = [found.abort for found in self.communicators.values()]
+        if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
+            said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
+            sys.stderr.write(said)
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
+    """Whether actions that may hang came back in time."""
+    every = (action() for action in actions)
+    thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

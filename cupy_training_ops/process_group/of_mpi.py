@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The engine over MPI, by mpi4py: calls that do not block, looked at in turns.
 
-MPI does not go on without a rank. Whoever notices tells the others while it can, and aborts the job
-as it exits.
+MPI does not go on without a rank: whoever notices tells the others, and aborts the job at its exit.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import os
 import sys
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
-from .engine import Engine
-from .wire import packed
+from .engine import Engine, packed
 
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
@@ -29,10 +28,9 @@ def library() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise ProviderError(
-            f"ProcessGroup.from_mpi: needs mpi4py and an MPI ({error}); install them with: "
-            f"pip install 'cupy-training-ops[mpi]'"
-        ) from None
+        remedy = "install them with: pip install 'cupy-training-ops[mpi]'"
+        words = f"ProcessGroup.from_mpi: needs mpi4py and an MPI ({error}); {remedy}"
+        raise ProviderError(words) from None
     return MPI
 
 
@@ -43,18 +41,16 @@ def engine(comm: Any, timeout: float) -> Engine:
         refuse("ProcessGroup.from_mpi", "comm", "an open intracommunicator of mpi4py", shown(comm))
     said = os.environ.get("SLURM_NTASKS", "1")
     if comm is None and said != "1" and "SLURM_PROCID" in os.environ and mpi.COMM_WORLD.size == 1:
-        raise GroupError(
-            f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one: start "
-            f"them with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or alone with -n 1"
-        )
+        words = f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one"
+        remedy = "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or one alone with -n 1"
+        raise GroupError(f"{words}: start them with {remedy}")
     return Mpi(mpi, mpi.COMM_WORLD if comm is None else comm, timeout)
 
 
 class Channel:
-    """What groups of the same ranks share: a duplicate of their communicator, which is kept.
+    """A duplicate of a communicator, for all groups of the same ranks: MPI has some thousand.
 
-    MPI has some thousand communicators. Tags tell the groups apart, which all ranks make in the
-    same order.
+    Tags tell the groups apart, which all ranks make in the same order.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -97,12 +93,9 @@ class Mpi(Engine):
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:
                 return channel
         comm, made = given.Idup()
-        until = time.monotonic() + self.timeout
-        while not made.Test():
-            if time.monotonic() > until:
-                self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
-                raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
-            time.sleep(PAUSE)
+        if not _tested(made.Test, self.timeout):
+            self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
+            raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
         _channels.append((ranks, Channel(mpi, comm)))
         return _channels[-1][1]
 
@@ -113,49 +106,43 @@ class Mpi(Engine):
         self._under_way.pop()
 
     def listen(self, peer: int | None, seconds: float) -> None:
-        self._hear_one()
-
-    def _hear_one(self) -> bool:
-        """A message of anybody, if it has come."""
-        byte, status = self._mpi.BYTE, self._mpi.Status()
-        found = self._channel.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
-        if found is not None:
-            data = bytearray(status.Get_count(byte))
-            self._coming[status.Get_source()].append((found.Irecv([data, byte]), data))
-        for peer, messages in self._coming.items():
-            if messages and messages[0][0].Test():
-                self.hear(peer, messages.popleft()[1])
-                return True
-        return False
+        mpi, comm, status = self._mpi, self._channel.comm, self._mpi.Status()
+        while (found := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
+            data = bytearray(status.Get_count(mpi.BYTE))
+            self._coming[status.Get_source()].append((found.Irecv([data, mpi.BYTE]), data))
+        for sender, messages in self._coming.items():
+            while messages and messages[0][0].Test():
+                self.hear(sender, messages.popleft()[1])
 
     def is_over(self) -> bool:
         """Whether all have left this group, which is closed; what came until then is dropped."""
-        while self._hear_one():
-            pass
+        self.listen(None, 0)
         return len(self._left) == len(self.others)
 
     def farewell(self, number: int, words: str) -> None:
         data, comm = packed(number, words), self._channel.comm
         requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))
-        until = time.monotonic() + TELLING
-        while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
-            time.sleep(PAUSE)
+        _tested(lambda: self._mpi.Request.Testall(requests), TELLING)
 
     def release(self) -> None:
-        if not self._has_failed:
+        if not (self.fault or self.last_words):
             self._channel.closed.append(self)
             atexit.unregister(self._abort)
 
-    @property
-    def _has_failed(self) -> bool:
-        return bool(self.fault or self.last_words)
-
     def _abort(self) -> None:
         """At the end of the process: MPI would wait for ranks that do not come."""
-        if self._has_failed and os.getpid() == self._pid and not self._mpi.Is_finalized():
-            words = self.fault or self.last_words
+        words = self.fault or self.last_words
+        if words and os.getpid() == self._pid and not self._mpi.Is_finalized():
             sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {words}; MPI aborts\n")
             sys.stderr.flush()
             time.sleep(READING)
             self._mpi.COMM_WORLD.Abort(1)
+
+
+def _tested(test: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    until = time.monotonic() + seconds
+    while not (found := test()) and time.monotonic() < until:
+        time.sleep(PAUSE)
+    return found

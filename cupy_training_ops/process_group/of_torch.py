@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The engine over torch.distributed: short messages go through its store, long ones by gloo.
+"""The engine over torch.distributed: short messages are keys of its store, long ones go by gloo.
 
-A message is a key of the store; of a long one it says how many bytes are on their way. Who waits
-for one looks for the key, so that Ctrl-C and faults of others reach it. Gloo itself is waited for
-only while bytes travel. That the key is gone says that they have arrived.
+The key of a long one says how many bytes are on their way, and as it goes, that they have arrived.
+Who waits looks for keys, so that Ctrl-C and faults of others reach it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
-from .engine import Engine
-from .wire import packed, printable
+from .engine import Engine, packed, printable
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 ENDED = "fault"  # the key of the words that end the group
@@ -41,9 +39,9 @@ def _wrapped(words: str) -> Iterator[None]:
     """PyTorch's errors, which are RuntimeErrors, as the group's."""
     try:
         yield
+    except OpError:
+        raise
     except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
-        if isinstance(error, OpError):
-            raise
         line = str(error).partition("\n")[0][:200]
         raise GroupError(f"{words}: {line}") from None
 
@@ -65,10 +63,8 @@ def engine(group: Any, timeout: float) -> Engine:
     """The engine of a group that exists, or of the default one."""
     dist = library()
     if not dist.is_initialized():
-        raise GroupError(
-            "ProcessGroup.from_torch: torch.distributed has no group yet: call "
-            "torch.distributed.init_process_group(), or start the script by torchrun"
-        )
+        remedy = "call its init_process_group(), or start the script by torchrun"
+        raise GroupError(f"ProcessGroup.from_torch: torch.distributed has no group yet: {remedy}")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         expected = "one of torch.distributed's that this process is in"
         refuse("ProcessGroup.from_torch", "group", expected, shown(group))
@@ -83,8 +79,7 @@ class Torch(Engine):
 
     def __init__(self, group: Any, timeout: float, owns: bool = False) -> None:
         dist = self._dist = library()
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        own = dist.get_rank(group)
+        ranks, own = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
         if own < 0:
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
         super().__init__(own, len(ranks), timeout)
@@ -92,8 +87,8 @@ class Torch(Engine):
         # By torch.distributed's own way ranks that are in more groups would not find the others.
         same = "-".join(map(str, ranks))
         _made[same] += 1
-        store, prefix = dist.distributed_c10d._get_default_store(), f"cupy-training-ops/{same}"
-        self._store = dist.PrefixStore(f"{prefix}/{_made[same]}", store)
+        store, name = dist.distributed_c10d._get_default_store(), f"{same}/{_made[same]}"
+        self._store = dist.PrefixStore(f"cupy-training-ops/{name}", store)
         with _wrapped("gloo could not connect the ranks"):
             own_store = dist.PrefixStore("gloo", self._store)
             self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
@@ -114,19 +109,14 @@ class Torch(Engine):
         # The store's own wait warns each time that a key is not there.
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         if peer is not None and self._store.check([key]):
-            data = self._taken(peer, key)
+            said = self._store.get(key)
+            data = said[1:] if said[:1] == b"+" else bytearray(int(said))
+            if said[:1] != b"+":
+                self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
             self._store.delete_key(key)
             self.hear(peer, data)
         elif self._store.check([ENDED]):
             self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
-
-    def _taken(self, peer: int, key: str) -> bytes | bytearray:
-        found: bytes = self._store.get(key)
-        if found[:1] == b"+":
-            return found[1:]
-        data = bytearray(int(found))
-        self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
-        return data
 
     def farewell(self, number: int, words: str) -> None:
         if words:

@@ -17,7 +17,7 @@ from ..declare.schema import Spec
 from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
-from . import graphs
+from . import graphs, streams
 from .compiler import header_options
 from .kernel_cache import usable
 
@@ -196,8 +196,7 @@ class CudaBackend:
 
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""
-        stream = cupy.cuda.get_current_stream(device)
-        return stream.ptr not in (0, 1) and bool(stream.is_capturing())
+        return streams.is_capturing(cupy.cuda.get_current_stream(device))
 
     def keeps_memory(self) -> bool:
         """Where what captures gives the memory, in place of CuPy's pool."""

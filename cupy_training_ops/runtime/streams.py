@@ -9,6 +9,7 @@ use it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+RELAXED = 2  # CUstreamCaptureMode
 FIRST = -1000  # a stream's priority, which CUDA cuts to its highest
 Mark = object  # what was queued beside the caller's stream so far
 
@@ -34,6 +36,18 @@ def on_stream(stream: Any) -> Iterator[None]:
             yield
     finally:
         before.use()
+
+
+def allow_queries() -> None:
+    """Let this thread ask for events while another one captures a graph, in whatever mode."""
+    mode = ctypes.c_int(RELAXED)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def is_capturing(stream: Any) -> bool:
+    """Whether what is queued on it goes into a graph; CUDA cannot say it of default streams."""
+    return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
 
 class Streams:

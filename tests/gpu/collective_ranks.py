@@ -7,6 +7,7 @@ Ends with status 0, with 3 where the group told it of a fault, 4 where ranks dis
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -20,10 +21,12 @@ import cupy
 import numpy as np
 from collective_cases import check_all, compare, sums
 from optimizers.sharded_training import SHAPES, RankTraining, by_means
+from process_group.moments import InterruptError, interrupt
 from training import assert_same
 
 import cupy_training_ops as cto
 from cupy_training_ops.dtypes import BFLOAT16
+from cupy_training_ops.optimizers import parts
 
 # Of parameters, gradients, copies and moments.
 TYPES = [(np.float32, np.float32, np.float16, "bfloat16"), (np.float32, BFLOAT16, BFLOAT16, None)]
@@ -69,11 +72,12 @@ def sharded(group) -> None:
     run = SimpleNamespace(place=cupy.asarray)
     shapes = [*SHAPES, (1000, 513), (70_001,)]
     for types in TYPES:
-        training = RankTraining(group, 5, types, run, shapes)
-        training.steps(2)
-        training.steps(2, without=(1, 3))
         expected = by_means(group.size, 5, types, run, shapes, without=(1, 3))
-        assert_same(training.results(), expected.results())
+        for parts.MIN_TURN in (1, 2**26):  # parameters travel in some turns, or at once
+            training = RankTraining(group, 5, types, run, shapes)
+            training.steps(2)
+            training.steps(2, without=(1, 3))
+            assert_same(training.results(), expected.results())
     plain = (np.float32, np.float32, None, None)
     clipped = RankTraining(group, 6, plain, run, shapes)
     clipped.steps(4, max_norm=1.0)
@@ -83,6 +87,27 @@ def sharded(group) -> None:
     for is_whole in (False, True):
         in_buckets(group, run, shapes, is_whole)
     print("sharded")
+
+
+def captured_steps(group) -> None:
+    """Replayed steps whose parameters travel beside the stream have the bits of made ones."""
+    parts.MIN_TURN = 1
+    run, shapes = SimpleNamespace(place=cupy.asarray), [*SHAPES, (1000, 513), (70_001,)]
+    made, replayed = (RankTraining(group, 8, TYPES[0], run, shapes) for _ in "ab")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        gradients, own = made.gradients(0), made.gradients(0)
+        for _ in range(4):
+            made.optimizer.step(gradients)
+        replayed.optimizer.step(own)
+        stream.begin_capture()
+        replayed.optimizer.step(own)
+        graph = stream.end_capture()
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    assert_same(replayed.results(), made.results())
+    print("captured steps")
 
 
 def in_buckets(group, run, shapes, is_whole) -> None:
@@ -235,6 +260,48 @@ def killed(group) -> None:
         cupy.cuda.get_current_stream().synchronize()
 
 
+def stopped(group) -> None:
+    """Rank 1 stops in the middle of all-reduces, until somebody lets it go on."""
+    x, op = cupy.ones(2**28, np.float32), cto.NcclAllReduce(group=group)
+    op([x])
+    cupy.cuda.Device().synchronize()
+    if group.rank == 1:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for _ in range(5):
+            op([x])
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def interrupted(group) -> None:
+    """Rank 1 is interrupted in calls, catches it, and makes those again that had not begun."""
+    x, op = cupy.zeros(1000, np.int64), cto.NcclAllReduce(group=group)
+    rng, i = random.Random(7), 0
+    again = lambda: signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 2e-3))  # noqa: E731
+    op([x])
+    if group.rank == 1:
+        signal.signal(signal.SIGALRM, interrupt)
+        again()
+    try:
+        while i < 600:
+            x[...] = i + group.rank
+            begun = group.begun
+            try:
+                op([x])
+            except InterruptError:
+                again()
+                if group.begun == begun:
+                    continue
+            found = x.tolist()
+            group.check()
+            assert found == [group.size * i + 1] * len(found), (i, found[:3])
+            i += 1
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # as this process ends, too
+    print("never wrong")
+
+
 def late(group) -> None:
     """Rank 1 is alive, but in no call: the other's outlasts the timeout."""
     x = cupy.ones(1000, np.float32)
@@ -291,7 +358,7 @@ def host_time(group) -> None:
     op([x])
     (communicator,) = group.resources.communicators.values()
     stream = cupy.cuda.get_current_stream()
-    binding, each = communicator._made.allReduce, (x.data.ptr, x.data.ptr, 256, 7, 0, stream.ptr)
+    binding, each = communicator.made.allReduce, (x.data.ptr, x.data.ptr, 256, 7, 0, stream.ptr)
     calls = {
         "binding": lambda: binding(*each),
         "class": lambda: op([x]),
@@ -321,15 +388,15 @@ def best_time(call, n: int) -> float:
 PARTS = {
     part.__name__: part
     for part in (
-        operators, lists, sharded, tensors, large, capture, first_under_capture, killed, late,
-        raises, disagree, tags, other_device, host_time,
+        operators, lists, sharded, captured_steps, tensors, large, capture, first_under_capture,
+        killed, stopped, interrupted, late, raises, disagree, tags, other_device, host_time,
     )
 }  # fmt: skip
 
 started = time.monotonic()
 try:
     cupy.cuda.Device(int(os.environ["LOCAL_RANK"]) % cupy.cuda.runtime.getDeviceCount()).use()
-    with cto.ProcessGroup.from_environment() as ranks:
+    with cto.ProcessGroup() as ranks:
         for name in sys.argv[1:]:
             PARTS[name](ranks)
 except cto.GroupError as error:

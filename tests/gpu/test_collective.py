@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ def ended(*parts: str, timeout: float = 60.0) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     "part",
-    ["operators", "lists", "sharded", "tensors", "capture", "first_under_capture", "other_device"],
+    [
+        *["operators", "lists", "sharded", "captured_steps", "tensors", "capture"],
+        *["first_under_capture", "other_device"],
+    ],
 )
 def test_calls(part) -> None:
     for status, text in ended(part):
@@ -62,6 +66,26 @@ def test_faults_end_what_waits_on_the_gpu(part, words) -> None:
             assert status == 3, text
             assert words in text
             assert float(re.search(r"\[([\d.]+) s\]", text)[1]) < 2 * 4 + 5 + GRACE
+
+
+def test_a_rank_that_is_stopped_ends_what_waits_on_the_gpu() -> None:
+    with Processes(2, SCRIPT, "stopped", timeout=4.0) as ranks:
+        ranks.started[0].wait(90)
+        ranks.started[1].send_signal(signal.SIGCONT)
+        (first, said), (second, own) = ranks.ended()
+    assert (first, second) == (3, 3), said + own
+    assert "a call on the GPU took longer than 4 seconds" in said
+    assert float(re.search(r"\[([\d.]+) s\]", said)[1]) < 2 * 4 + 5 + GRACE
+
+
+def test_a_rank_that_is_interrupted_in_its_calls_is_never_wrong() -> None:
+    (first, said), (second, own) = ended("interrupted", timeout=10.0)
+    assert first == second, said + own
+    assert first in (0, 3), said + own
+    if first:
+        words = "rank 1 stopped in the middle of NcclAllReduce: InterruptError()"
+        assert words in said
+        assert words in own
 
 
 @pytest.mark.parametrize("part", ["disagree", "tags"])

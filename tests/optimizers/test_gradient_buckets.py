@@ -13,6 +13,7 @@ from training import assert_same
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.dtypes import BFLOAT16
+from cupy_training_ops.optimizers import buckets as buckets_module
 
 KILOBYTES = (0.001, 3.0, 1e6)  # a bucket each, some, one in all
 
@@ -98,9 +99,17 @@ def test_buckets_follow_the_order_of_rank_0s_first_step(seed) -> None:
         return first, buckets._buckets
 
     for first, later in results(in_threads(2, given)):
-        # 2772, 20, 0, 4000, 4 and 3072 bytes
-        assert first == [[5, 4], [3, 2], [1, 0]]
+        # 2772, 20, 0, 4000, 4 and 3072 bytes: from the end on
+        assert first == [[5, 4], [3], [2, 1, 0]]
         assert later == [[3], [0], [5, 2, 4, 1]]
+
+
+def test_buckets_are_small_at_the_end_alone(monkeypatch) -> None:
+    monkeypatch.setattr(buckets_module, "_LAST", 4e3)
+    arrays = [np.ones(1000, np.float32)] * 40
+    buckets = cto.GradientBuckets(arrays, cto.ProcessGroup(0, 1), megabytes=0.032)._buckets
+    assert list(map(len, buckets)) == [1, 8, 8, 8, 8, 4, 2, 1]
+    assert [place for bucket in buckets for place in bucket] == [*range(40)][::-1]
 
 
 def test_a_bucket_is_sent_once_it_and_those_before_it_are_whole(seed) -> None:
@@ -115,7 +124,7 @@ def test_a_bucket_is_sent_once_it_and_those_before_it_are_whole(seed) -> None:
         assert buckets._next == 3
         return sent
 
-    assert results(in_threads(2, given)) == [[0, 0, 0, 1, 1]] * 2
+    assert results(in_threads(2, given)) == [[0, 0, 0, 1, 2]] * 2
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------

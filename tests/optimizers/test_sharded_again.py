@@ -11,6 +11,7 @@ import pytest
 from optimizers.test_sharded_steps import Noted
 
 import cupy_training_ops as cto
+from cupy_training_ops.families.collective.queue import Prepared
 from cupy_training_ops.optimizers import sharded
 from cupy_training_ops.process_group import nccl
 
@@ -30,7 +31,8 @@ def played(monkeypatch):
     work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
     monkeypatch.setattr(hollows.HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: log)
-    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
+    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
     inner = sharded.AdamW._anew
     monkeypatch.setattr(sharded.AdamW, "_anew", lambda *a: cuts.append(1) or inner(*a))
     with hollows.hollow_launches() as launches:

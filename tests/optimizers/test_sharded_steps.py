@@ -15,6 +15,9 @@ from training import assert_same
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.dtypes import BFLOAT16
+from cupy_training_ops.families.collective.queue import Prepared
+from cupy_training_ops.optimizers import parts, sharded
+from cupy_training_ops.runtime.streams import Streams
 
 TYPES = {  # of parameters, gradients, copies and moments
     "float32": (np.float32, np.float32, np.float16, "bfloat16"),
@@ -57,19 +60,53 @@ def test_kernels_and_nccl_have_the_same_bits(types, monkeypatch, seed) -> None:
         assert_same(own, expected)
 
 
+@pytest.mark.parametrize("types", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_bits_are_the_same_however_many_turns_the_parameters_take(
+    n, types, monkeypatch, seed
+) -> None:
+    """Some turns have nothing of some ranks, or no copies; the step counts once."""
+    monkeypatch.setattr(parts, "MIN_TURN", 1)
+    expected = by_means(n, seed, TYPES[types], without=(1, 3)).results()
+
+    def trained(group):
+        training = RankTraining(group, seed, TYPES[types])
+        training.steps(2)
+        training.steps(2, without=(1, 3))
+        return training.results(), len(training.optimizer._operators(range(len(SHAPES)))[1])
+
+    for found, turns in results(in_threads(n, trained)):
+        assert turns == 3
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1, 1], [(0, 1)]),
+        ([60, 60, 60], [(0, 1), (2,)]),
+        ([500, 0, 500], [(0,), (1, 2)]),
+        ([900] * 16, [(i, i + 1) for i in range(0, 16, 2)]),
+        ([0, 0], [(0, 1)]),
+    ],
+)
+def test_turns_are_few_and_not_small(sizes, expected, monkeypatch) -> None:
+    monkeypatch.setattr(parts, "MIN_TURN", 100)
+    monkeypatch.setattr(parts, "MAX_TURNS", 8)
+    assert parts.in_turns(range(len(sizes)), sizes) == expected
+
+
 class Noted:
     """A communicator that notes what is queued: method, addresses, and what follows."""
 
     device = 0
+    current_stream = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.log: list[list[tuple]] = []
 
-    def bound(self, row, source, target):
-        return row.method, source, target, row.rest
-
-    def queue(self, prepared, stream=None) -> None:
-        self.log.append(list(prepared.calls))
+    def queue(self, prepared) -> None:
+        self.log.append([(name, *given[:2], given[2:]) for name, given in prepared.calls])
 
     def abort(self) -> None:
         pass
@@ -87,7 +124,8 @@ def test_on_a_gpu_arrays_are_reduced_and_gathered_where_they_lie(monkeypatch) ->
     work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
     monkeypatch.setattr(HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: made)
-    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
+    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
     with hollow_launches() as launches:
         _, group = cto.ProcessGroup.in_threads(2)
         shapes = ((33, 21), (5,), (256,))  # 693: two blocks a rank, and a tail of rank 0; rank 1's
@@ -103,6 +141,48 @@ def test_on_a_gpu_arrays_are_reduced_and_gathered_where_they_lie(monkeypatch) ->
             check_queued(made.log, *([a.data.ptr for a in arrays if a is not None] for arrays in (
                 gradients, parameters, copies)))  # fmt: skip
     assert names == [["optimizer__norm", "optimizer__norm", "adam__list", "adam__count"]] * 2
+
+
+def test_parameters_travel_while_the_next_are_updated(monkeypatch) -> None:
+    """Beside the caller's stream, which waits for all of it at last."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.process_group import nccl
+    from cupy_training_ops.testing.hollow import HollowBackend, hollow, hollow_launches
+
+    class Side(Streams):
+        def fork(self) -> None:
+            launches.append(("fork", ()))
+
+        def join(self, stream, mark) -> None:
+            launches.append(("join", ()))
+
+    class Logged(Noted):
+        def queue(self, prepared) -> None:
+            launches.append((" ".join(method for method, *_ in prepared.calls), ()))
+
+    def work(_, name):
+        return lambda f, *args: f(*args) if name == "call" else None
+
+    monkeypatch.setattr(parts, "MIN_TURN", 1)
+    monkeypatch.setattr(sharded, "Cuda", lambda *_, **__: Side())
+    monkeypatch.setattr(HollowBackend, "work", work)
+    monkeypatch.setattr(nccl, "connect", lambda *_: Logged())
+    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
+    with hollow_launches() as launches:
+        _, group = cto.ProcessGroup.in_threads(2)
+        shapes = ((256,), (256,), (1,))  # the last is rank 0's
+        optimizer = cto.AdamW([hollow(shape, np.float32) for shape in shapes], group=group)
+        gradients = [hollow(shape, np.float32) for shape in shapes]
+        for _ in range(2):
+            launches.clear()
+            optimizer.step(gradients)
+    names = [name for name, _ in launches if name not in ("call", "optimizer__norm")]
+    assert names == [
+        *["reduceScatter reduceScatter reduce", "allGather"],
+        *["adam__list", "fork", "allGather"] * 2,
+        *["adam__list", "adam__count", "fork", "broadcast", "join"],
+    ]
 
 
 def check_queued(log: list, g: list[int], p: list[int], c: list[int]) -> None:

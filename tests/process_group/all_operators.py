@@ -11,4 +11,4 @@ from collective_cases import check_all
 import cupy_training_ops as cto
 
 with cto.ProcessGroup() as group:
-    sys.stdout.write(f"rank {group.rank}: {check_all(group)} checks, {group.engine}\n")
+    sys.stdout.write(f"rank {group.rank}: {check_all(group)} checks, {group._engine.name}\n")

@@ -14,8 +14,8 @@ import pytest
 import runs
 from runs import Run, reason_not_to_run
 
+from cupy_training_ops.families.collective.queue import MEAN, NUMBERS, Prepared, Row
 from cupy_training_ops.process_group import nccl
-from cupy_training_ops.process_group.nccl import MEAN, NUMBERS, Row
 
 DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
 TIMEOUT = 10.0
@@ -26,6 +26,13 @@ def memory(address: int, row: Row, times: int = 1) -> np.ndarray:
     dtype = DTYPES[row.rest[1]]
     raw = (ctypes.c_uint8 * (times * row.rest[0] * dtype.itemsize)).from_address(address)
     return np.frombuffer(raw, np.uint8).view(dtype)
+
+
+def taken_apart(call: tuple[str, tuple[int, ...]]) -> tuple[Row, int, int]:
+    """What is called, and the addresses that are read and written."""
+    method, given = call
+    n = 1 if method in ("send", "recv") else 2
+    return Row(method, given[n:]), given[0], given[n - 1]
 
 
 @contextlib.contextmanager
@@ -49,6 +56,7 @@ def emulated_ranks(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[Run]:
     # Guarded memory is for one thread.
     monkeypatch.setattr(runs.emulator, "guarded_copy", np.copy)
     monkeypatch.setattr(nccl, "connect", Board().connect)
+    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
     with Run("emulated-forward", seed) as run:
         yield run
 
@@ -75,16 +83,14 @@ class Communicator:
     """The part of process_group/nccl.py's that operators see."""
 
     device = 0
+    current_stream = staticmethod(lambda: None)
 
     def __init__(self, board: Board, members: Any, rank: int) -> None:
         self.board, self.members, self.rank = board, members, rank
 
-    def bound(self, row: Row, source: int, target: int) -> tuple[Row, int, int]:
-        return row, source, target
-
-    def queue(self, prepared: Any, stream: object = None) -> None:
+    def queue(self, prepared: Prepared) -> None:
         """All ranks' calls at once: what each has to give, then what each takes."""
-        calls = prepared.calls
+        calls = list(map(taken_apart, prepared.calls))
         shared = self.board.calls[self.members]
         times = {"reduceScatter": len(self.members)}
         shared[self.rank] = [

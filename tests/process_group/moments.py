@@ -32,6 +32,7 @@ from ranks import connected
 import cupy_training_ops as cto
 from cupy_training_ops.families.collective.plan import Collective
 from cupy_training_ops.process_group.embedded import Embedded
+from cupy_training_ops.process_group.group import Sizes
 
 ENDS = ("right", "group", "wrong", "error", "own")  # statuses
 RUN = 0.15  # seconds until the fault, at most
@@ -90,7 +91,7 @@ def of_embedded(rank: int, _: int, place: Any, timeout: float) -> cto.ProcessGro
             if other != rank:
                 sock.close()
     engine = Embedded(rank, place[rank], timeout)
-    return cto.ProcessGroup._over(engine, {})
+    return cto.ProcessGroup._over(engine, Sizes())
 
 
 def of_torch(rank: int, n: int, place: Any, timeout: float) -> cto.ProcessGroup:

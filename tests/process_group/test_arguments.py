@@ -13,7 +13,7 @@ from ranks import in_threads
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.process_group import environment
+from cupy_training_ops.process_group import group as module
 from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
 from cupy_training_ops.process_group.engine import Engine
 
@@ -38,10 +38,10 @@ BOTH = r"ProcessGroup\.from_torch\(\).*ProcessGroup\.from_mpi\(\)"  # what serve
         ((0, 1), {"timeout": "5"}, "timeout: expected seconds above 0, got '5'"),
         ((0, 1), {"timeout": 10**400}, "timeout: expected seconds above 0, got an integer of"),
         ((0, 1), {"timeout": float("nan")}, "timeout: expected seconds above 0, got nan"),
-        ((0, 1), {"on_fault": np.arange(2)}, "on_fault: expected 'exit' or 'raise', got "),
-        ((0, 1), {"on_fault": "stop"}, "on_fault: expected 'exit' or 'raise', got 'stop'"),
+        ((0, 1), {"data_size": True}, "data_size: expected a number of ranks, got True"),
         ((0, 1), {"data_size": "1"}, "data_size: expected a number of ranks, got '1'"),
         ((0, 1), {"data_size": 2}, "data_size: expected a divisor of the 1 ranks, got 2"),
+        ((0, 1), {"local_size": 0}, "local_size: expected a divisor of the 1 ranks, got 0"),
     ],
 )
 def test_arguments_are_checked(arguments, keywords, message) -> None:
@@ -96,7 +96,7 @@ OURS = {LAUNCHER: str(os.getppid()), "RANK": "0", "WORLD_SIZE": "2"}
 )
 def test_variables_that_make_no_group(variables, message) -> None:
     with pytest.raises(GroupError, match=f"^ProcessGroup: {message}"):
-        environment.engine_of(dict(variables), 1.0)
+        module.engine_of(dict(variables), 1.0)
 
 
 def test_a_wrong_timeout_of_the_environment_is_refused(monkeypatch) -> None:

@@ -17,7 +17,7 @@ from ranks import LARGE, gathered, in_threads, reduced, results, signals_all_the
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.process_group import embedded, wire
+from cupy_training_ops.process_group import embedded, engine
 from cupy_training_ops.process_group.engine import FAULT
 
 LENGTH = struct.Struct("<Q")  # ahead of a message
@@ -268,7 +268,7 @@ def test_its_sockets_have_no_address_and_no_child_inherits_them() -> None:
 
 
 def lie(number: int, text: str, *sizes: int) -> bytearray:
-    return wire.packed(number, text, list(map(bytes, sizes)))
+    return engine.packed(number, text, list(map(bytes, sizes)))
 
 
 SUM = "NcclAllReduce, group_type 0, on cpu of 1 arrays; float64 (3,)"
@@ -282,7 +282,7 @@ LIES = {
     "half an array": (lie(1, SUM, 24)[:-1], "cannot be read"),
     "bytes of another array": (lie(1, SUM, 0), "a message came with 0 bytes, not 24"),
     "no array": (lie(1, SUM), "a message came with 0 arrays, not 1"),
-    "escapes": (wire.packed(FAULT, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),
+    "escapes": (engine.packed(FAULT, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),
     "no text": (struct.pack("<QII", 1, 2, 0) + b"\xff\xfe", "the ranks disagree"),
 }
 
@@ -307,8 +307,8 @@ def test_what_a_lying_peer_sends_is_an_error_of_the_group(name) -> None:
 
 
 def test_a_disagreement_that_is_no_text_is_escaped() -> None:
-    assert wire.printable("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
-    assert len(wire.printable("\x1b" * 5000)) <= 4 * wire.MAX_WORDS
+    assert engine.printable("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
+    assert len(engine.printable("\x1b" * 5000)) <= 4 * engine.MAX_WORDS
 
 
 def test_two_arrays_for_one_are_an_error_on_both_ranks() -> None:

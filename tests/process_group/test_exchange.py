@@ -11,7 +11,7 @@ from ranks import in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.process_group.exchange import AHEAD, shapes_in
+from cupy_training_ops.families.collective.messages import agree_each_time, announced, shapes_in
 
 PAIR = 1, 0  # receiver and sender
 SAID = "the ranks disagree: rank {} calls {}, rank {} calls {}"
@@ -19,7 +19,7 @@ SAID = "the ranks disagree: rank {} calls {}, rank {} calls {}"
 
 def say(group, *texts: str) -> None:
     for text in texts:
-        group.agree("Send", PAIR, text, each_time=True)
+        agree_each_time(group, "Send", PAIR, text)
 
 
 def test_a_sender_waits_only_for_the_first_of_a_kind() -> None:
@@ -36,20 +36,10 @@ def test_a_sender_waits_only_for_the_first_of_a_kind() -> None:
     assert results(in_threads(2, call)) == [4, 1]
 
 
-def test_a_receiver_is_at_most_so_many_behind() -> None:
-    def call(group) -> int:
-        say(group, *["a"] * (AHEAD + 3))
-        left = len(group._engine.unread[0])
-        cto.nccl_all_reduce([np.ones(3)], group=group)  # who leaves takes no more
-        return left
-
-    assert results(in_threads(2, call)) == [0, AHEAD]
-
-
 @pytest.mark.parametrize(
     ("of_sender", "of_receiver", "words"),
     [
-        ("aba", "abb", SAID.format(0, "once more a", 1, "once more b")),  # found later
+        ("aba", "abb", SAID.format(0, "once more a", 1, "once more b")),
         ("aa", "ab", SAID.format(1, "b", 0, "once more a")),
         ("ab", "aa", SAID.format(0, "b", 1, "once more a")),
     ],
@@ -76,10 +66,10 @@ def test_what_differs_the_first_time_is_an_error_on_both_that_ends_nothing() -> 
     assert results(in_threads(2, call)) == [2.0, 2.0]
 
 
-def test_what_is_announced_is_not_taken_and_comes_behind_what_was_left() -> None:
+def test_what_is_announced_is_not_taken() -> None:
     def call(group) -> str:
         say(group, "a", "a")
-        found = group.announced("Recv", 0) if group.rank else ""
+        found = announced(group, "Recv", 0) if group.rank else ""
         say(group, "b")
         return found
 

@@ -146,7 +146,7 @@ class Communicator:
         self.words = ""
         self.has_ended = threading.Event()
         with group.resources.initialising():
-            group.resources.communicators[group.members("X", 0)] = self
+            group.resources.communicators[group.everyone] = self
 
     def trouble(self) -> str:
         return self.words
@@ -160,7 +160,7 @@ class Communicator:
 
 
 def test_communicators_end_with_their_group() -> None:
-    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    first, second = cto.ProcessGroup.in_threads(2)
     own, other = Communicator(first), Communicator(second)
     with pytest.raises(ValueError, match="no data"), first:
         raise ValueError("no data")
@@ -176,7 +176,7 @@ def test_communicators_end_with_their_group() -> None:
 
 
 def test_a_call_on_the_gpu_that_is_overdue_ends_the_group_for_all() -> None:
-    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    first, second = cto.ProcessGroup.in_threads(2)
     own, other = Communicator(first), Communicator(second)
     own.words = "a call on the GPU took longer than 4 seconds"
     assert own.has_ended.wait(10)
@@ -188,7 +188,7 @@ def test_a_call_on_the_gpu_that_is_overdue_ends_the_group_for_all() -> None:
 
 
 def test_a_thread_that_watches_and_dies_ends_the_group() -> None:
-    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    first, second = cto.ProcessGroup.in_threads(2)
     own = Communicator(first)
 
     def dies() -> str:
@@ -271,7 +271,7 @@ def test_descriptions_are_compared_once_on_a_gpu() -> None:
     """What the first call of a kind says is not said again."""
 
     def call(group) -> int:
-        members = group.members("X", 0)
+        members = group.everyone
         for _ in range(3):
             group.agree("X", members, "X of 1 arrays; float32 (3,)")
         return len(group._agreed)

@@ -9,7 +9,7 @@ import pytest
 
 from cupy_training_ops import GroupError
 from cupy_training_ops.process_group import of_mpi
-from cupy_training_ops.process_group.wire import packed
+from cupy_training_ops.process_group.engine import packed
 
 
 class Status:

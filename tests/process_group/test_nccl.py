@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
-from cupy_training_ops.process_group import nccl
-from cupy_training_ops.process_group.nccl import Calls, Communicator
+from cupy_training_ops.families.collective import queue
+from cupy_training_ops.families.collective.queue import Calls
+from cupy_training_ops.process_group.nccl import Communicator
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
 
@@ -69,7 +70,7 @@ def group_of(communicator):
     known = SimpleNamespace(communicators={EVERYONE: communicator})
     given = {"require_open": lambda _: None, "resources": known}
     given |= {"busy": threading.Lock(), "broken": lambda _, error: error}
-    return SimpleNamespace(rank=0, begun=0, **given)
+    return SimpleNamespace(rank=0, begin=lambda _: given["busy"].acquire(False), **given)
 
 
 def table(*addresses: int) -> np.void:
@@ -81,7 +82,7 @@ def table(*addresses: int) -> np.void:
 def test_one_call_needs_no_group(played) -> None:
     communicator, binding, _ = played
     agreed = []
-    rows = [nccl.row("allReduce", 5, FLOAT32, nccl.SUM)]
+    rows = [queue.row("allReduce", 5, FLOAT32, queue.SUM)]
     calls = Calls(group_of(communicator), "X", EVERYONE, rows, lambda: agreed.append(1))
     arrays = table(100), table(200)
     calls(*arrays)
@@ -93,11 +94,11 @@ def test_one_call_needs_no_group(played) -> None:
 def test_calls_of_a_list_are_one_group_without_empty_arrays(played) -> None:
     communicator, binding, stream = played
     rows = [
-        nccl.row("reduce", 5, FLOAT32, nccl.SUM, 1),
-        nccl.row("reduce", 0, FLOAT32, nccl.SUM, 0),
-        nccl.row("broadcast", 3, FLOAT16, 0),
-        nccl.row("send", 2, FLOAT32, 1),
-        nccl.row("recv", 2, FLOAT32, 1),
+        queue.row("reduce", 5, FLOAT32, queue.SUM, 1),
+        queue.row("reduce", 0, FLOAT32, queue.SUM, 0),
+        queue.row("broadcast", 3, FLOAT16, 0),
+        queue.row("send", 2, FLOAT32, 1),
+        queue.row("recv", 2, FLOAT32, 1),
     ]
     calls = Calls(group_of(communicator), "X", EVERYONE, rows, lambda: None)
     arrays = table(1, 2, 3, 4, 5), table(11, 12, 13, 14, 15)
@@ -122,8 +123,8 @@ def test_calls_of_a_list_are_one_group_without_empty_arrays(played) -> None:
 
 def test_a_swap_receives_into_scratch_memory(played) -> None:
     communicator, binding, _ = played
-    rows = [nccl.row("send", 3, FLOAT32, 1), nccl.row("send", 2, FLOAT32, 1)]
-    rows += [nccl.row("recv", 3, FLOAT32, 1), nccl.row("recv", 2, FLOAT32, 1)]
+    rows = [queue.row("send", 3, FLOAT32, 1), queue.row("send", 2, FLOAT32, 1)]
+    rows += [queue.row("recv", 3, FLOAT32, 1), queue.row("recv", 2, FLOAT32, 1)]
     parts = [(0, 0, 0), (1, 0, 0), (0, 0, 0), (1, 0, 256)]
     swap = Calls(group_of(communicator), "X", EVERYONE, rows, lambda: None, parts)
     swap(table(10, 20), np.uint64(1000))
@@ -136,7 +137,7 @@ def test_a_swap_receives_into_scratch_memory(played) -> None:
 
 
 def queue_one(communicator) -> None:
-    rows = [nccl.row("allReduce", 5, FLOAT32, nccl.SUM)]
+    rows = [queue.row("allReduce", 5, FLOAT32, queue.SUM)]
     Calls(group_of(communicator), "X", EVERYONE, rows, lambda: None)(table(1), table(1))
 
 

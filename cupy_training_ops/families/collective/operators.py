@@ -22,8 +22,9 @@ from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, FLOATS
 from ...errors import refuse
 from ...plan import Device, Plan, Step
-from ...process_group import ProcessGroup, nccl
+from ...process_group import ProcessGroup
 from . import plan_adasum as adasum
+from . import queue
 from .owners import owners
 from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
 from .plan_letters import DONE, REMOTE, SIGNAL, Letter, Receiver
@@ -65,7 +66,7 @@ class NcclAllReduce(_OfLists):
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        yield self.queued(xs, ys, [nccl.row("allReduce", x.size, x.dtype, nccl.SUM) for x in xs])
+        yield self.queued(xs, ys, [queue.row("allReduce", x.size, x.dtype, queue.SUM) for x in xs])
 
 
 class _OfOwners(_OfLists):
@@ -100,7 +101,7 @@ class NcclAllGather(_OfOwners):
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         pairs = zip(xs, self._owners(xs), strict=True)
         yield self.queued(
-            xs, ys, [nccl.row("broadcast", x.size, x.dtype, root) for x, root in pairs]
+            xs, ys, [queue.row("broadcast", x.size, x.dtype, root) for x, root in pairs]
         )
 
 
@@ -124,7 +125,7 @@ class NcclReduceScatter(_OfOwners):
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         found, own = self._owners(xs), self.ranks.index(self.group.rank)
         rows = [
-            nccl.row("reduce", x.size, x.dtype, nccl.SUM, root)
+            queue.row("reduce", x.size, x.dtype, queue.SUM, root)
             for x, root in zip(xs, found, strict=True)
         ]
         yield self.queued(xs, ys, rows)
@@ -174,7 +175,9 @@ class MegatronG(MegatronF):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         if not self.reaches_others:
             return super().plan(device, x, y)
-        return Plan((self.queued((x,), (y,), [nccl.row("allReduce", x.size, x.dtype, nccl.SUM)]),))
+        return Plan(
+            (self.queued((x,), (y,), [queue.row("allReduce", x.size, x.dtype, queue.SUM)]),)
+        )
 
 
 class AdasumAllReduce(_OfLists):
@@ -212,13 +215,13 @@ class AdasumAllReduce(_OfLists):
             return Plan(tuple(copies(xs, ys)))
         return adasum.plan(self._swap, self.group.rank, self._levels, xs, ys)
 
-    def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> nccl.Calls:
+    def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> queue.Calls:
         """What sends this rank's arrays to its partner, and receives the partner's in scratch."""
         partner = self.group.rank ^ level
-        rows = [nccl.row("send", x.size, x.dtype, partner) for x in xs]
-        rows += [nccl.row("recv", x.size, x.dtype, partner) for x in xs]
+        rows = [queue.row("send", x.size, x.dtype, partner) for x in xs]
+        rows += [queue.row("recv", x.size, x.dtype, partner) for x in xs]
         parts = [(i, 0, 0) for i in range(len(xs))] + [(i, 0, at) for i, at in enumerate(starts)]
-        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
+        return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
 
 def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, ...]:
@@ -264,7 +267,7 @@ class Send(Letter):
         return (np.array(True),)
 
     def plan(self, device: Device, signal: bool, remote: int, data: Specs, *_: object) -> Plan:
-        rows = [nccl.row("send", x.size, x.dtype, remote) for x in data]
+        rows = [queue.row("send", x.size, x.dtype, remote) for x in data]
         return self.letter(data, rows, remote, self.group.rank)
 
 
@@ -296,7 +299,7 @@ class Recv(Receiver):
         return np.array(True), tuple(Spec(extents, dtype) for extents, dtype in pairs)
 
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
-        rows = [nccl.row("recv", x.size, x.dtype, remote) for x in data]
+        rows = [queue.row("recv", x.size, x.dtype, remote) for x in data]
         return self.letter(data, rows, self.group.rank, remote)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 from ...backend import Backend
@@ -19,14 +18,16 @@ from ...frame.prepared import Prepared
 from ...frame.providers import KernelCall
 from ...frame.repeated import Repeated
 from ...plan import Pointers, Step, Work
-from ...process_group import ProcessGroup, nccl
-from ...process_group.exchange import described
-from ...process_group.members import GLOBAL, Ranks
+from ...process_group import ProcessGroup
+from ...process_group.engine import Ranks
+from . import queue
+from .members import GLOBAL, members
+from .messages import described
 
 Specs = Sequence[Spec]
-Rows = Sequence[nccl.Row]
+Rows = Sequence[queue.Row]
 
-NUMBERS = (*FLOATS, *nccl.INTEGERS)
+NUMBERS = (*FLOATS, *queue.INTEGERS)
 
 
 def process_group(value: object) -> ProcessGroup:
@@ -46,8 +47,8 @@ class Queued(NamedTuple):
 
     backend: Backend
     device: int
-    calls: nccl.Calls
-    prepared: nccl.Prepared
+    calls: queue.Calls
+    prepared: queue.Prepared
 
     @classmethod
     def of(cls, call: Call, tables: Sequence[object] | None) -> Queued | None:
@@ -56,7 +57,7 @@ class Queued(NamedTuple):
             return None
         step = call.ready.only_step
         calls = step.args[0] if isinstance(step, Work) else None
-        if not isinstance(calls, nccl.Calls) or calls.each_time:
+        if not isinstance(calls, queue.Calls) or calls.each_time:
             return None
         prepared = calls.prepared(*tables)
         if prepared is None or not prepared.calls:
@@ -145,7 +146,7 @@ class Collective(Op):
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
-        vars(self).update(ranks=self.group.members(self.name, self.group_type), _again=[])
+        vars(self).update(ranks=members(self.name, self.group, self.group_type), _again=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
         group = self.group
@@ -190,7 +191,9 @@ class Collective(Op):
                 hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))
             except (KeyError, TypeError):  # what cannot be part of a key
                 return cls(**attributes)
-        found: Any = group.instances.get(key) or group.instance(key, partial(cls, **attributes))
+        found: Any = group.instances.get(key)
+        if found is None:
+            found = group.instances[key] = cls(**attributes)
         return found  # type: ignore[no-any-return]
 
     def checks(self) -> tuple[Callable[..., None], ...]:
@@ -219,10 +222,10 @@ class Collective(Op):
     def queued(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
         """All calls of NCCL as one step."""
         agree = self.agreement(specs)
-        calls = nccl.Calls(self.group, self.name, self.ranks, rows, agree)
+        calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
         return Work("call", (calls, table(specs), table(outputs)))
 
-    def agreement(self, specs: Specs) -> Callable[[], None]:
+    def agreement(self, specs: Specs) -> Callable[[], object]:
         """What compares this kind of call with the other ranks'."""
         text = described(self.call_name(), specs)
         group, op, ranks = self.group, self.name, self.ranks

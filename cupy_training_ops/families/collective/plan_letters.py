@@ -27,8 +27,8 @@ from ...frame.arrays import adopt
 from ...frame.convert import converted
 from ...frame.prepared import Arguments
 from ...plan import Plan, Work
-from ...process_group import nccl
-from ...process_group.exchange import letter, nothing, shapes_in
+from . import queue
+from .messages import agree_each_time, announced, letter, shapes_in
 from .plan import Collective, Rows, Specs, table
 
 
@@ -82,8 +82,8 @@ class Letter(Collective):
     def letter(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
         """What is queued for a message, once both ranks have it described in the same words."""
         text, group, op = letter("cuda", self.tag, specs), self.group, self.name
-        agree = partial(group.agree, op, (receiver, sender), text, each_time=True)
-        calls = nccl.Calls(group, op, self.ranks, rows, agree, each_time=True)
+        agree = partial(agree_each_time, group, op, (receiver, sender), text)
+        calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)
         return Plan((Work("call", (calls, table(specs), table(specs))),))
 
 
@@ -113,7 +113,10 @@ class Receiver(Letter):
         """This operator for messages of these shapes."""
         values = {**self.attribute_values, "shapes": shapes, "arrays": arrays}
         key = type(self), self.tag, self.element_types, shapes, arrays
-        return cast(Self, self.group.instance(key, lambda: type(self)(**values)))
+        instances = self.group.instances
+        if key not in instances:
+            instances[key] = type(self)(**values)
+        return cast(Self, instances[key])
 
     def _announced(
         self, inputs: Arguments, keywords: dict[str, object]
@@ -127,12 +130,12 @@ class Receiver(Letter):
                 refuse(self.name, item.name, "a value", "None")
         rank = self._checked_remote(signal, remote)
         where = "cuda" if self.placement()[0].runs_kernels else "cpu"
-        text = self.group.announced(self.name, rank)
+        text = announced(self.group, self.name, rank)
         shapes = shapes_in(text)
         specs = list(map(Spec, shapes, self.element_types))
         own = letter(where, self.tag, specs)
         if own != text:  # an error, there too
-            self.group.exchange(self.name, (self.group.rank, rank), own, (), nothing)
+            self.group.exchange(self.name, (self.group.rank, rank), own)
         return shapes
 
     def _checked_remote(self, signal: object, remote: object) -> int:

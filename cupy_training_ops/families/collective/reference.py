@@ -11,10 +11,10 @@ import numpy as np
 from ...declare.schema import Spec
 from ...dtypes import Dtype, HostArray
 from ...process_group import ProcessGroup
-from ...process_group.exchange import described, letter
-from ...process_group.members import GLOBAL
-from ...process_group.wire import Part, as_arrays, as_bytes
+from ...process_group.engine import Part
 from ...rules.widening import cast
+from .members import GLOBAL, members
+from .messages import as_arrays, as_bytes, described, letter
 from .owners import owners
 
 Arrays = Sequence[HostArray]
@@ -131,7 +131,7 @@ def _together(
     op = name.partition("(")[0]
     text = described(f"{name}, group_type {group_type}, on cpu", inputs)
     parts = [as_bytes(np.ascontiguousarray(x)) for x in inputs]
-    found = group.exchange(op, group.members(op, group_type), text, parts, answer)
+    found = group.exchange(op, members(op, group, group_type), text, parts, answer)
     return as_arrays([memoryview(part) for part in found], inputs)
 
 

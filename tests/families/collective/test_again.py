@@ -13,6 +13,7 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import GroupError
+from cupy_training_ops.families.collective import queue
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.process_group import nccl
 
@@ -149,13 +150,13 @@ def test_an_interrupt_behind_what_was_queued_ends_the_group(is_bound, played, mo
     op, x = cto.NcclAllReduce(group=played.group), hollow((5,), np.float32)
     call = op.bound([x]) if is_bound else lambda: op([x])
     call()
-    again = nccl.Calls.again
+    again = queue.Calls.again
 
     def interrupted(*arguments) -> None:
         again(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nccl.Calls, "again", interrupted)
+    monkeypatch.setattr(queue.Calls, "again", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call()
     with pytest.raises(GroupError, match="stopped in the middle of NcclAllReduce"):

@@ -15,8 +15,8 @@ import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.families.collective import plan_adasum as planning
+from cupy_training_ops.families.collective import queue
 from cupy_training_ops.families.collective.plan_adasum import CAPACITY
-from cupy_training_ops.process_group import nccl
 
 
 @pytest.fixture
@@ -110,6 +110,6 @@ def test_a_group_on_another_device_is_refused() -> None:
 
 def test_what_is_moved_is_bytes_and_what_is_added_elements() -> None:
     assert (
-        nccl.row("send", 5, FLOAT32, 1).rest == nccl.row("recv", 5, FLOAT32, 1).rest == (20, 1, 1)
+        queue.row("send", 5, FLOAT32, 1).rest == queue.row("recv", 5, FLOAT32, 1).rest == (20, 1, 1)
     )
-    assert nccl.row("reduce", 5, FLOAT32, nccl.SUM, 1).rest == (5, 7, 0, 1)
+    assert queue.row("reduce", 5, FLOAT32, queue.SUM, 1).rest == (5, 7, 0, 1)

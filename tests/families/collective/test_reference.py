@@ -13,9 +13,9 @@ from ranks import Processes, in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.families.collective import members, plan_letters
 from cupy_training_ops.families.collective import owners as rule
-from cupy_training_ops.families.collective import plan_letters
-from cupy_training_ops.process_group import members
+from cupy_training_ops.process_group.group import Sizes
 
 SCRIPT = Path(__file__).parents[2] / "process_group" / "all_operators.py"
 CHECKS = 48  # four types with five checks, six with three, five with two
@@ -62,7 +62,7 @@ def test_sub_groups() -> None:
 
 def test_data_groups_on_a_node() -> None:
     """Eight ranks, four on a node, no horizontal groups."""
-    found = members.sub_groups(5, 8, 8, None, 4)
+    found = members.sub_groups(5, 8, Sizes(data_size=8, local_size=4))
     assert found[members.NODE_LOCAL] == (4, 5, 6, 7)
     assert found[members.CROSS_NODE] == (1, 5)
     assert members.HORIZONTAL not in found
@@ -85,10 +85,9 @@ def test_other_sub_groups_are_refused(group_type, message) -> None:
 def test_sizes_are_divisors() -> None:
     for sizes in ({"data_size": 3}, {"horizontal_size": 0}, {"local_size": 5}):
         with pytest.raises(ArgumentError, match=r"size: expected a divisor of the 4 ranks"):
-            members.sub_groups(0, 4, **{"data": None, "horizontal": None, "local": None} | {
-                name.removesuffix("_size"): n for name, n in sizes.items()})  # fmt: skip
+            Sizes(**sizes).check(4)
     with pytest.raises(ArgumentError, match="horizontal_size: expected 2, so that 2 times it"):
-        members.sub_groups(0, 4, 2, 4, None)
+        Sizes(2, 4).check(4)
 
 
 # ---- ownership -----------------------------------------------------------------------------------

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""What ranks say of arrays: descriptions in words, which are compared, and the bytes of NumPy's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...dtypes import HostArray, dtype_name
+from ...errors import GroupError
+from ...process_group import ProcessGroup
+from ...process_group.engine import AGAIN, SEPARATOR, Part, Ranks, disagreement
+
+
+def described(call: str, arrays: Iterable[HostArray | Spec]) -> str:
+    """A call and its arrays, in words that ranks compare."""
+    found = list(arrays)
+    shapes = (f"{dtype_name(a.dtype)} {tuple(a.shape)}" for a in found)
+    return SEPARATOR.join([f"{call} of {len(found)} arrays", *shapes])
+
+
+def letter(where: str, tag: int, arrays: Iterable[HostArray | Spec]) -> str:
+    """A message of Send and Recv, which travels by cpu or cuda."""
+    return described(f"Send and Recv with tag {tag} on {where}", arrays)
+
+
+def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
+    """The shapes in a description that came; GroupError where they cannot be read."""
+    try:
+        shapes = (part.partition(" ")[2] for part in text.split(SEPARATOR)[1:])
+        return tuple(tuple(map(int, re.findall(r"\d+", shape))) for shape in shapes)
+    except ValueError:  # of thousands of digits
+        raise GroupError("a message came whose description cannot be read") from None
+
+
+def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> None:
+    """Compare what the second of two ranks sends the first: later it goes on without an answer."""
+    receiver, sender = ranks
+    if group.agree(op, ranks, text):
+        return
+    with group.call(op) as engine:
+        if engine.rank == sender:
+            engine.send(receiver, AGAIN + text)
+            return
+        said = engine.receive(sender, "Send", engine.timeout).text
+        if words := disagreement((sender, receiver), (said, AGAIN + text)):
+            raise GroupError(words)
+
+
+def announced(group: ProcessGroup, op: str, sender: int) -> str:
+    """The description of the next message of a rank, which is not taken."""
+    with group.call(op) as engine:
+        said = engine.receive(sender, "Send", engine.timeout, keep=True)
+    return said.text.removeprefix(AGAIN)
+
+
+def as_bytes(array: HostArray) -> memoryview:
+    """The bytes of a C-contiguous array, without a copy."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def as_arrays(parts: Sequence[Part], like: Sequence[HostArray | Spec]) -> list[HostArray]:
+    """Bytes as arrays of the shapes and dtypes of others; GroupError where they do not fit."""
+    if len(parts) != len(like):
+        raise GroupError(f"a message came with {len(parts)} arrays, not {len(like)}")
+    return list(map(_as_array, parts, like))
+
+
+def _as_array(part: Part, like: HostArray | Spec) -> HostArray:
+    if len(part) != like.nbytes:
+        raise GroupError(f"a message came with {len(part)} bytes, not {like.nbytes}")
+    found: HostArray = np.frombuffer(part, np.uint8).view(like.dtype).reshape(like.shape)
+    return found if found.flags.aligned else found.copy()

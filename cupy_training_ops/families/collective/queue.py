@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""What collectives queue on NCCL: its types, a call for each array, and all calls as one."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
+from ...process_group import ProcessGroup, nccl
+from ...process_group.engine import Ranks
+
+Bound = tuple[str, tuple[int, ...]]  # a method of NCCL's, and its arguments up to the stream
+
+SUM, MEAN = 0, 4  # ncclRedOp_t
+
+# ncclDataType_t
+INTEGERS: dict[Dtype, int] = {
+    np.dtype(name): number for number, name in enumerate(("i1", "u1", "i4", "u4", "i8", "u8"))
+}
+NUMBERS = INTEGERS | {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
+SUMS = ("allReduce", "reduce", "reduceScatter")  # the others move elements as they are
+
+
+class Row(NamedTuple):
+    """One call of NCCL: its method, and what follows the arrays."""
+
+    method: str
+    rest: tuple[int, ...]
+
+    def bound(self, source: int, target: int) -> Bound:
+        """The call for arrays at these addresses."""
+        if self.method in ("send", "recv"):
+            return self.method, (source if self.method == "send" else target, *self.rest)
+        return self.method, (source, target, *self.rest)
+
+
+def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
+    """A call for so many elements of each rank, or in each part of it.
+
+    Behind them "allReduce" and "reduceScatter" have SUM or MEAN, "reduce" that and whose the result
+    is, "broadcast" whose the array is, "send" and "recv" the other rank. What is moved is bytes:
+    NCCL has not every type of fixed size.
+    """
+    if method in SUMS:
+        return Row(method, (size, NUMBERS[dtype], *rest))
+    return Row(method, (size * dtype.itemsize, NUMBERS[UINT8], *rest))
+
+
+@dataclass(eq=False)
+class Prepared:
+    """Calls with the addresses of their arrays, and for the last stream those of each method."""
+
+    calls: Sequence[Bound]
+    stream: int = -1
+    runs: list[tuple[Callable[..., None], list[tuple[int, ...]]]] = field(default_factory=list)
+
+    def queue(self, communicator: nccl.Communicator, stream: Any) -> None:
+        """Queue them on a stream of CuPy's, as one."""
+        if self.stream != stream.ptr:
+            self.stream = stream.ptr
+            self.runs = [
+                (getattr(communicator.made, method), [(*args, stream.ptr) for _, args in same])
+                for method, same in itertools.groupby(self.calls, operator.itemgetter(0))
+            ]
+        if len(self.calls) == 1:
+            ((method, (args,)),) = self.runs
+            method(*args)
+        else:
+            communicator.binding.groupStart()
+            try:
+                for method, arguments in self.runs:
+                    collections.deque(itertools.starmap(method, arguments), maxlen=0)
+            finally:
+                communicator.binding.groupEnd()
+        communicator.last_stream = stream
+
+
+@dataclass(eq=False)
+class Calls:
+    """The calls of NCCL that one kind of call of an operator makes, queued as one.
+
+    The first time, `agree` compares with the other ranks. Tables are structs of addresses, or one
+    address: the same object has the same addresses.
+    """
+
+    group: ProcessGroup
+    op: str
+    ranks: Ranks
+    rows: Sequence[Row]
+    agree: Callable[[], object] | None
+    # For each row an array, and where it is read and written, in bytes; none: its own, from 0 on.
+    parts: Sequence[tuple[int, int, int]] = ()
+    each_time: bool = field(default=False, kw_only=True)
+    _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
+    _communicator: nccl.Communicator | None = field(default=None, init=False)
+
+    def __call__(self, sources: Any, targets: Any) -> None:
+        """Queue the calls for arrays at these addresses."""
+        prepared = self.prepared(sources, targets)
+        if prepared is None or self.each_time:
+            self._begin()
+            n = len(self.rows)  # no fewer than arrays
+            prepared = self._prepared(addresses(sources, n), addresses(targets, n))
+            self._last = sources, targets, prepared
+        self.again(prepared)
+
+    def at(self, found: Sequence[int], stream: Any) -> None:
+        """Queue the calls for arrays that are read and written at these addresses, on a stream."""
+        self._begin()
+        self.again(self._prepared(found, found), stream)
+
+    def prepared(self, sources: object, targets: object) -> Prepared | None:
+        """What was queued last, if it was for these tables."""
+        known, also, prepared = self._last  # once: another thread may put its own there
+        return prepared if known is sources and also is targets else None
+
+    def _begin(self) -> None:
+        """Compare the calls, and connect, where that has not been done."""
+        self.group.require_open(self.op)
+        if self.agree is not None:
+            self.agree()
+            if not self.each_time:
+                self.agree = None
+        if self._communicator is None:
+            self._communicator = nccl.communicator(self.group, self.op, self.ranks)
+
+    def again(self, prepared: Prepared, stream: Any = None) -> None:
+        """Queue what was made ready, or the end of the group; on the current stream if on none."""
+        group, communicator = self.group, self._communicator
+        if not prepared.calls:
+            group.require_open(self.op)
+            return
+        assert communicator is not None
+        group.begin(self.op)
+        try:
+            prepared.queue(communicator, stream or communicator.current_stream())
+        except BaseException as error:
+            raise group.broken(self.op, error) from error
+        finally:
+            group.busy.release()
+
+    def _prepared(self, read: Sequence[int], written: Sequence[int]) -> Prepared:
+        """Each call that moves something, with its addresses."""
+        parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
+        triples = zip(self.rows, parts, strict=True)
+        return Prepared(
+            [row.bound(read[i] + a, written[i] + b) for row, (i, a, b) in triples if row.rest[0]]
+        )
+
+
+def addresses(table: Any, n: int) -> list[int]:
+    """The addresses of a struct of pointers, n at most; of scratch memory one for all."""
+    found: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
+    return found
