@@ -107,6 +107,32 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
+// The same for a visitor that takes vectors which were loaded together at once, or refuses them: it is
+// shown each of those alone.
+template <int UNROLL, class E, class V, class Visit>
+__device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
+                                              u32 thread, u32 n_threads, Visit& visit) {
+    const V* const from = reinterpret_cast<const V*>(range.from + range.head) + first;
+    const i64 rest = range.n_vecs - first;
+    const u32 n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
+#pragma unroll 1
+    for (u32 k = thread; k < n;) {
+        const u32 end = k + UNROLL * n_threads;
+        if (end - n_threads < n) {
+            V loaded[UNROLL];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) loaded[u] = from[k + u * n_threads];
+            if (visit.all(loaded)) {
+                k = end;
+                continue;
+            }
+        }
+#pragma unroll 1
+        for (; k < end && k < n; k += n_threads) visit(from[k]);
+        k = end;
+    }
+}
+
 // The elements before and after the vectors.
 template <class E, class V, class Visit>
 __device__ __forceinline__ void visit_edges(const Range<E, V>& range, u32 thread, u32 n_threads,

@@ -21,13 +21,13 @@ from ...declare.schema import Changing, Inferred, Input, Output, Spec, attribute
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...frame.op import Op
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning import step as common
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Columns, Listed, tables
 from ...rules.widening import computed_in
-from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS
+from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS, VECS
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -72,7 +72,8 @@ class SGDOptimizer(Op):
     def plan(
         self, device: Device, eta: object, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
     ) -> Plan:
-        grid, args = ceil_div(w.nbytes, CHUNK_NBYTES), (w, g, nw, ng, eta, w.size)
+        grid = ceil_div(w.nbytes, THREADS * VECS * VEC_NBYTES)
+        args = (w, g, nw, ng, eta, w.size)
         return Plan((_launch(self.function_name, grid, args, w.dtype, g.dtype),))
 
 
