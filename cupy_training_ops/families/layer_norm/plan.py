@@ -94,10 +94,29 @@ def forward(
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
     divided = _in_registers(matrix, aligned)
+    if divided is not None and _is_scaling(matrix, divided, parameters, results, is_centred):
+        n_rows, _, threads = divided.args
+        args = (x, parameters[0], results[0], results[2], epsilon, n_rows, threads)
+        return plans.Plan((matrix.launch("full_rows", divided.config, *args),))
     if divided is not None:
         return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
     config = plans.Config((matrix.count,), (HELD_THREADS,))
     return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+
+
+def _is_scaling(
+    matrix: Matrix,
+    divided: Division,
+    parameters: tuple[Spec, Spec | None],
+    results: tuple[Spec | None, ...],
+    is_centred: bool,
+) -> bool:
+    """Whether rows that fill what their threads hold are scaled, and nothing else."""
+    held = _held(matrix, matrix.width)
+    *_, threads = divided.args
+    is_full = matrix.count > 0 and matrix.length == threads * held.width * held.depth(held.nbytes)
+    is_alone = parameters[1] is None and results[0] is not None and not is_centred
+    return divided.suffix == "rows" and is_full and is_alone
 
 
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
