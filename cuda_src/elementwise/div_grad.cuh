@@ -147,8 +147,7 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
             if (at + u * step < end) terms[u].load(arrays, at + u * step);
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
-            if (at + u * step < end)
-                differentiate(arrays, terms[u], at + u * step, repeated, sums);
+            if (at + u * step < end) differentiate(arrays, terms[u], at + u * step, repeated, sums);
     }
 }
 
@@ -169,8 +168,8 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
         sums[i] = Acc<T>(0);
     }
     const i64 first = blockIdx.y * span_rows, end = min(rows, first + span_rows);
-    differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, (first + threadIdx.y) * columns + column, end * columns,
-                      blockDim.y * columns, repeated, sums);
+    differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, (first + threadIdx.y) * columns + column,
+                                               end * columns, blockDim.y * columns, repeated, sums);
     if (!partials) return;
     const i64 partial = static_cast<i64>(blockIdx.y) * blockDim.y + threadIdx.y;
 #pragma unroll
@@ -227,8 +226,9 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
 #pragma unroll 1
         for (i64 o = outer_first; o < outer_end; ++o) {
             const i64 start = (o * sizes.kept + task.kept) * sizes.inner;
-            differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, start + inner_first + task.lane * N, start + inner_end,
-                              sizes.lanes * N, repeated, sums);
+            differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, start + inner_first + task.lane * N,
+                                                       start + inner_end, sizes.lanes * N, repeated,
+                                                       sums);
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) sum += sums[i];

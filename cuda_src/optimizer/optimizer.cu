@@ -141,7 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ bool last;
     __shared__ reduce::BlockScratch<NORM, THREADS> scratch;
     l2_norm::SumsOfSquares<GRAD, NORM> squares;
-    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL, true>(arrays, sizes, squares);
+    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL, true>(arrays, sizes,
+                                                                                squares);
     if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
     if (threadIdx.x > 0) return;
     const NORM root = squares.norm();

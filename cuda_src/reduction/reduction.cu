@@ -91,8 +91,7 @@ __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
-        if (lane == (u & (lanes - 1)) && u * step < rest)
-            y[row + u * step] = from_acc<Y>(sums[u]);
+        if (lane == (u & (lanes - 1)) && u * step < rest) y[row + u * step] = from_acc<Y>(sums[u]);
 }
 
 // Nothing to add: vectors as they are.
