@@ -58,13 +58,33 @@ __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& l
     return last;
 }
 
+// The same where the first thread alone has written what other blocks are to see.
+__device__ __forceinline__ bool first_arrives_last(Zeroed<u32>* ticket, u32 n, bool& last) {
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(&ticket->value, n - 1) == n - 1;
+    }
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
 // The sum of n values that other blocks have written, every `stride`-th, in the order of their
 // numbers.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
                                           BlockScratch<A, THREADS>& scratch, u32 stride = 1) {
+    constexpr int MANY = 8;  // loaded together
     A sum = 0;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) sum += __ldcg(partials + i * stride);
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < n; i += MANY * THREADS) {
+        A own[MANY];
+#pragma unroll
+        for (int u = 0; u < MANY; ++u)
+            own[u] = i + u * THREADS < n ? __ldcg(partials + (i + u * THREADS) * stride) : A(0);
+#pragma unroll
+        for (int u = 0; u < MANY; ++u) sum += own[u];
+    }
     return sum_block(sum, scratch);
 }
 

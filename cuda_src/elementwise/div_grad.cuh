@@ -90,13 +90,6 @@ struct Repeated<T, false> {
 
 // ---- one operand is the whole, the other is repeated --------------------------------------------
 
-#ifndef CTO_X_DEPTH
-#define CTO_X_DEPTH 4
-#endif
-// Vectors of each array that a thread has in flight; of divisors, each of which is another, fewer.
-template <class T, bool B_IS_REPEATED>
-constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? CTO_X_DEPTH : 2;
-
 // B_IS_REPEATED: the other operand is B, else A.
 template <class T, bool B_IS_REPEATED>
 struct Operands {
@@ -151,6 +144,26 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
+// The same of many terms, two of them together.
+template <class T, int N, bool B_IS_REPEATED>
+__device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
+                                                   i64 first, i64 end, i64 step,
+                                                   const Repeated<T, B_IS_REPEATED> (&repeated)[N],
+                                                   Acc<T> (&sums)[N]) {
+    i64 at = first;
+    Terms<T, N> one, other;
+#pragma unroll 1
+    for (; at + step < end; at += 2 * step) {
+        one.load(arrays, at);
+        other.load(arrays, at + step);
+        differentiate(arrays, one, at, repeated, sums);
+        differentiate(arrays, other, at + step, repeated, sums);
+    }
+    if (at >= end) return;
+    one.load(arrays, at);
+    differentiate(arrays, one, at, repeated, sums);
+}
+
 // One row is repeated: a thread has N columns of every blockDim.y-th row of a span.
 template <int N, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& arrays,
@@ -168,13 +181,18 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
         sums[i] = Acc<T>(0);
     }
     const i64 first = blockIdx.y * span_rows, end = min(rows, first + span_rows);
-    differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, (first + threadIdx.y) * columns + column,
-                                               end * columns, blockDim.y * columns, repeated, sums);
+    differentiate_many(arrays, (first + threadIdx.y) * columns + column, end * columns,
+                       blockDim.y * columns, repeated, sums);
     if (!partials) return;
     const i64 partial = static_cast<i64>(blockIdx.y) * blockDim.y + threadIdx.y;
 #pragma unroll
     for (int i = 0; i < N; ++i) partials[partial * columns + column + i] = sums[i];
 }
+
+// Vectors of each array that a thread has in flight of a run; of divisors, each of which is another, and
+// of longer elements fewer.
+template <class T, bool B_IS_REPEATED>
+constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
 // What a group of lanes sums: a span of the terms of one kept element.
 template <int THREADS>

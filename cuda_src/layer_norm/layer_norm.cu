@@ -58,11 +58,17 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
-extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
-    layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon, i64 n_rows,
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, U epsilon, i64 n_rows,
                           u32 threads) {
-    forward::scale_full_rows<WIDTH, COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
-        {x, scale, nullptr, y, nullptr, inv_std, false, static_cast<U>(epsilon)}, n_rows, threads);
+    forward::scale_full_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        x, scale, y, inv_std, epsilon, n_rows, threads);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, U epsilon, i64 n_rows,
+                               u32 threads) {
+    forward::scale_full_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        x, scale, y, inv_std, epsilon, n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,

@@ -29,7 +29,7 @@ using NORM = Acc<GRAD>;
 
 constexpr int NORM_UNROLL = 4;
 constexpr int WIDTH = vec::WIDTH<W>;
-constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
+constexpr i64 CHUNK = STEP_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 

@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Acc<T> sum = reduce::sum_block(visit.sum, scratch);
     if (n_spans > 1) {
         if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-        if (!reduce::arrives_last(tickets + row, n_spans, last)) return;
+        if (!reduce::first_arrives_last(tickets + row, n_spans, last)) return;
         sum = reduce::sum_partials(partials + row * n_spans, n_spans, scratch);
     }
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
     constexpr int N = vec::WIDTH<T>;
-    map::map_vecs<map::Tiling<N, N, 1, 16 * UNROLL, THREADS>>(aligned, x, y, n, n, Copy{});
+    map::map_vecs<map::Tiling<N, N, 1, 16, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

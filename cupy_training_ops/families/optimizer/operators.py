@@ -27,7 +27,7 @@ from ...planning import step as common
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Columns, Listed, tables
 from ...rules.widening import computed_in
-from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS, VECS
+from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -39,7 +39,9 @@ BLOCKS = 16  # a multiprocessor, of a norm
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
     counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": 2 * TWO_LISTS, "ONE_LIST": ONE_LIST}
-    binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, **counts)
+    binding = slots(
+        W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts
+    )
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 
@@ -87,7 +89,7 @@ def _sgd(
     w, g, mixed = inputs
     mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
     columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
-    sizes, chunk = [spec.size for spec in w], CHUNK_NBYTES // w[0].dtype.itemsize
+    sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
     launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
     steps = parameter_update.over_lists(
         columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16

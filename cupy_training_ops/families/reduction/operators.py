@@ -207,7 +207,7 @@ class Pass:
         """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
-        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * VEC_NBYTES)
+        grid = ceil_div(n * x.dtype.itemsize, THREADS * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _short_rows(self, x: _Place, y: _Place, lanes: int) -> Launch:

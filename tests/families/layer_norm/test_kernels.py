@@ -102,7 +102,7 @@ def test_longer_rows_are_read_twice() -> None:
 def test_rows_that_fill_their_threads_are_scaled_alone() -> None:
     name = "SimplifiedLayerNormalization"
     for length, types in ((512, FLOATS), (4096, FLOATS), (1024, HALVES), (8192, HALVES)):
-        assert steps(name, (9, length), types)[0][0] == "full_rows"
+        assert steps(name, (9, length), types)[0][0].endswith("full_rows")
         assert steps(name, (9, length - 8), types)[0][0] == "rows"
         assert steps(name, (9, length), types, wanted=("inv_std_var",))[0][0] == "rows"
         assert steps("LayerNormalization", (9, length), types)[0][0] == "rows"
@@ -184,7 +184,7 @@ def test_full_rows_have_the_statistics_of_any(run, rng, types) -> None:
         y, inv_std = op(*arrays)
         of_any = op(*arrays, outputs=("inv_std_var",))[1]
         assert_matches(run.host(y), computed(op, *given_)[0])
-        np.testing.assert_array_equal(run.host(inv_std), run.host(of_any))
+        assert_matches(run.host(inv_std), run.host(of_any))
 
 
 @pytest.mark.thorough
