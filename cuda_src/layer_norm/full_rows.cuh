@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Rows that fill what their threads hold, without a mean and a bias: Y = X inv_std scale.
 #pragma once
-#include "layer_norm/forward.cuh"
+#include "core/vec.cuh"
 
-namespace cto::layer_norm_forward {
+namespace cto::full_rows {
 
 // The sum over a row's threads: a part of a warp, or whole warps from `first` on. of_warp is in shared
 // memory.
@@ -27,8 +27,8 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_war
 
 // Where a block has several rows, `threads` of each are a power of two.
 template <int W, int COLUMNS, class T, class V>
-__device__ __forceinline__ void scale_full_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
-                                                Acc<T> epsilon, i64 n_rows, u32 threads) {
+__device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
+                                           Acc<T> epsilon, i64 n_rows, u32 threads) {
     using A = Acc<T>;
     constexpr int DEPTH = COLUMNS / W;
     constexpr bool STREAMS = sizeof(T) == 2;  // past the caches
@@ -72,4 +72,4 @@ __device__ __forceinline__ void scale_full_rows(const T* x, const V* scale, V* y
     }
 }
 
-}  // namespace cto::layer_norm_forward
+}  // namespace cto::full_rows

@@ -61,13 +61,13 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, U epsilon, i64 n_rows,
                           u32 threads) {
-    forward::scale_full_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+    full_rows::scale_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, epsilon, n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, U epsilon, i64 n_rows,
                                u32 threads) {
-    forward::scale_full_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+    full_rows::scale_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, epsilon, n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
