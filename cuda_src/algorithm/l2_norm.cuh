@@ -34,22 +34,30 @@ struct SumsOfSquares {
 
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
-        A sum = 0;
+        const A sum = sum_of(x);
+        at[0] += sum;
+        if (N == 1 || is_ordinary(sum)) return;
 #pragma unroll
         for (int i = 0; i < M; ++i) {
-            const A wide = to_acc(x.at[i]);
-            sum += wide * wide;
+            const A value = wide(x, i);
+            at[1] += (value * DOWN) * (value * DOWN);
+            at[2] += (value * UP) * (value * UP);
         }
-        at[0] += sum;
-        if constexpr (N == 3) {
-            if (sum >= LEAST && sum <= MOST * 0x1p-56f) return;
+    }
+    // Of several vectors, if all of them are ordinary: one branch tells.
+    template <int M, int MANY>
+    __device__ __forceinline__ bool all(const Vec<E, M> (&x)[MANY]) {
+        A sums[MANY];
+        bool are_ordinary = true;
 #pragma unroll
-            for (int i = 0; i < M; ++i) {
-                const A wide = to_acc(x.at[i]);
-                at[1] += (wide * DOWN) * (wide * DOWN);
-                at[2] += (wide * UP) * (wide * UP);
-            }
+        for (int u = 0; u < MANY; ++u) {
+            sums[u] = sum_of(x[u]);
+            are_ordinary = are_ordinary && is_ordinary(sums[u]);
         }
+        if (N > 1 && !are_ordinary) return false;
+#pragma unroll
+        for (int u = 0; u < MANY; ++u) at[0] += sums[u];
+        return true;
     }
 
     // Whether the sum of elements as they are is the norm's.
@@ -61,6 +69,24 @@ struct SumsOfSquares {
             if (at[0] < LEAST) return square_root(at[2]) * DOWN;
         }
         return square_root(at[0]);
+    }
+
+  private:
+    // A short one from a word: taken apart, elements take registers of their own.
+    template <int M>
+    static __device__ __forceinline__ A wide(const Vec<E, M>& x, int i) {
+        using Unit = vec::Unit<E, vec::IN_WORDS<E, M>>;
+        return Unit::at(reinterpret_cast<const typename Unit::Held*>(&x), i);
+    }
+    static __device__ __forceinline__ bool is_ordinary(A sum) {
+        return sum >= LEAST && sum <= MOST * 0x1p-56f;
+    }
+    template <int M>
+    static __device__ __forceinline__ A sum_of(const Vec<E, M>& x) {
+        A sum = 0;
+#pragma unroll
+        for (int i = 0; i < M; ++i) sum += wide(x, i) * wide(x, i);
+        return sum;
     }
 };
 
@@ -78,7 +104,7 @@ __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
         if (i == 0 || has_others) sums.at[i] = reduce::sum_block(sums.at[i], scratch);
         if (threadIdx.x == 0) partials[(place.first + blockIdx.x) * N + i] = sums.at[i];
     }
-    if (place.n_in_all == 0 || !reduce::arrives_last(ticket, gridDim.x, last)) return false;
+    if (place.n_in_all == 0 || !reduce::first_arrives_last(ticket, gridDim.x, last)) return false;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (i > 0 && sums.is_precise()) break;

@@ -52,8 +52,10 @@ __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
     return column < 0 ? nullptr : static_cast<E*>(arrays.at[column * columns.n_tensors + tensor]);
 }
 
-// Shows `visit` the elements that fall to this thread: a block takes every gridDim-th chunk.
-template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, int CAPACITY, class Visit>
+// Shows `visit` the elements that fall to this thread: a block takes every gridDim-th chunk. BATCHES: a
+// visitor that takes several vectors at once.
+template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, bool BATCHES = false, int CAPACITY,
+          class Visit>
 __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,
                                               const TensorSizes<CAPACITY>& sizes, Visit& visit) {
     constexpr i64 VECS = CHUNK_NBYTES / 16;
@@ -62,7 +64,10 @@ __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,
         while (chunk >= sizes.first_chunk[t + 1]) ++t;
         const reduce::Range<E> range(static_cast<const E*>(arrays.at[t]), sizes.size[t]);
         const i64 first = (chunk - sizes.first_chunk[t]) * VECS;
-        reduce::visit_vecs<UNROLL>(range, first, VECS, threadIdx.x, THREADS, visit);
+        if constexpr (BATCHES)
+            reduce::visit_batches<UNROLL>(range, first, VECS, threadIdx.x, THREADS, visit);
+        else
+            reduce::visit_vecs<UNROLL>(range, first, VECS, threadIdx.x, THREADS, visit);
         if (first == 0) reduce::visit_edges(range, threadIdx.x, THREADS, visit);
     }
 }

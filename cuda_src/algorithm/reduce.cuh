@@ -58,13 +58,33 @@ __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& l
     return last;
 }
 
+// The same where the first thread alone has written what other blocks are to see.
+__device__ __forceinline__ bool first_arrives_last(Zeroed<u32>* ticket, u32 n, bool& last) {
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(&ticket->value, n - 1) == n - 1;
+    }
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
 // The sum of n values that other blocks have written, every `stride`-th, in the order of their
 // numbers.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
                                           BlockScratch<A, THREADS>& scratch, u32 stride = 1) {
+    constexpr int MANY = 8;  // loaded together
     A sum = 0;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) sum += __ldcg(partials + i * stride);
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < n; i += MANY * THREADS) {
+        A own[MANY];
+#pragma unroll
+        for (int u = 0; u < MANY; ++u)
+            own[u] = i + u * THREADS < n ? __ldcg(partials + (i + u * THREADS) * stride) : A(0);
+#pragma unroll
+        for (int u = 0; u < MANY; ++u) sum += own[u];
+    }
     return sum_block(sum, scratch);
 }
 
@@ -104,6 +124,32 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
             if (k + u * n_threads < n) visit(loaded[u]);
+    }
+}
+
+// The same for a visitor that takes vectors which were loaded together at once, or refuses them: it is
+// shown each of those alone.
+template <int UNROLL, class E, class V, class Visit>
+__device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
+                                              u32 thread, u32 n_threads, Visit& visit) {
+    const V* const from = reinterpret_cast<const V*>(range.from + range.head) + first;
+    const i64 rest = range.n_vecs - first;
+    const u32 n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
+#pragma unroll 1
+    for (u32 k = thread; k < n;) {
+        const u32 end = k + UNROLL * n_threads;
+        if (end - n_threads < n) {
+            V loaded[UNROLL];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) loaded[u] = from[k + u * n_threads];
+            if (visit.all(loaded)) {
+                k = end;
+                continue;
+            }
+        }
+#pragma unroll 1
+        for (; k < end && k < n; k += n_threads) visit(from[k]);
+        k = end;
     }
 }
 

@@ -121,6 +121,24 @@ struct Unit<E, true> {
     static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
+// N elements of one array, which are moved together.
+template <class E, int N>
+struct Elements {
+    using Unit = vec::Unit<E, IN_WORDS<E, N>>;
+    using Held = typename Unit::Held;
+    Vec<Held, N * sizeof(E) / sizeof(Held)> held;
+
+    template <bool STREAMS = false>
+    __device__ __forceinline__ void load(const E* from) {
+        const auto* const address = reinterpret_cast<const decltype(held)*>(from);
+        if constexpr (STREAMS)
+            held = load_streaming(address);
+        else
+            held = *address;
+    }
+    __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(held.at, i); }
+};
+
 // The larger ones of two pairs of elements of 2 bytes, a word each: an instruction since 8.0.
 #if defined(__CUDA_CPU__)
 constexpr bool HAS_LARGER_PAIR = true;

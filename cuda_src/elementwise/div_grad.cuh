@@ -18,6 +18,7 @@ using column_reduce::Columns;
 using facts::elementwise::Broadcast;
 using facts::elementwise::OuterKeptInner;
 using fast_division::Divisor;
+using vec::Elements;
 using vec::Vec;
 
 template <class T>
@@ -40,6 +41,53 @@ __device__ __forceinline__ DivGradient<T> div_gradient(Acc<T> dy, Acc<T> a, Acc<
     return {da, -da * divided(a, b, T{})};
 }
 
+// What many numbers are divided by: the same bits as `divided`, of which what follows from the divisor
+// is made once.
+template <class T>
+struct Denominator {
+    Acc<T> value;
+    __device__ __forceinline__ void set(Acc<T> b) { value = b; }
+    __device__ __forceinline__ Acc<T> divides(Acc<T> x) const { return divided(x, value, T{}); }
+};
+template <>
+struct Denominator<__half> {
+    float reciprocal;
+    __device__ __forceinline__ void set(float b) { reciprocal = fast_reciprocal(b); }
+    __device__ __forceinline__ float divides(float x) const { return x * reciprocal; }
+};
+// A number whose reciprocal would leave the range of normal ones, and what it divides, are scaled first.
+template <>
+struct Denominator<__nv_bfloat16> {
+    float scale, reciprocal;
+    __device__ __forceinline__ void set(float b) {
+        const float size = fabsf(b);
+        scale = size > 0x1p126f ? 0.25f : size < 0x1p-126f ? 0x1p24f : 1.0f;
+        reciprocal = fast_reciprocal(multiply_subnormal(b, scale));
+    }
+    __device__ __forceinline__ float divides(float x) const {
+        return multiply_subnormal(multiply_subnormal(x, scale), reciprocal);
+    }
+};
+
+// An element that is repeated, as its gradients need it.
+template <class T, bool IS_B>
+struct Repeated {
+    Denominator<T> b;
+    __device__ __forceinline__ void set(Acc<T> x) { b.set(x); }
+    __device__ __forceinline__ DivGradient<T> gradient(Acc<T> dy, Acc<T> a) const {
+        const Acc<T> da = b.divides(dy);
+        return {da, -da * b.divides(a)};
+    }
+};
+template <class T>
+struct Repeated<T, false> {
+    Acc<T> a;
+    __device__ __forceinline__ void set(Acc<T> x) { a = x; }
+    __device__ __forceinline__ DivGradient<T> gradient(Acc<T> dy, Acc<T> b) const {
+        return div_gradient<T>(dy, a, b);
+    }
+};
+
 // ---- one operand is the whole, the other is repeated --------------------------------------------
 
 // B_IS_REPEATED: the other operand is B, else A.
@@ -49,54 +97,71 @@ struct Operands {
     T* d_whole;
 };
 
-template <int N, class T>
-__device__ __forceinline__ Vec<T, N> vec_at(const T* from, i64 at) {
-    return *reinterpret_cast<const Vec<T, N>*>(from + at);
-}
-
 // N elements of dY and the whole.
 template <class T, int N>
 struct Terms {
-    i64 at;
-    Vec<T, N> dy, whole;
+    Elements<T, N> dy, whole;
 
     template <bool B_IS_REPEATED>
-    __device__ Terms(const Operands<T, B_IS_REPEATED>& arrays, i64 at)
-        : at(at), dy(vec_at<N>(arrays.dy, at)), whole(vec_at<N>(arrays.whole, at)) {}
+    __device__ __forceinline__ void load(const Operands<T, B_IS_REPEATED>& arrays, i64 at) {
+        dy.load(arrays.dy + at);
+        whole.load(arrays.whole + at);
+    }
 };
 
 // The whole's gradient is written, the other's is added to `sums`.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& arrays,
-                                              const Terms<T, N>& terms, const Acc<T> (&repeated)[N],
+                                              const Terms<T, N>& terms, i64 at,
+                                              const Repeated<T, B_IS_REPEATED> (&repeated)[N],
                                               Acc<T> (&sums)[N]) {
     Acc<T> d_whole[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const Acc<T> w = to_acc(terms.whole.at[i]);
-        const Acc<T> a = B_IS_REPEATED ? w : repeated[i];
-        const Acc<T> b = B_IS_REPEATED ? repeated[i] : w;
-        const DivGradient<T> g = div_gradient<T>(to_acc(terms.dy.at[i]), a, b);
+        const DivGradient<T> g = repeated[i].gradient(terms.dy.at(i), terms.whole.at(i));
         d_whole[i] = B_IS_REPEATED ? g.da : g.db;
         sums[i] += B_IS_REPEATED ? g.db : g.da;
     }
     if (arrays.d_whole)
-        *reinterpret_cast<Vec<T, N>*>(arrays.d_whole + terms.at) = vec::from_acc<T>(d_whole);
+        *reinterpret_cast<Vec<T, N>*>(arrays.d_whole + at) = vec::from_acc<T>(d_whole);
 }
 
-// All terms from `first` to before `end`, `step` apart; two are loaded before one is stored.
-template <class T, int N, bool B_IS_REPEATED>
+// All terms from `first` to before `end`, `step` apart; DEPTH are loaded before one is stored.
+template <int DEPTH, class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATED>& arrays,
                                                   i64 first, i64 end, i64 step,
-                                                  const Acc<T> (&repeated)[N], Acc<T> (&sums)[N]) {
+                                                  const Repeated<T, B_IS_REPEATED> (&repeated)[N],
+                                                  Acc<T> (&sums)[N]) {
+#pragma unroll 1
+    for (i64 at = first; at < end; at += DEPTH * step) {
+        Terms<T, N> terms[DEPTH];
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+            if (at + u * step < end) terms[u].load(arrays, at + u * step);
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+            if (at + u * step < end) differentiate(arrays, terms[u], at + u * step, repeated, sums);
+    }
+}
+
+// The same of many terms, two of them together.
+template <class T, int N, bool B_IS_REPEATED>
+__device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
+                                                   i64 first, i64 end, i64 step,
+                                                   const Repeated<T, B_IS_REPEATED> (&repeated)[N],
+                                                   Acc<T> (&sums)[N]) {
     i64 at = first;
+    Terms<T, N> one, other;
 #pragma unroll 1
     for (; at + step < end; at += 2 * step) {
-        const Terms<T, N> one(arrays, at), other(arrays, at + step);
-        differentiate(arrays, one, repeated, sums);
-        differentiate(arrays, other, repeated, sums);
+        one.load(arrays, at);
+        other.load(arrays, at + step);
+        differentiate(arrays, one, at, repeated, sums);
+        differentiate(arrays, other, at + step, repeated, sums);
     }
-    if (at < end) differentiate(arrays, Terms<T, N>(arrays, at), repeated, sums);
+    if (at >= end) return;
+    one.load(arrays, at);
+    differentiate(arrays, one, at, repeated, sums);
 }
 
 // One row is repeated: a thread has N columns of every blockDim.y-th row of a span.
@@ -106,21 +171,28 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
                                             i64 span_rows) {
     const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
     if (column >= columns) return;
-    const Vec<T, N> loaded = vec_at<N>(arrays.repeated, column);
-    Acc<T> repeated[N], sums[N];
+    Elements<T, N> loaded;
+    loaded.load(arrays.repeated + column);
+    Repeated<T, B_IS_REPEATED> repeated[N];
+    Acc<T> sums[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        repeated[i] = to_acc(loaded.at[i]);
+        repeated[i].set(loaded.at(i));
         sums[i] = Acc<T>(0);
     }
     const i64 first = blockIdx.y * span_rows, end = min(rows, first + span_rows);
-    differentiate_all(arrays, (first + threadIdx.y) * columns + column, end * columns,
-                      blockDim.y * columns, repeated, sums);
+    differentiate_many(arrays, (first + threadIdx.y) * columns + column, end * columns,
+                       blockDim.y * columns, repeated, sums);
     if (!partials) return;
     const i64 partial = static_cast<i64>(blockIdx.y) * blockDim.y + threadIdx.y;
 #pragma unroll
     for (int i = 0; i < N; ++i) partials[partial * columns + column + i] = sums[i];
 }
+
+// Vectors of each array that a thread has in flight of a run; of divisors, each of which is another, and
+// of longer elements fewer.
+template <class T, bool B_IS_REPEATED>
+constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
 // What a group of lanes sums: a span of the terms of one kept element.
 template <int THREADS>
@@ -131,7 +203,7 @@ struct Task {
 
     __device__ Task(i64 n_kept, i64 n_spans, u32 lanes) {
         number = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
-        span = number / n_kept;
+        span = n_spans == 1 ? number >= n_kept : number / n_kept;
         kept = number - span * n_kept;
         lane = threadIdx.x % lanes;
         exists = span < n_spans;
@@ -153,22 +225,28 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
                                                     Acc<T>* partials, T* d_repeated,
                                                     const OuterKeptInner& sizes) {
     const Task<THREADS> task(sizes.kept, sizes.n_spans, sizes.lanes);
-    Acc<T> repeated[N], sums[N], sum = Acc<T>(0);
+    Repeated<T, B_IS_REPEATED> repeated[N];
+    Acc<T> sums[N], sum = Acc<T>(0);
     if (task.exists) {
+        Repeated<T, B_IS_REPEATED> kept;
+        kept.set(to_acc(arrays.repeated[task.kept]));
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            repeated[i] = to_acc(arrays.repeated[task.kept]);
+            repeated[i] = kept;
             sums[i] = Acc<T>(0);
         }
-        const i64 outer_first = task.span / sizes.inner_spans * sizes.outer_each;
+        const i64 outer_span = sizes.inner_spans == 1 ? task.span : task.span / sizes.inner_spans;
+        const i64 outer_first = outer_span * sizes.outer_each;
         const i64 outer_end = min(sizes.outer, outer_first + sizes.outer_each);
-        const i64 inner_first = task.span % sizes.inner_spans * sizes.inner_each;
+        const i64 inner_span = task.span - outer_span * sizes.inner_spans;
+        const i64 inner_first = inner_span * sizes.inner_each;
         const i64 inner_end = min(sizes.inner, inner_first + sizes.inner_each);
 #pragma unroll 1
         for (i64 o = outer_first; o < outer_end; ++o) {
             const i64 start = (o * sizes.kept + task.kept) * sizes.inner;
-            differentiate_all(arrays, start + inner_first + task.lane * N, start + inner_end,
-                              sizes.lanes * N, repeated, sums);
+            differentiate_all<DEPTH<T, B_IS_REPEATED>>(arrays, start + inner_first + task.lane * N,
+                                                       start + inner_end, sizes.lanes * N, repeated,
+                                                       sums);
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) sum += sums[i];

@@ -34,6 +34,16 @@ constexpr int WIDE_COLUMNS<8> = 24;
 template <>
 constexpr int WIDE_COLUMNS<16> = 8;
 template <int NBYTES>
+constexpr int FULL_COLUMNS = 0;
+template <>
+constexpr int FULL_COLUMNS<4> = 16;
+template <>
+constexpr int FULL_COLUMNS<6> = 8;
+template <>
+constexpr int FULL_COLUMNS<8> = 8;
+template <>
+constexpr int FULL_COLUMNS<16> = 4;
+template <int NBYTES>
 constexpr int HELD_COLUMNS = 0;
 template <>
 constexpr int HELD_COLUMNS<4> = 32;

@@ -7,6 +7,7 @@
 #include "core/slots.cuh"
 #include "layer_norm/facts.cuh"
 #include "layer_norm/forward.cuh"
+#include "layer_norm/full_rows.cuh"
 #include "layer_norm/gradient.cuh"
 #include "layer_norm/gradient_by_warps.cuh"
 
@@ -56,6 +57,18 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     forward::hold_row<WIDTH, COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std,
+                          const __grid_constant__ U epsilon, i64 n_rows, u32 threads) {
+    full_rows::scale_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        x, scale, y, inv_std, epsilon, n_rows, threads);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std,
+                               const __grid_constant__ U epsilon, i64 n_rows, u32 threads) {
+    full_rows::scale_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        x, scale, y, inv_std, epsilon, n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,

@@ -8,6 +8,10 @@
 #define CTO_CHUNK_NBYTES 32768
 #endif
 
+#ifndef CTO_STEP_NBYTES
+#define CTO_STEP_NBYTES 8192
+#endif
+
 #ifndef CTO_TWO_LISTS
 #define CTO_TWO_LISTS 132
 #endif
@@ -25,6 +29,7 @@ namespace cto::facts::optimizer {
 constexpr int THREADS = 128;
 constexpr int VECS = 2;
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
+constexpr int STEP_NBYTES = CTO_STEP_NBYTES;
 constexpr int TWO_LISTS = CTO_TWO_LISTS;
 constexpr int POINTERS = CTO_POINTERS;
 constexpr int ONE_LIST = CTO_ONE_LIST;

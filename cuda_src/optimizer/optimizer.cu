@@ -29,7 +29,7 @@ using NORM = Acc<GRAD>;
 
 constexpr int NORM_UNROLL = 4;
 constexpr int WIDTH = vec::WIDTH<W>;
-constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
+constexpr i64 CHUNK = STEP_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
@@ -102,7 +102,8 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {
-    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
+    const i64 first = blockIdx.x * Tiling::tile;
+    const i64 end = first + Tiling::tile < n ? first + Tiling::tile : n;
     const double lr = as_double(rate);
     const SgdFactors by{1, static_cast<ACC>(lr), step::can_be_made(lr, 1)};
     Sgd{{w, g, new_w, new_g, Copy{}}, by}.run(first, end, n);
@@ -140,7 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ bool last;
     __shared__ reduce::BlockScratch<NORM, THREADS> scratch;
     l2_norm::SumsOfSquares<GRAD, NORM> squares;
-    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL>(arrays, sizes, squares);
+    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL, true>(arrays, sizes,
+                                                                                squares);
     if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
     if (threadIdx.x > 0) return;
     const NORM root = squares.norm();

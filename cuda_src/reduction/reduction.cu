@@ -65,6 +65,35 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
 
+// Rows of `lanes` whole vectors, a power of two: what a warp loads lies side by side.
+__device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
+    constexpr int N = vec::WIDTH<T>;
+    const u32 shift = 31 - __clz(lanes), lane = threadIdx.x & (lanes - 1);
+    const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
+    const i64 row = first >> shift, rest = n_rows - row;
+    const u32 step = THREADS >> shift;  // rows that a block loads at a time
+    vec::Elements<T, N> loaded[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u)
+        loaded[u].load(x + (u * step < rest ? first + u * THREADS : lane) * N);
+#ifndef __CUDA_CPU__
+    asm volatile("" ::: "memory");  // all of them before the first is waited for
+#endif
+    Acc<T> sums[UNROLL] = {};
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+        for (int i = 0; i < N; ++i) sums[u] += loaded[u].at(i);
+#pragma unroll 1
+    for (u32 half = lanes / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) sums[u] += __shfl_xor_sync(ALL_LANES, sums[u], half);
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u)
+        if (lane == (u & (lanes - 1)) && u * step < rest) y[row + u * step] = from_acc<Y>(sums[u]);
+}
+
 // Nothing to add: vectors as they are.
 struct Copy {
     template <class V>
@@ -196,6 +225,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
 }
 
+// Rows of a few whole vectors in an aligned array: as many lanes, a power of two. What a warp loads lies
+// side by side.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
+    sum_short_rows(x, y, n_rows, lanes);
+}
+
 // Long rows: n_spans blocks each, with `span` vectors a block.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
@@ -211,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Acc<T> sum = reduce::sum_block(visit.sum, scratch);
     if (n_spans > 1) {
         if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-        if (!reduce::arrives_last(tickets + row, n_spans, last)) return;
+        if (!reduce::first_arrives_last(tickets + row, n_spans, last)) return;
         sum = reduce::sum_partials(partials + row * n_spans, n_spans, scratch);
     }
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
@@ -237,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
     constexpr int N = vec::WIDTH<T>;
-    map::map_vecs<map::Tiling<N, N, 1, 16 * UNROLL, THREADS>>(aligned, x, y, n, n, Copy{});
+    map::map_vecs<map::Tiling<N, N, 1, 16, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -247,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
     l2_norm::SumsOfSquares<T, Wider> squares;
-    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, squares);
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL, true>(arrays, sizes, squares);
     if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
     if (threadIdx.x == 0) y[0] = from_acc<Y>(squares.norm());
 }

@@ -79,11 +79,12 @@ struct Joined {
     }
 };
 
-template <class Parts>
+template <bool ARE_LONG, class Parts>
 __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
                                        const Parts& parts) {
     const Joined<Parts> source{width, n_rows, n_parts, parts};
-    copy_runs::write_tile<Tile>(static_cast<T*>(out), n_rows * width.value, blockIdx.x, source);
+    copy_runs::write_tile<Tile, ARE_LONG>(static_cast<T*>(out), n_rows * width.value, blockIdx.x,
+                                          source);
 }
 
 // ---- SplitTraining: a part is some columns of the input -----------------------------------------
@@ -156,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
                     const __grid_constant__ PartStarts<CAPACITY> starts) {
-    concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
+    concat<true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
 // More parts than one launch knows by value: launches that write a table to memory, then one that
@@ -177,7 +178,7 @@ extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_part
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
-    concat(concat_result, n_rows, width, n_parts, PartsInMemory{table});
+    concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
@@ -191,8 +192,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                               n_rows * width,
                               width,
                               split.column[i]};
-    copy_runs::write_tile<Tile>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
-                                blockIdx.x - split.tile[i], source);
+    copy_runs::write_tile<Tile, true>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
+                                      blockIdx.x - split.tile[i], source);
 }
 
 // Of many parts, words as they lie in the parts.

@@ -15,6 +15,8 @@ COLUMNS = {4: 32, 6: 16, 8: 16, 16: 8}
 DEEP_LENGTH = 4096
 DEEP_COLUMNS = {8: 32}
 WIDE_COLUMNS = {4: 32, 6: 16, 8: 24, 16: 8}
+# Of rows that are scaled alone, or twice as many.
+FULL_COLUMNS = {4: 16, 6: 8, 8: 8, 16: 4}
 # In shared memory, by slots; of single elements in both; by the bytes of an accumulator.
 HELD_COLUMNS = {4: 32, 8: 8}
 SINGLE_COLUMNS = {4: 16, 8: 8}

@@ -17,6 +17,7 @@ from .facts import (
     COLUMNS,
     DEEP_COLUMNS,
     DEEP_LENGTH,
+    FULL_COLUMNS,
     HELD_THREADS,
     SINGLE_COLUMNS,
     WIDE_COLUMNS,
@@ -25,6 +26,8 @@ from .plan_staged_rows import Kernels, Rows, held
 
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
 
+FULL_THREADS = {2: 256, 4: 512, 8: 512}  # of a full row at most, by bytes of an element
+FULL_BLOCK = 128  # threads of a block with several of them
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
 TOTAL_THREADS = 256  # of a block in the second stage of sums
@@ -93,11 +96,31 @@ def forward(
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
+    if parameters[1] is None and results[0] is not None and not is_centred and aligned:
+        full = _full(matrix)
+        if full is not None:
+            own = (x, parameters[0], results[0], results[2], epsilon, *full.args)
+            return plans.Plan((matrix.launch(full.suffix, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
     config = plans.Config((matrix.count,), (HELD_THREADS,))
     return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+
+
+def _full(matrix: Matrix) -> Division | None:
+    """Rows that fill what their threads hold; None where they do not."""
+    columns = FULL_COLUMNS[matrix.both_nbytes]
+    for suffix, held in (("full_rows", columns), ("deep_full_rows", 2 * columns)):
+        threads, rest = divmod(matrix.length, held)
+        is_power = threads & (threads - 1) == 0
+        if rest or not matrix.count or not (threads % WARP == 0 or is_power):
+            continue
+        if 0 < threads <= FULL_THREADS[matrix.t.itemsize]:
+            groups = max(1, FULL_BLOCK // threads) if is_power else 1
+            config = plans.Config((plans.ceil_div(matrix.count, groups),), (threads * groups,))
+            return Division(suffix, config, (matrix.count, threads))
+    return None
 
 
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:

@@ -7,7 +7,8 @@ from ...declare.facts import Slot
 
 THREADS = 128
 VECS = 2  # packets of 16 bytes of each array a thread has in flight
-CHUNK_NBYTES = Slot(32_768)  # of an array that a block takes
+CHUNK_NBYTES = Slot(32_768)  # of an array that a block takes of a norm, and clips
+STEP_NBYTES = Slot(8_192)  # of an array of weights that a block makes a step of
 TWO_LISTS = Slot(132)  # tensors a launch: 28 bytes each, beside numbers
 POINTERS = Slot(2 * TWO_LISTS)
 ONE_LIST = Slot(192)  # 20 bytes each

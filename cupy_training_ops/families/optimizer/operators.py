@@ -21,13 +21,13 @@ from ...declare.schema import Changing, Inferred, Input, Output, Spec, attribute
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...frame.op import Op
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning import step as common
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Columns, Listed, tables
 from ...rules.widening import computed_in
-from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS
+from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -39,7 +39,9 @@ BLOCKS = 16  # a multiprocessor, of a norm
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
     counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": 2 * TWO_LISTS, "ONE_LIST": ONE_LIST}
-    binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, **counts)
+    binding = slots(
+        W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts
+    )
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 
@@ -72,7 +74,8 @@ class SGDOptimizer(Op):
     def plan(
         self, device: Device, eta: object, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
     ) -> Plan:
-        grid, args = ceil_div(w.nbytes, CHUNK_NBYTES), (w, g, nw, ng, eta, w.size)
+        grid = ceil_div(w.nbytes, THREADS * VECS * VEC_NBYTES)
+        args = (w, g, nw, ng, eta, w.size)
         return Plan((_launch(self.function_name, grid, args, w.dtype, g.dtype),))
 
 
@@ -86,7 +89,7 @@ def _sgd(
     w, g, mixed = inputs
     mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
     columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
-    sizes, chunk = [spec.size for spec in w], CHUNK_NBYTES // w[0].dtype.itemsize
+    sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
     launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
     steps = parameter_update.over_lists(
         columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16

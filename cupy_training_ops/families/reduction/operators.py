@@ -46,6 +46,7 @@ BLOCKS = 8  # a multiprocessor: together 2,048 threads
 COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
 MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
+SHORT_ROWS = tuple(2**i for i in range(6))  # packets of a row, each of which a lane takes
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
 
 
@@ -195,6 +196,9 @@ class Pass:
         if self.B > 1:
             return self._columns(x, y, room)
         row_nbytes = self.R * x.dtype.itemsize
+        lanes, rest = divmod(row_nbytes, VEC_NBYTES)
+        if x.aligned and not rest and lanes in SHORT_ROWS:
+            return self._short_rows(x, y, lanes)
         if row_nbytes <= SHORT_ROW_NBYTES or 64 * device.multiprocessors <= self.A:
             return self._rows(x, y, ceil_div(row_nbytes, VEC_NBYTES))
         return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
@@ -203,8 +207,14 @@ class Pass:
         """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
-        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * VEC_NBYTES)
+        grid = ceil_div(n * x.dtype.itemsize, THREADS * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
+
+    def _short_rows(self, x: _Place, y: _Place, lanes: int) -> Launch:
+        """A packet to a lane."""
+        args = (x.argument, y.argument, self.A, lanes)
+        grid = ceil_div(self.A * lanes, THREADS * UNROLL)
+        return _launch("reduce_sum_training__short_rows", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
         """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""

@@ -175,6 +175,18 @@ def test_half_quotients_are_rounded_once(anywhere, rng, a, b) -> None:
         assert_rounded_once(anywhere.host(actual), wanted)
 
 
+@pytest.mark.parametrize("along", [(8, 1), (8,)], ids=str)
+def test_repeated_divisors_at_the_ends_of_the_range(run, rng, along) -> None:
+    """Of numbers of bfloat16 whose reciprocals float32 cannot hold, or only as subnormal ones."""
+    b = np.array([2.0**-133, -(2.0**-128), 2.0**-126, 1.5, -(2.0**126), 2.0**127, 3e38, -7])
+    b = b.reshape(along)
+    dy, a = ((b * rng.uniform(0.5, 1, (8, 8))).astype(BFLOAT16) for _ in range(2))
+    arrays = dy, a, b.astype(BFLOAT16)
+    expected = computed(get_op("DivGrad")(), *arrays)
+    for actual, wanted in zip(get_op("DivGrad")()(*map(run.place, arrays)), expected, strict=True):
+        assert_matches(run.host(actual), wanted)
+
+
 def test_an_unwanted_sum_takes_no_second_launch(run, rng) -> None:
     dy, a = (rng.standard_normal((300, 24)).astype(FLOAT32) for _ in range(2))
     b = rng.uniform(0.5, 2, 24).astype(FLOAT32)

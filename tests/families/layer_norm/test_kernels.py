@@ -99,6 +99,17 @@ def test_longer_rows_are_read_twice() -> None:
     assert steps("LayerNormalization", (9, 24_580))[0][0] == "long_rows"
 
 
+def test_rows_that_fill_their_threads_are_scaled_alone() -> None:
+    name = "SimplifiedLayerNormalization"
+    for length, types in ((512, FLOATS), (4096, FLOATS), (1024, HALVES), (8192, HALVES)):
+        assert steps(name, (9, length), types)[0][0].endswith("full_rows")
+        assert steps(name, (9, length - 8), types)[0][0] == "rows"
+        assert steps(name, (9, length), types, wanted=("inv_std_var",))[0][0] == "rows"
+        assert steps("LayerNormalization", (9, length), types)[0][0] == "rows"
+    assert steps(name, (9, 4096), aligned=False)[0][0] == "elements"
+    assert steps(name, (0, 4096))[0][0] == "rows"
+
+
 def test_outputs_alone_cost_what_they_need() -> None:
     name, shape = "LayerNormalizationGrad", (4096, 1024)
     alone = planned(name, shape, wanted=("X_grad",))
@@ -162,6 +173,18 @@ def check(run, name: str, given_, **attributes) -> None:
 def test_lengths_beside_vectors_and_warps(run, rng, name, types) -> None:
     for length in LENGTHS:
         check(run, name, inputs(rng, name, (5, length), types))
+
+
+@pytest.mark.parametrize("types", TYPES[:3])
+def test_full_rows_have_the_statistics_of_any(run, rng, types) -> None:
+    op = get_op("SimplifiedLayerNormalization")()
+    for length in (512, 1024, 3072):
+        given_ = inputs(rng, op.name, (5, length), types)
+        arrays = [run.place(array) for array in given_]
+        y, inv_std = op(*arrays)
+        of_any = op(*arrays, outputs=("inv_std_var",))[1]
+        assert_matches(run.host(y), computed(op, *given_)[0])
+        assert_matches(run.host(inv_std), run.host(of_any))
 
 
 @pytest.mark.thorough

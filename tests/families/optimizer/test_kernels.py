@@ -30,6 +30,7 @@ def test_at_most_40_compilations() -> None:
 def test_lists_are_updated_once(run, rng, monkeypatch, sizes, capacity) -> None:
     """Chunks of 64 and tables of upstream's sizes: applied twice there."""
     monkeypatch.setattr(optimizer, "CHUNK_NBYTES", 4 * 64)
+    monkeypatch.setattr(optimizer, "STEP_NBYTES", 4 * 64)
     monkeypatch.setattr(optimizer, "TWO_LISTS", capacity)
     monkeypatch.setattr(optimizer, "ONE_LIST", capacity)
     weights, gradients = ([normal(rng, n) for n in sizes] for _ in range(2))

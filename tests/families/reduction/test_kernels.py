@@ -90,7 +90,11 @@ def planned(shape, axes, dtype=FLOAT32, aligned=True):
         ((1, 2**26), (1,), [("long_rows", 1056)]),
         ((8, 2**23), (1,), [("long_rows", 1056)]),
         ((5000, 13000), (1,), [("long_rows", 5000)]),
-        ((2**24, 4), (1,), [("rows", 65536)]),
+        ((2**24, 4), (1,), [("short_rows", 16384)]),
+        ((2**24, 5), (1,), [("rows", 65536)]),
+        ((2**24, 12), (1,), [("rows", 131072)]),
+        ((2**16, 128), (1,), [("short_rows", 2048)]),
+        ((2**16, 256), (1,), [("rows", 8192)]),
         ((2**20, 1025), (0,), [("single_columns", 1025)]),
         ((16, 2**22), (0,), [("columns", 4096)]),
         ((64, 64, 64, 64), (0, 2), [("columns", 1024), ("columns", 64)]),
@@ -122,6 +126,14 @@ def check_sum(run, x, axes, offset=0) -> None:
 def test_rows_of_every_length(run, rng, dtype, offset) -> None:
     for length in (1, 2, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 129, 255, 257, 1023, 1025):
         check_sum(run, numbers(rng, (5, length), dtype), (1,), offset)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT64, INT32], ids=dtype_name)
+def test_short_rows_at_the_ends_of_blocks(run, rng, dtype) -> None:
+    for packets in (1, 2, 8, 32):
+        length, of_block = packets * 16 // dtype.itemsize, 1024 // packets
+        for n_rows in (1, of_block - 1, of_block + 1):
+            check_sum(run, numbers(rng, (n_rows, length), dtype), (1,))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32, INT32], ids=dtype_name)
