@@ -29,6 +29,9 @@ template <>
 constexpr int LONG_ITEMS<4> = 6;
 template <>
 constexpr int LONG_ITEMS<8> = 3;
+constexpr int CLUSTER = 8;
+constexpr int CLUSTER_THREADS = 1024;
+constexpr int CLUSTER_ITEMS = 8;
 constexpr int COLUMNS = 16;
 constexpr int TILE_ROWS = 256;
 constexpr int RUN = 4;
@@ -72,6 +75,15 @@ struct Pass {
     int bits;
 };
 static_assert(sizeof(Pass) == 24);
+
+struct AllDigits {
+    int n;
+    int span_bits;
+    int rows;
+    int bits;
+    int width;
+};
+static_assert(sizeof(AllDigits) == 20);
 
 struct Tuples {
     long long count;
@@ -118,6 +130,11 @@ static_assert(offsetof(Pass, n) == 0);
 static_assert(offsetof(Pass, span) == 8);
 static_assert(offsetof(Pass, shift) == 16);
 static_assert(offsetof(Pass, bits) == 20);
+static_assert(offsetof(AllDigits, n) == 0);
+static_assert(offsetof(AllDigits, span_bits) == 4);
+static_assert(offsetof(AllDigits, rows) == 8);
+static_assert(offsetof(AllDigits, bits) == 12);
+static_assert(offsetof(AllDigits, width) == 16);
 static_assert(offsetof(Tuples, count) == 0);
 static_assert(offsetof(Tuples, per_batch) == 8);
 static_assert(offsetof(Tuples, extents) == 16);

@@ -7,6 +7,7 @@
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "gather/atomic_sums.cuh"
+#include "gather/cluster_sort.cuh"
 #include "gather/column_sums.cuh"
 #include "gather/columns.cuh"
 #include "gather/facts.cuh"
@@ -70,17 +71,27 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
 
 // With dY given, entries carry its elements instead of their positions: see SortedSlices.
 template <class Target>
-struct NewKey {
+struct NewEntry {
     Target target;
     const T* dy;
-    Entry* entries;
     i64 n_rows;
 
-    __device__ Key operator()(i64 k) const {
+    __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
         if constexpr (sizeof(T) <= sizeof(Key))
             if (dy) entry.position = static_cast<Key>(bits_of(dy[k]));
+        return entry;
+    }
+};
+
+template <class Target>
+struct NewKey {
+    NewEntry<Target> made;
+    Entry* entries;
+
+    __device__ Key operator()(i64 k) const {
+        const Entry entry = made(k);
         entries[k] = entry;
         return entry.key;
     }
@@ -96,7 +107,16 @@ template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
                                           i64 n_rows, Pass pass) {
     __shared__ u32 found[RADIX];
-    radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
+    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
+}
+
+// All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
+template <int BLOCKS, class Target>
+__device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
+                                          const AllDigits& digits) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (sizeof(Key) == sizeof(u32) && (BLOCKS == 1 || cluster::EXISTS))
+        cluster_sort::sort<BLOCKS>(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
 }
 
 // ---- zeros and rounding -------------------------------------------------------------------------
@@ -164,6 +184,39 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
                                const T* dy, Entry* entries, Key* counts,
                                const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
+}
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+    gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
+                      const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys<1>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
+}
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+    gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                         Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys<1>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits);
+}
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+    gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
+                               const T* dy, Entry* entries,
+                               const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys<1>(GatherElement{indices, lines}, dy, entries, n_rows, digits);
+}
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
+    gather_grad__sort__cluster(const INDEX* indices, const T* dy, Entry* entries,
+                               const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys<CLUSTER>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
+}
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
+    gather_nd_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Tuples tuples,
+                                  const T* dy, Entry* entries,
+                                  const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys<CLUSTER>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits);
+}
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
+    gather_elements_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Lines lines,
+                                        const T* dy, Entry* entries,
+                                        const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys<CLUSTER>(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,

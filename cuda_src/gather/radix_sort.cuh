@@ -62,8 +62,8 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
 }
 
 // The sum of `value` over the threads before this one. A barrier has to pass before the next one.
-template <class Key>
-__device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[SORT_WARPS]) {
+template <class Key, int WARPS>
+__device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[WARPS]) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     Key sum = scan::sum_up_to_lane(value);
     if (lane == WARP - 1) of_warp[warp] = sum;

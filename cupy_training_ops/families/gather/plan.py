@@ -28,7 +28,9 @@ MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS f
 DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at all beats searches
 
 ROWS = 4  # whose sums one thread makes where they are short
+MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
+ALONE = 4096  # slices that one block sorts as soon as a cluster
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
@@ -96,6 +98,20 @@ def are_few(sizes: Sizes) -> bool:
 def sums_parents(sizes: Sizes, runs: int) -> bool:
     """Whether blocks sum the nodes above theirs: of one batch, where each has one such node."""
     return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
+
+
+def at_once(slices: int) -> tuple[int, int]:
+    """The blocks of a sort in one launch, and how many entries each of their threads has."""
+    blocks = 1 if slices <= ALONE else facts.CLUSTER
+    rows = plans.ceil_div(slices, blocks * facts.CLUSTER_THREADS)
+    return blocks, 1 << (rows - 1).bit_length()
+
+
+def shared_nbytes(rows: int) -> int:
+    """Of a block of that sort: counts of its warps, three of the block, and its entries twice."""
+    warps, entry = facts.CLUSTER_THREADS // WARP, 8
+    counts = 2 * warps * facts.RADIX + 4 * (3 * facts.RADIX + warps)
+    return counts + 2 * entry * rows * facts.CLUSTER_THREADS
 
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
@@ -203,7 +219,32 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> plans.Scratch:
-        """The (row, slice) entries in stable order, one pass a digit."""
+        """The (row, slice) entries in stable order."""
+        n, key = self.sizes.K, self.sizes.key
+        blocks, rows = at_once(n)
+        config = plans.Config((blocks,), (facts.CLUSTER_THREADS,), shared_nbytes(rows))
+        exists = blocks == 1 or self.device.has_clusters
+        fits = config.shared_nbytes <= self.device.max_shared_nbytes
+        if exists and fits and rows <= facts.CLUSTER_ITEMS and key.itemsize == 4:
+            return self.sort_at_once(config, rows)
+        return self.sort_by_passes()
+
+    def sort_at_once(self, config: plans.Config, rows: int) -> plans.Scratch:
+        """In one launch."""
+        n, bits = self.sizes.K, self.sizes.G.bit_length()
+        entries = self.scratch.take(2 * n, self.sizes.key)
+        width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
+        span_bits = (rows * facts.CLUSTER_THREADS).bit_length() - 1
+        numbers = {"n": n, "span_bits": span_bits, "rows": rows, "bits": bits, "width": width}
+        every = plans.by_value(facts.AllDigits, **numbers)
+        variant = "__cluster" if config.grid[0] > 1 else ""
+        dy = self.dy if self.is_carried else None
+        args = (*self.target, dy, entries, every, self.sizes.G)
+        self.launch_own(f"{self.op.function_name}__sort{variant}", config, *args)
+        return entries
+
+    def sort_by_passes(self) -> plans.Scratch:
+        """By two launches a digit."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
@@ -215,7 +256,7 @@ class Scatter:
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
-        for digit in digits(self.sizes.G, n, facts.RADIX.bit_length() - 1):
+        for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
             step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
