@@ -29,6 +29,17 @@ __device__ __forceinline__ void sync() {
     __syncthreads();
 }
 
+// The same behind which nothing is seen: other blocks are done with this one's shared memory.
+template <int BLOCKS>
+__device__ __forceinline__ void leave() {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
+    if constexpr (BLOCKS > 1)
+        asm volatile(
+            "barrier.cluster.arrive.relaxed.aligned;\n"
+            "barrier.cluster.wait.aligned;");
+#endif
+}
+
 // The same place of another block's shared memory.
 template <int BLOCKS, class E>
 __device__ __forceinline__ E* of_block(E* shared, u32 block) {

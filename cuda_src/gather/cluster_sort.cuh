@@ -19,7 +19,7 @@ using Entry = radix_sort::Entry<u32>;
 
 constexpr int WARPS = CLUSTER_THREADS / WARP;
 
-// Shared memory, before a span of sorted entries and one of those that arrive.
+// Shared memory, before what Span has there.
 struct Digits {
     u16 seen[WARPS][RADIX];  // of each warp; then of the warps before it
     u32 found[RADIX];        // of the block, which others read
@@ -40,73 +40,80 @@ struct Digits {
 };
 static_assert(sizeof(Digits) % sizeof(Entry) == 0);
 
-// The entries of a thread: `rows` of them, WARP apart, among its warp's own.
-struct OwnEntries {
-    Entry entry[CLUSTER_ITEMS];
-    u32 rank[CLUSTER_ITEMS];  // among the entries of the warp with the same digit
-    i32 rows;
-    u32 first, end;  // of the block's span; what is behind the end is not there
-
-    __device__ __forceinline__ OwnEntries(i32 rows, u32 end) : rows(rows), end(end) {
-        first = threadIdx.x / WARP * (WARP * rows) + threadIdx.x % WARP;
+// The lanes of the warp whose entries are valid and have this lane's digit.
+__device__ __forceinline__ u32 peers_of(u32 digit, bool valid) {
+    u32 peers = __ballot_sync(ALL_LANES, valid);
+#pragma unroll
+    for (u32 bit = 1; bit < RADIX; bit *= 2) {
+        const bool one = (digit & bit) != 0;
+        const u32 ones = __ballot_sync(ALL_LANES, one);
+        peers &= one ? ones : ~ones;
     }
-    __device__ __forceinline__ u32 at(int j) const { return first + WARP * j; }
-    __device__ __forceinline__ bool exists(int j) const { return at(j) < end; }
+    return peers;
+}
 
-    // `from` gives the entry at a place of the span, the last one again where there are no more.
-    template <class From>
-    __device__ __forceinline__ void load(const From& from) {
-        if (end == 0) return;
-        constexpr int TOGETHER = CLUSTER_ITEMS / 2;
+// The entries of a block. A thread has `rows` of them, WARP apart, among its warp's own: few
+// instructions, each of which is fetched for one launch, and many warps to wait with.
+struct Span {
+    Entry* entries;
+    Entry* sorted;
+    u16* ranks;  // of entries, among those of the warp with the same digit
+    i32 rows;
+    u32 end;
+
+    __device__ __forceinline__ u32 first() const {
+        return threadIdx.x / WARP * (WARP * rows) + threadIdx.x % WARP;
+    }
+    // `entry_of` reads memory that is far: several are asked for before the first is put down.
+    template <class EntryOf>
+    __device__ __forceinline__ void load(const EntryOf& entry_of) const {
+        constexpr u32 TOGETHER = 4;
+        const u32 last = min(first() + WARP * rows, end);
+        for (u32 i = first(); i < last; i += WARP * TOGETHER) {
+            Entry loaded[TOGETHER];
 #pragma unroll
-        for (int j = 0; j < CLUSTER_ITEMS; j += TOGETHER) {
-            if (j >= rows) break;
+            for (u32 d = 0; d < TOGETHER; ++d) loaded[d] = entry_of(min(i + WARP * d, end - 1));
 #pragma unroll
-            for (int d = 0; d < TOGETHER; ++d) entry[j + d] = from(min(at(j + d), end - 1));
+            for (u32 d = 0; d < TOGETHER; ++d)
+                if (i + WARP * d < last) entries[i + WARP * d] = loaded[d];
         }
     }
     // Leaves in `seen` how many entries of the warp have each digit.
-    __device__ __forceinline__ void count(u16* seen, const Pass& pass) {
-        const u32 lane = threadIdx.x % WARP;
+    __device__ __forceinline__ void count(u16* seen, const Pass& pass) const {
+        const u32 lane = threadIdx.x % WARP, last = first() + WARP * rows;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
         __syncwarp();
-#pragma unroll
-        for (int j = 0; j < CLUSTER_ITEMS; ++j) {
-            if (j >= rows) break;
-            const u32 digit = digit_of(entry[j].key, pass);
-            const u32 peers = radix_sort::peers_of(digit, pass.bits, exists(j));
+#pragma unroll 1
+        for (u32 i = first(); i < last; i += WARP) {
+            const bool exists = i < end;
+            const u32 digit = exists ? digit_of(entries[i].key, pass) : 0;
+            const u32 peers = peers_of(digit, exists);
             const u32 before = __popc(peers & ((1u << lane) - 1u));
-            rank[j] = seen[digit] + before;
+            const u32 earlier = seen[digit];
             __syncwarp();
-            if (exists(j) && before == 0) seen[digit] += static_cast<u16>(__popc(peers));
+            if (exists) ranks[i] = static_cast<u16>(earlier + before);
+            if (exists && before == 0) seen[digit] = static_cast<u16>(earlier + __popc(peers));
             __syncwarp();
         }
     }
-    __device__ __forceinline__ void put(Entry* sorted, const Digits& digits,
-                                        const Pass& pass) const {
+    __device__ __forceinline__ void sort(const Digits& digits, const Pass& pass) const {
         const u16* const earlier = digits.seen[threadIdx.x / WARP];
-#pragma unroll
-        for (int j = 0; j < CLUSTER_ITEMS; ++j) {
-            if (j >= rows) break;
-            const u32 digit = digit_of(entry[j].key, pass);
-            if (exists(j)) sorted[digits.first[digit] + earlier[digit] + rank[j]] = entry[j];
+        const u32 last = min(first() + WARP * rows, end);
+#pragma unroll 1
+        for (u32 i = first(); i < last; i += WARP) {
+            const Entry entry = entries[i];
+            const u32 digit = digit_of(entry.key, pass);
+            sorted[digits.first[digit] + earlier[digit] + ranks[i]] = entry;
         }
     }
-    // Takes the block's sorted entries instead, THREADS apart, and shows them to `visit`.
+    // Shows `visit` where each entry goes, and the entry.
     template <class Visit>
-    __device__ __forceinline__ void write(const Entry* sorted, const Digits& digits,
-                                          const Pass& pass, const Visit& visit) {
-#pragma unroll
-        for (int j = 0; j < CLUSTER_ITEMS; ++j) {
-            const u32 i = threadIdx.x + CLUSTER_THREADS * j;
-            if (j >= rows || i >= end) break;
-            entry[j] = sorted[i];
-            rank[j] = digits.shift[digit_of(entry[j].key, pass)] + i;
-        }
-#pragma unroll
-        for (int j = 0; j < CLUSTER_ITEMS; ++j) {
-            if (j >= rows || threadIdx.x + CLUSTER_THREADS * j >= end) break;
-            visit(rank[j], entry[j]);
+    __device__ __forceinline__ void write(const Digits& digits, const Pass& pass,
+                                          const Visit& visit) const {
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i < end; i += CLUSTER_THREADS) {
+            const Entry entry = sorted[i];
+            visit(digits.shift[digit_of(entry.key, pass)] + i, entry);
         }
     }
 };
@@ -130,11 +137,12 @@ __device__ __forceinline__ u32 first_destination(Digits& digits, const Pass& pas
     return radix_sort::sum_before(total, digits.of_warp) + earlier;
 }
 
-// Sorts by one digit; `visit` gets where each entry goes, and the entry.
+// Sorts by one digit. No block writes before all have sorted what they have, nor ends, or counts
+// anew, before all have read what it found.
 template <int BLOCKS, class Visit>
-__device__ __forceinline__ void sort_by_digit(OwnEntries& own, Entry* sorted, Digits& digits,
-                                              const Pass& pass, const Visit& visit) {
-    own.count(digits.seen[threadIdx.x / WARP], pass);
+__device__ __forceinline__ void sort_by_digit(const Span& span, Digits& digits, const Pass& pass,
+                                              bool is_last, const Visit& visit) {
+    span.count(digits.seen[threadIdx.x / WARP], pass);
     __syncthreads();
     const bool has_digit = threadIdx.x < radix(pass);
     const u32 count = has_digit ? digits.count_earlier_warps(threadIdx.x) : 0;
@@ -143,13 +151,17 @@ __device__ __forceinline__ void sort_by_digit(OwnEntries& own, Entry* sorted, Di
         digits.found[threadIdx.x] = count;
         digits.first[threadIdx.x] = before;
     }
+    __syncthreads();
+    span.sort(digits, pass);
     cluster::sync<BLOCKS>();
-    own.put(sorted, digits, pass);
     const u32 destination = first_destination<BLOCKS>(digits, pass);
     if (has_digit) digits.shift[threadIdx.x] = destination - before;
     __syncthreads();
-    own.write(sorted, digits, pass, visit);
-    cluster::sync<BLOCKS>();  // no block ends, or writes anew, while others read what it found
+    span.write(digits, pass, visit);
+    if (is_last)
+        cluster::leave<BLOCKS>();
+    else
+        cluster::sync<BLOCKS>();
 }
 
 // entry_of(k) is entry k of all. `shared`: dynamic shared memory.
@@ -157,24 +169,20 @@ template <int BLOCKS, class EntryOf>
 __device__ __forceinline__ void sort(const EntryOf& entry_of, Entry* __restrict__ to,
                                      const AllDigits& all, u8* shared) {
     Digits& digits = *reinterpret_cast<Digits*>(shared);
-    Entry* const sorted = reinterpret_cast<Entry*>(shared + sizeof(Digits));
-    Entry* const arrived = sorted + (1 << all.span_bits);
-    const u32 first = blockIdx.x << all.span_bits, n = static_cast<u32>(all.n);
-    OwnEntries own(all.rows, n <= first ? 0 : min(n - first, 1u << all.span_bits));
-    own.load([&](u32 i) { return entry_of(first + i); });
+    const u32 size = 1u << all.span_bits, n = static_cast<u32>(all.n), first = blockIdx.x * size;
+    Entry* const entries = reinterpret_cast<Entry*>(shared + sizeof(Digits));
+    Entry* const sorted = entries + size;
+    const Span span{entries, sorted, reinterpret_cast<u16*>(sorted + size), all.rows,
+                    n <= first ? 0 : min(n - first, size)};
+    span.load([&](u32 i) { return entry_of(first + i); });
 #pragma unroll 1
     for (i32 shift = 0; shift < all.bits; shift += all.width) {
         const Pass pass{all.n, 0, shift, min(all.width, all.bits - shift)};
-        if (shift + all.width >= all.bits) {
-            sort_by_digit<BLOCKS>(own, sorted, digits, pass,
-                                  [&](u32 place, const Entry& entry) { to[place] = entry; });
-            return;
-        }
-        const u32 mask = (1u << all.span_bits) - 1;
-        sort_by_digit<BLOCKS>(own, sorted, digits, pass, [&](u32 place, const Entry& entry) {
-            cluster::of_block<BLOCKS>(arrived, place >> all.span_bits)[place & mask] = entry;
+        const bool is_last = shift + all.width >= all.bits;
+        sort_by_digit<BLOCKS>(span, digits, pass, is_last, [&](u32 place, const Entry& entry) {
+            Entry* const block = cluster::of_block<BLOCKS>(entries, place >> all.span_bits);
+            *(is_last ? to + place : block + (place & (size - 1))) = entry;
         });
-        own.load([&](u32 i) { return arrived[i]; });
     }
 }
 

@@ -108,10 +108,10 @@ def at_once(slices: int) -> tuple[int, int]:
 
 
 def shared_nbytes(rows: int) -> int:
-    """Of a block of that sort: counts of its warps, three of the block, and its entries twice."""
-    warps, entry = facts.CLUSTER_THREADS // WARP, 8
+    """Of a block of that sort: counts of its warps, three of the block; entries twice, and ranks."""
+    warps = facts.CLUSTER_THREADS // WARP
     counts = 2 * warps * facts.RADIX + 4 * (3 * facts.RADIX + warps)
-    return counts + 2 * entry * rows * facts.CLUSTER_THREADS
+    return counts + (8 + 8 + 2) * rows * facts.CLUSTER_THREADS
 
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
