@@ -127,9 +127,8 @@ def test_any_shape(run, batches, rows, columns, slices, seed) -> None:
     assert_matches(run.host(actual), computed(op, shape, indices, dy))
 
 
-def test_the_sort_is_stable_over_many_tiles(run, rng) -> None:
+def is_stable(run, rng, slices: int, rows: int) -> None:
     """Slices of a row are added in the order they came in: float32 sums to the last bit."""
-    slices, rows = 9000, 3000
     indices = rng.integers(0, rows, slices)
     dy = rng.standard_normal((slices, 1)).astype(FLOAT32) * FLOAT32.type(1e3)
     expected = np.zeros((rows, 1), FLOAT32)
@@ -138,6 +137,20 @@ def test_the_sort_is_stable_over_many_tiles(run, rng) -> None:
     out = poison(run.blank(Spec((rows, 1), FLOAT32)))
     actual = get_op("GatherGrad")()((rows, 1), run.place(indices), run.place(dy), out=out)
     assert_matches(run.host(actual), expected, 0)
+
+
+@pytest.mark.parametrize("slices", [1024, 3001, 4096, 9000])
+def test_the_sort_is_stable_over_many_tiles(run, rng, slices) -> None:
+    """In one launch and, from 4,097 slices on, by passes or by a cluster of blocks."""
+    is_stable(run, rng, slices, 3000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("run", ["cuda"], indirect=True)
+@pytest.mark.parametrize("slices", [4097, 8192, 8193, 32768, 40_001, 65_536, 65_537])
+@pytest.mark.parametrize("rows", [20_000, 300_000], ids=["two digits", "three digits"])
+def test_the_sort_of_a_cluster_is_stable(run, rng, slices, rows) -> None:
+    is_stable(run, rng, slices, rows)
 
 
 def many_duplicates(op, rng):

@@ -107,6 +107,40 @@ def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -
     assert symbols == sort + [f"gather__{stage}" for stage in after]
 
 
+BY_PASSES = "gather_grad__keys"
+ALONE, TOGETHER = "gather_grad__sort", "gather_grad__sort__cluster"
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("slices", "rows", "shared", "has_clusters", "expected"),
+    [
+        (4096, 50257, 227 * KIB, True, ALONE),
+        (4096, 50257, 163 * KIB, False, ALONE),
+        (4096, 50257, 99 * KIB, False, BY_PASSES),
+        (2048, 50257, 99 * KIB, False, ALONE),
+        (4097, 50257, 227 * KIB, True, TOGETHER),
+        (65536, 50257, 227 * KIB, True, TOGETHER),
+        (65537, 50257, 227 * KIB, True, BY_PASSES),
+        (32768, 50257, 99 * KIB, True, BY_PASSES),
+        (4097, 50257, 227 * KIB, False, BY_PASSES),
+        (4097, 2**32, 227 * KIB, True, BY_PASSES),
+    ],
+)
+def test_few_slices_are_sorted_at_once(slices, rows, shared, has_clusters, expected) -> None:
+    device = Device(132, (9, 0), shared, has_clusters)
+    assert planned((rows, 8), slices, FLOAT32, True, True, device)[0] == expected
+
+
+@pytest.mark.parametrize("slices", [257, 1024, 1025, 4096, 4097, 8192, 8193, 32768, 65536])
+def test_all_entries_have_a_thread(slices) -> None:
+    """Each thread of each block has as many, and spans are powers of two."""
+    blocks, rows = segmented_sum.at_once(slices)
+    span = rows * facts.CLUSTER_THREADS
+    assert rows <= facts.CLUSTER_ITEMS and span & (span - 1) == 0
+    assert blocks * span >= slices > (rows // 2) * blocks * facts.CLUSTER_THREADS
+
+
 @pytest.mark.parametrize(
     ("slices", "variant", "starts"),
     [
@@ -140,10 +174,10 @@ def test_atomics_are_for_little_data(slices, dtype, aligned, expected) -> None:
     assert symbols == (expected or planned((50257, 1024), slices, dtype, True, aligned))
 
 
-def planned(shape, slices, dtype, deterministic, aligned) -> list[str]:
+def planned(shape, slices, dtype, deterministic, aligned, device=H200) -> list[str]:
     op = get_op("GatherGrad")(deterministic=deterministic)
     dy, dx = Spec((slices, *shape[1:]), dtype, aligned), Spec(shape, dtype, aligned)
-    return [launch.symbol for launch in op.plan(H200, shape, Spec((slices,), INT64), dy, dx).steps]
+    return [launch.symbol for launch in op.plan(device, shape, Spec((slices,), INT64), dy, dx).steps]
 
 
 @pytest.mark.parametrize(
