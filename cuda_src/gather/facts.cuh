@@ -85,6 +85,12 @@ struct AllDigits {
 };
 static_assert(sizeof(AllDigits) == 20);
 
+struct Zeros {
+    long long first;
+    long long end;
+};
+static_assert(sizeof(Zeros) == 16);
+
 struct Tuples {
     long long count;
     long long per_batch;
@@ -135,6 +141,8 @@ static_assert(offsetof(AllDigits, span_bits) == 4);
 static_assert(offsetof(AllDigits, rows) == 8);
 static_assert(offsetof(AllDigits, bits) == 12);
 static_assert(offsetof(AllDigits, width) == 16);
+static_assert(offsetof(Zeros, first) == 0);
+static_assert(offsetof(Zeros, end) == 8);
 static_assert(offsetof(Tuples, count) == 0);
 static_assert(offsetof(Tuples, per_batch) == 8);
 static_assert(offsetof(Tuples, extents) == 16);

@@ -110,10 +110,24 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
     radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
 }
 
-// All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
+// Vectors of zeros from dx's element `first` on up to n, by blocks from `first_block` on.
+__device__ __forceinline__ void write_zeros(T* dx, i64 first, i64 n, u32 first_block) {
+    const i64 threads = static_cast<i64>(gridDim.x - first_block) * blockDim.x;
+    const Vec<T, WIDTH> zero{};
+    for (i64 i = first + ((blockIdx.x - first_block) * blockDim.x + threadIdx.x) * WIDTH; i < n;
+         i += threads * WIDTH)
+        vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(dx + i), zero);
+}
+
+// All of the sort; of keys of 32 bits, the kernels are empty for longer ones. Other blocks write rows
+// that most likely are zero meanwhile: memory has nothing to do.
 template <int BLOCKS, class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
-                                          const AllDigits& digits) {
+                                          const AllDigits& digits, T* dx, const Zeros& zeros) {
+    if (blockIdx.x >= BLOCKS) {
+        write_zeros(dx, zeros.first, zeros.end, BLOCKS);
+        return;
+    }
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(Key) == sizeof(u32) && (BLOCKS == 1 || cluster::EXISTS))
         cluster_sort::sort<BLOCKS>(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
@@ -187,36 +201,42 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
-                      const __grid_constant__ AllDigits digits, i64 n_rows) {
-    sort_keys<1>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
+                      const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                      const __grid_constant__ Zeros zeros) {
+    sort_keys<1>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
-    sort_keys<1>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits);
+                         Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows,
+                         T* dx, const __grid_constant__ Zeros zeros) {
+    sort_keys<1>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
     gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries,
-                               const __grid_constant__ AllDigits digits, i64 n_rows) {
-    sort_keys<1>(GatherElement{indices, lines}, dy, entries, n_rows, digits);
+                               const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                               const __grid_constant__ Zeros zeros) {
+    sort_keys<1>(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
     gather_grad__sort__cluster(const INDEX* indices, const T* dy, Entry* entries,
-                               const __grid_constant__ AllDigits digits, i64 n_rows) {
-    sort_keys<CLUSTER>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
+                               const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                               const __grid_constant__ Zeros zeros) {
+    sort_keys<CLUSTER>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
     gather_nd_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Tuples tuples,
                                   const T* dy, Entry* entries,
-                                  const __grid_constant__ AllDigits digits, i64 n_rows) {
-    sort_keys<CLUSTER>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits);
+                                  const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                                  const __grid_constant__ Zeros zeros) {
+    sort_keys<CLUSTER>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
     gather_elements_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, Entry* entries,
-                                        const __grid_constant__ AllDigits digits, i64 n_rows) {
-    sort_keys<CLUSTER>(GatherElement{indices, lines}, dy, entries, n_rows, digits);
+                                        const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                                        const __grid_constant__ Zeros zeros) {
+    sort_keys<CLUSTER>(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
@@ -318,17 +338,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels, i64 n_long) {
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
-                                   levels, n_long);
+                                   levels, n_long, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
-                             i32 levels, i64 n_long) {
+                             i32 levels, i64 n_long, i64 zeros) {
     segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               n_long);
+                               n_long, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

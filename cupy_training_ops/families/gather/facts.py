@@ -58,6 +58,9 @@ AllDigits = Struct(
     "AllDigits", n=i32, span_bits=i32, rows=i32, bits=i32, width=i32
 )
 
+# Elements of dX that other blocks set to zero meanwhile, whole vectors.
+Zeros = Struct("Zeros", first=i64, end=i64)
+
 # An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
 Tuples = Struct("Tuples", count=i64, per_batch=i64, extents=i64[MAX_DIMS])
 

@@ -30,6 +30,7 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 ROWS = 4  # whose sums one thread makes where they are short
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
+ZEROS_NBYTES = 160 * 1024  # of a multiprocessor, that memory takes while others sort
 ALONE = 4096  # slices that one block sorts as soon as a cluster
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
@@ -153,11 +154,13 @@ class Scatter:
     target: tuple[object, ...]  # the arguments that say where a slice goes
     scratch: plans.ScratchMemory = field(default_factory=plans.ScratchMemory)
     launches: list[plans.Launch] = field(default_factory=list)
+    zeros: int = field(init=False)  # the row from which on others write zeros
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
+        self.zeros = self.sizes.G
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
 
     def launch(self, stage: str, config: plans.Config, *args: object) -> None:
@@ -239,9 +242,23 @@ class Scatter:
         every = plans.by_value(facts.AllDigits, **numbers)
         variant = "__cluster" if config.grid[0] > 1 else ""
         dy = self.dy if self.is_carried else None
-        args = (*self.target, dy, entries, every, self.sizes.G)
+        config, zeros = self.with_zeros(config)
+        args = (*self.target, dy, entries, every, self.sizes.G, self.dx, zeros)
         self.launch_own(f"{self.op.function_name}__sort{variant}", config, *args)
         return entries
+
+    def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
+        """The launch of a sort, with blocks that write zeros to the last rows meanwhile."""
+        s, n = self.sizes, 0
+        if s.B == 1 and s.K <= s.G and self.runs[1] == "":
+            room = ZEROS_NBYTES * self.device.multiprocessors
+            n = min(s.G, room // (s.W * self.dx.dtype.itemsize))
+        self.zeros = s.G - n
+        blocks = config.grid[0]
+        if n:
+            blocks += plans.align_up(self.device.multiprocessors, blocks) - blocks
+        zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=s.G * s.W)
+        return plans.Config((blocks,), config.block, config.shared_nbytes), zeros
 
     def sort_by_passes(self) -> plans.Scratch:
         """By two launches a digit."""
@@ -322,9 +339,8 @@ class Scatter:
         n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
-        self.launch(
-            f"sum_rows{variant}", config, *arrays, rows, n_sums(counts), len(counts), n_long
-        )
+        more = rows, n_sums(counts), len(counts), n_long, self.zeros
+        self.launch(f"sum_rows{variant}", config, *arrays, *more)
 
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""

@@ -15,6 +15,7 @@ from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.gather import operators as ops
+from cupy_training_ops.families.gather import plan
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
@@ -151,6 +152,17 @@ def test_the_sort_is_stable_over_many_tiles(run, rng, slices) -> None:
 @pytest.mark.parametrize("rows", [20_000, 300_000], ids=["two digits", "three digits"])
 def test_the_sort_of_a_cluster_is_stable(run, rng, slices, rows) -> None:
     is_stable(run, rng, slices, rows)
+
+
+def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch) -> None:
+    """None, some of them, or all of them by blocks that do not sort."""
+    indices = np.minimum(rng.zipf(1.2, 1500), 1400) - 1
+    dy = rng.standard_normal((1500, 16)).astype(FLOAT32)
+    results = set()
+    for nbytes in (0, 9000, 2**20):
+        monkeypatch.setattr(plan, "ZEROS_NBYTES", nbytes)
+        results.add(check_sums(run, (1600, 16), indices, dy, RELATIVE["float32"]).tobytes())
+    assert len(results) == 1
 
 
 def many_duplicates(op, rng):
