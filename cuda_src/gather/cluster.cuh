@@ -7,10 +7,10 @@
 namespace cto::cluster {
 
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
-#define CTO_CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
+#define CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
 constexpr bool EXISTS = true;
 #else
-#define CTO_CLUSTER_OF(blocks)
+#define CLUSTER_OF(blocks)
 constexpr bool EXISTS = false;
 #endif
 

@@ -218,20 +218,20 @@ extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
                                const __grid_constant__ Zeros zeros) {
     sort_keys<1>(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CLUSTER_OF(CLUSTER)
     gather_grad__sort__cluster(const INDEX* indices, const T* dy, Entry* entries,
                                const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                                const __grid_constant__ Zeros zeros) {
     sort_keys<CLUSTER>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CLUSTER_OF(CLUSTER)
     gather_nd_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Tuples tuples,
                                   const T* dy, Entry* entries,
                                   const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                                   const __grid_constant__ Zeros zeros) {
     sort_keys<CLUSTER>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CTO_CLUSTER_OF(CLUSTER)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CLUSTER_OF(CLUSTER)
     gather_elements_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, Entry* entries,
                                         const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,

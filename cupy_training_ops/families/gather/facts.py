@@ -52,11 +52,9 @@ Parents = Struct("Parents", n=i64, begin=i64)
 # One digit of the keys of n entries; a block has `span` of them, whole tiles.
 Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32)
 
-# All digits, `width` bits each, of the keys of n entries; a block has 2^span_bits of them, `rows` for
-# each of its threads.
-AllDigits = Struct(
-    "AllDigits", n=i32, span_bits=i32, rows=i32, bits=i32, width=i32
-)
+# All digits, `width` bits each, of the keys of n entries; a block has 2^span_bits of them, a thread
+# `rows`.
+AllDigits = Struct("AllDigits", n=i32, span_bits=i32, rows=i32, bits=i32, width=i32)
 
 # Elements of dX that other blocks set to zero meanwhile, whole vectors.
 Zeros = Struct("Zeros", first=i64, end=i64)

@@ -109,7 +109,7 @@ def at_once(slices: int) -> tuple[int, int]:
 
 
 def shared_nbytes(rows: int) -> int:
-    """Of a block of that sort: counts of its warps, three of the block; entries twice, and ranks."""
+    """Of a block of that sort: counts of its warps, three of its own, entries twice, and ranks."""
     warps = facts.CLUSTER_THREADS // WARP
     counts = 2 * warps * facts.RADIX + 4 * (3 * facts.RADIX + warps)
     return counts + (8 + 8 + 2) * rows * facts.CLUSTER_THREADS

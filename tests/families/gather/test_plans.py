@@ -137,7 +137,8 @@ def test_all_entries_have_a_thread(slices) -> None:
     """Each thread of each block has as many, and spans are powers of two."""
     blocks, rows = segmented_sum.at_once(slices)
     span = rows * facts.CLUSTER_THREADS
-    assert rows <= facts.CLUSTER_ITEMS and span & (span - 1) == 0
+    assert rows <= facts.CLUSTER_ITEMS
+    assert span & (span - 1) == 0
     assert blocks * span >= slices > (rows // 2) * blocks * facts.CLUSTER_THREADS
 
 
@@ -177,7 +178,8 @@ def test_atomics_are_for_little_data(slices, dtype, aligned, expected) -> None:
 def planned(shape, slices, dtype, deterministic, aligned, device=H200) -> list[str]:
     op = get_op("GatherGrad")(deterministic=deterministic)
     dy, dx = Spec((slices, *shape[1:]), dtype, aligned), Spec(shape, dtype, aligned)
-    return [launch.symbol for launch in op.plan(device, shape, Spec((slices,), INT64), dy, dx).steps]
+    plan = op.plan(device, shape, Spec((slices,), INT64), dy, dx)
+    return [launch.symbol for launch in plan.steps]
 
 
 @pytest.mark.parametrize(
