@@ -199,39 +199,39 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
                                const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
                       const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                       const __grid_constant__ Zeros zeros) {
     sort_keys<1>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows,
                          T* dx, const __grid_constant__ Zeros zeros) {
     sort_keys<1>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries,
                                const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                                const __grid_constant__ Zeros zeros) {
     sort_keys<1>(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CLUSTER_OF(CLUSTER)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1) CLUSTER_OF(CLUSTER)
     gather_grad__sort__cluster(const INDEX* indices, const T* dy, Entry* entries,
                                const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                                const __grid_constant__ Zeros zeros) {
     sort_keys<CLUSTER>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CLUSTER_OF(CLUSTER)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1) CLUSTER_OF(CLUSTER)
     gather_nd_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Tuples tuples,
                                   const T* dy, Entry* entries,
                                   const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                                   const __grid_constant__ Zeros zeros) {
     sort_keys<CLUSTER>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS) CLUSTER_OF(CLUSTER)
+extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1) CLUSTER_OF(CLUSTER)
     gather_elements_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, Entry* entries,
                                         const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
