@@ -19,8 +19,11 @@ template <int BLOCKS>
 __device__ __forceinline__ void sync() {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
     if constexpr (BLOCKS > 1) {
+        // One warp's fence for what all have written: each thread's would take a microsecond.
+        __syncthreads();
+        if (threadIdx.x < WARP) asm volatile("fence.acq_rel.cluster;" ::: "memory");
         asm volatile(
-            "barrier.cluster.arrive.release.aligned;\n"
+            "barrier.cluster.arrive.relaxed.aligned;\n"
             "barrier.cluster.wait.acquire.aligned;" ::
                 : "memory");
         return;

@@ -177,7 +177,7 @@ __device__ __forceinline__ void sort(const EntryOf& entry_of, Entry* __restrict_
     span.load([&](u32 i) { return entry_of(first + i); });
 #pragma unroll 1
     for (i32 shift = 0; shift < all.bits; shift += all.width) {
-        const Pass pass{all.n, 0, shift, min(all.width, all.bits - shift)};
+        const Pass pass{all.n, 0, shift, min(all.width, all.bits - shift), BLOCKS};
         const bool is_last = shift + all.width >= all.bits;
         sort_by_digit<BLOCKS>(span, digits, pass, is_last, [&](u32 place, const Entry& entry) {
             Entry* const block = cluster::of_block<BLOCKS>(entries, place >> all.span_bits);

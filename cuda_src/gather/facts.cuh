@@ -20,7 +20,7 @@ constexpr int STARTS_ROWS = 4096;
 template <int NBYTES>
 constexpr int SHORT_ITEMS = 0;
 template <>
-constexpr int SHORT_ITEMS<4> = 4;
+constexpr int SHORT_ITEMS<4> = 2;
 template <>
 constexpr int SHORT_ITEMS<8> = 3;
 template <int NBYTES>
@@ -73,8 +73,9 @@ struct Pass {
     long long span;
     int shift;
     int bits;
+    long long blocks;
 };
-static_assert(sizeof(Pass) == 24);
+static_assert(sizeof(Pass) == 32);
 
 struct AllDigits {
     int n;
@@ -136,6 +137,7 @@ static_assert(offsetof(Pass, n) == 0);
 static_assert(offsetof(Pass, span) == 8);
 static_assert(offsetof(Pass, shift) == 16);
 static_assert(offsetof(Pass, bits) == 20);
+static_assert(offsetof(Pass, blocks) == 24);
 static_assert(offsetof(AllDigits, n) == 0);
 static_assert(offsetof(AllDigits, span_bits) == 4);
 static_assert(offsetof(AllDigits, rows) == 8);

@@ -103,14 +103,8 @@ struct KnownKey {
     __device__ Key operator()(i64 i) const { return entries[i].key; }
 };
 
-template <class Target>
-__device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass) {
-    __shared__ u32 found[RADIX];
-    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
-}
-
-// Vectors of zeros from dx's element `first` on up to n, by blocks from `first_block` on.
+// Vectors of zeros from dx's element `first` on up to n, by blocks from `first_block` on: rows that most
+// likely are zero, while others sort and memory has nothing to do.
 __device__ __forceinline__ void write_zeros(T* dx, i64 first, i64 n, u32 first_block) {
     const i64 threads = static_cast<i64>(gridDim.x - first_block) * blockDim.x;
     const Vec<T, WIDTH> zero{};
@@ -119,15 +113,19 @@ __device__ __forceinline__ void write_zeros(T* dx, i64 first, i64 n, u32 first_b
         vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(dx + i), zero);
 }
 
-// All of the sort; of keys of 32 bits, the kernels are empty for longer ones. Other blocks write rows
-// that most likely are zero meanwhile: memory has nothing to do.
+template <class Target>
+__device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
+                                          i64 n_rows, Pass pass, T* dx, const Zeros& zeros) {
+    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
+    __shared__ u32 found[RADIX];
+    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
+}
+
+// All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
 template <int BLOCKS, class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits, T* dx, const Zeros& zeros) {
-    if (blockIdx.x >= BLOCKS) {
-        write_zeros(dx, zeros.first, zeros.end, BLOCKS);
-        return;
-    }
+    if (blockIdx.x >= BLOCKS) return write_zeros(dx, zeros.first, zeros.end, BLOCKS);
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(Key) == sizeof(u32) && (BLOCKS == 1 || cluster::EXISTS))
         cluster_sort::sort<BLOCKS>(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
@@ -184,20 +182,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
+                      const __grid_constant__ Pass pass, i64 n_rows, T* dx,
+                      const __grid_constant__ Zeros zeros) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
-                         i64 n_rows) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
+                         T* dx, const __grid_constant__ Zeros zeros) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
+                               const __grid_constant__ Pass pass, i64 n_rows, T* dx,
+                               const __grid_constant__ Zeros zeros) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
@@ -294,9 +294,10 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass) {
+                    const __grid_constant__ Pass pass, T* dx, const __grid_constant__ Zeros zeros) {
+    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);

@@ -19,7 +19,7 @@ STARTS_ROWS = 4096  # keys whose starts a block finds
 # Entries of a sort's tile that one thread moves, by the bytes of a key. Few are ranked sooner; a
 # long sort takes as many as shared memory holds, so that more entries with one digit are written
 # together.
-SHORT_ITEMS = {4: 4, 8: 3}
+SHORT_ITEMS = {4: 2, 8: 3}
 LONG_ITEMS = {4: 6, 8: 3}
 # A sort in one launch, by one block or by a cluster.
 CLUSTER = 8  # blocks, as many as every GPU with clusters takes
@@ -49,8 +49,8 @@ Level = Struct("Level", unit=i64, begin=i64, begin_below=i64, total=i64)
 # nodes, none where that level has a launch of its own.
 Parents = Struct("Parents", n=i64, begin=i64)
 
-# One digit of the keys of n entries; a block has `span` of them, whole tiles.
-Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32)
+# One digit of the keys of n entries; each of the `blocks` has `span` of them, whole tiles.
+Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
 
 # All digits, `width` bits each, of the keys of n entries; a block has 2^span_bits of them, a thread
 # `rows`.

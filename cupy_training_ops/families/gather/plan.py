@@ -31,6 +31,8 @@ ROWS = 4  # whose sums one thread makes where they are short
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
 ZEROS_NBYTES = 160 * 1024  # of a multiprocessor, that memory takes while others sort
+PASS_ZEROS_NBYTES = 64 * 1024
+USES_CLUSTERS = False
 ALONE = 4096  # slices that one block sorts as soon as a cluster
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
@@ -226,7 +228,7 @@ class Scatter:
         n, key = self.sizes.K, self.sizes.key
         blocks, rows = at_once(n)
         config = plans.Config((blocks,), (facts.CLUSTER_THREADS,), shared_nbytes(rows))
-        exists = blocks == 1 or self.device.has_clusters
+        exists = blocks == 1 or (USES_CLUSTERS and self.device.has_clusters)
         fits = config.shared_nbytes <= self.device.max_shared_nbytes
         if exists and fits and rows <= facts.CLUSTER_ITEMS and key.itemsize == 4:
             return self.sort_at_once(config, rows)
@@ -247,24 +249,24 @@ class Scatter:
         self.launch_own(f"{self.op.function_name}__sort{variant}", config, *args)
         return entries
 
-    def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
-        """The launch of a sort, with blocks that write zeros to the last rows meanwhile."""
-        s, n = self.sizes, 0
-        if s.B == 1 and s.K <= s.G and self.runs[1] == "":
-            room = ZEROS_NBYTES * self.device.multiprocessors
-            n = min(s.G, room // (s.W * self.dx.dtype.itemsize))
-        self.zeros = s.G - n
+    def with_zeros(
+        self, config: plans.Config, nbytes: int = ZEROS_NBYTES
+    ) -> tuple[plans.Config, np.void]:
+        """A launch of a sort, with blocks that write zeros to the last rows meanwhile."""
+        s, n, all_blocks, end = self.sizes, 0, self.device.multiprocessors, self.zeros
         blocks = config.grid[0]
-        if n:
-            blocks += plans.align_up(self.device.multiprocessors, blocks) - blocks
-        zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=s.G * s.W)
-        return plans.Config((blocks,), config.block, config.shared_nbytes), zeros
+        if s.B == 1 and s.K <= s.G and self.runs[1] == "" and 2 * blocks <= all_blocks:
+            n = min(end, nbytes * all_blocks // (s.W * self.dx.dtype.itemsize))
+        self.zeros -= n
+        zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=end * s.W)
+        grid = plans.align_up(all_blocks, blocks) if n else blocks
+        return plans.Config((grid,), config.block, config.shared_nbytes), zeros
 
     def sort_by_passes(self) -> plans.Scratch:
         """By two launches a digit."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
-        variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
+        items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
         tile = SORT_THREADS * items[key.itemsize]
         span = (
             plans.ceil_div(plans.ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors)
@@ -273,15 +275,22 @@ class Scatter:
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
+        blocks = config.grid[0]
         for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
-            step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
+            numbers = {"n": n, "span": span, "shift": digit.shift, "bits": digit.bits}
+            step = plans.by_value(facts.Pass, **numbers, blocks=blocks)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                where = (*self.target, dy, entries, counts, step, self.sizes.G)
-                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+                grid, zeros = self.with_zeros(config, PASS_ZEROS_NBYTES)
+                where = (*self.target, dy, entries, counts, step, self.sizes.G, self.dx, zeros)
+                self.launch_own(f"{self.op.function_name}__keys", grid, *where)
             else:
                 self.launch("count", config, entries, counts, step)
-            self.launch(f"scatter{variant}", config, entries, other, counts, step)
+            if is_long:
+                self.launch("scatter__long", config, entries, other, counts, step)
+            else:
+                grid, zeros = self.with_zeros(config, PASS_ZEROS_NBYTES)
+                self.launch("scatter", grid, entries, other, counts, step, self.dx, zeros)
             entries, other = other, entries
         return entries
 
