@@ -2,14 +2,14 @@
 // Gist's sparse encoding.  CPU provider: cupy_training_ops/families/gist_sparse/reference.py
 //
 // A block has three tiles at a time: it stores one while it packs the next and loads the one after
-// it. To pack is to move what is not zero together in shared memory. When all tiles are stored, blocks
-// put the elements as they are in place of a code that takes no less, and the last one makes zero again
-// what was said of tiles: in a second launch where registers are few.
+// it. To pack is to move what is not zero together in shared memory. A second launch finishes: it
+// puts the elements as they are in place of a code that takes no less, and makes zero again what
+// blocks said of their tiles.
 //
 // A tile is full where it takes no less as a part of a sparse code. While all tiles are, from the
 // first on, they go where they belong if the elements are kept as they are; those behind a tile that
 // is not are counted. What becomes of them, and of the others if the code is sparse after all, is left
-// to when all are. Where the first tile is not full, none of this happens.
+// to the second launch. Where the first tile is not full, none of this happens.
 #include "gist_sparse/code.cuh"
 #include "gist_sparse/facts.cuh"
 #include "gist_sparse/mask.cuh"
@@ -46,8 +46,6 @@ constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
 // Threads that encode a tile, and vectors of it that each has; DECODED_ROWS where a block has THREADS.
 constexpr int ENCODERS = sizeof(T) == 2 ? NARROW_THREADS : THREADS;
 constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES / (16 * THREADS);
-// Whether the code is settled by the launch that encodes; others would spill.
-constexpr bool IN_ONE_LAUNCH = sizeof(T) == 2;
 // Where registers are few, how many values a tile has is kept with it.
 constexpr bool COUNTS_ARE_SHARED = sizeof(T) == 1;
 constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
@@ -58,11 +56,11 @@ __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1)
 
 // Scratch memory.
 struct Scratch {
-    Zeroed<u32>* counters;  // tickets, tiles that are stored, and blocks that are done
-    Zeroed<u32>* groups;    // that are said of each tile
-    u64* begins;            // groups of the tiles before each one, where the first is full
-    u64* nbytes;            // of the code
-    u32* full;              // the tiles before the first that is not full
+    Zeroed<u32>* tickets;
+    Zeroed<u32>* groups;  // that are said of each tile
+    u64* begins;          // groups of the tiles before each one, where the first is full
+    u64* nbytes;          // of the code
+    u32* full;            // the tiles before the first that is not full
 };
 
 // A call: n elements of x to y.
@@ -78,9 +76,8 @@ struct Encoding {
     // The tile that follows one of a block, or the same where none is left. Each block ends with one
     // ticket that has no tile, and all of them with the count of tickets at zero.
     __device__ __forceinline__ u32 ticket_after(u32 tile) const {
-        return tile < tiles ? atomicInc(&scratch.counters[0].value, tiles + gridDim.x - 1) : tile;
+        return tile < tiles ? atomicInc(&scratch.tickets->value, tiles + gridDim.x - 1) : tile;
     }
-    __device__ __forceinline__ u64 kept_nbytes() const { return HEAD_NBYTES + n * sizeof(T); }
 };
 
 // A tile in shared memory.
@@ -95,7 +92,6 @@ struct Shared {
     Counts counts;
     alignas(16) u32 parts[ENCODERS / WARP];
     u32 ticket;
-    u32 stored;  // tiles
 };
 
 // What is not zero to its place among the tile's values, zeros behind the last.
@@ -229,21 +225,14 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
         keep_or_count(call, packed, tile, count, groups_before, marked, way);
 }
 
-// Where a block is when no tile is left.
-struct Progress {
-    u64 groups = 0;  // of the tiles before `summed`
-    u32 summed = 0;
-    Way way = UNKNOWN;
-};
-
-__device__ __forceinline__ Progress encode_tiles(Shared& shared, const Encoding& call) {
+__device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
-    u32 of_packed = 0;
-    if (threadIdx.x == 0) shared.stored = 0;
-    Progress at;
+    u32 of_packed = 0, summed = 0;
+    u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
     uint4 loaded[ROWS];
     int place = 0;
+    Way way = UNKNOWN;
     do {
         if (threadIdx.x == 0) {
             shared.ticket = upcoming;
@@ -255,89 +244,35 @@ __device__ __forceinline__ Progress encode_tiles(Shared& shared, const Encoding&
         else
             of_loaded = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
-        prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, at.summed,
+        prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
                                                         packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
         const prefix::Heard heard =
             prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
-        at.groups += heard.sum;
+        begin += heard.sum;
         place ^= 1;
         if (packed != NONE) {
             const u32 count = COUNTS_ARE_SHARED ? shared.tiles[place].count : of_packed;
-            finish_tile(call, shared.tiles[place], packed, count, at.groups, heard.marked, at.way);
-            at.groups += groups_of(count);
-            at.summed = packed + 1;
-            if (IN_ONE_LAUNCH && threadIdx.x == 0) ++shared.stored;
+            finish_tile(call, shared.tiles[place], packed, count, begin, heard.marked, way);
+            begin += groups_of(count);
+            summed = packed + 1;
         }
         packed = loading;
         of_packed = of_loaded;
         loading = next;
     } while (loading != NONE || packed != NONE);
-    return at;
 }
-
-// ---- when all tiles are stored --------------------------------------------------------------------
 
 // The sparse code after all, where every tile's place is known.
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
-#pragma unroll 1
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
-        uint4 loaded[ROWS];
+        uint4 loaded[DECODED_ROWS];
         load_tile(call.x, tile, call.n, call.aligned, loaded);
         const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
         __syncthreads();
-        store_tile<ENCODERS>(call, packed, tile, count, __ldcg(call.scratch.begins + tile));
+        store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);
         __syncthreads();
     }
-}
-
-// The elements as they are, from a tile on.
-__device__ __forceinline__ void keep_all(const T* x, i64 n, u8* y, u32 first, u32 tiles,
-                                         bool aligned) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        store_any<u64>(y, HEAD_NBYTES + n * sizeof(T), aligned);
-        store_any<u64>(y + 8, 1, aligned);
-    }
-#pragma unroll 1
-    for (u32 tile = first + blockIdx.x; tile < tiles; tile += gridDim.x)
-        copy_tile<T, ROWS>(reinterpret_cast<const u8*>(x), y + HEAD_NBYTES, tile, n, aligned);
-}
-
-// Puts the elements as they are in place of a code that takes no less, or makes the code whole.
-__device__ __forceinline__ void settle(const Encoding& call, Counts& counts, Packed& packed) {
-    const u32 first = Values::AS_LONG ? __ldcg(call.scratch.full) : 0;
-    if (__ldcg(call.scratch.nbytes) >= call.kept_nbytes())
-        keep_all(call.x, call.n, call.y, first, call.tiles, call.aligned);
-    else if (Values::AS_LONG && first > 0)
-        encode_again(call, counts, packed);
-}
-
-// The end of a block where there is no launch behind it. Mostly so few tiles are left that the code is
-// sparse whatever they have; else it waits until all are stored, by blocks that run.
-__device__ __forceinline__ void settle_and_leave(Shared& shared, const Encoding& call,
-                                                 const Progress& at) {
-    Zeroed<u32>* const stored = call.scratch.counters + 1;
-    Zeroed<u32>* const done = call.scratch.counters + 2;
-    const u64 most = at.groups + static_cast<u64>(call.tiles - at.summed) * GROUPS;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(&stored->value, shared.stored);
-    if (call.code.values + 16 * most >= call.kept_nbytes() ||
-        (Values::AS_LONG && at.way != SPARSE)) {
-        if (threadIdx.x == 0)
-            while (*static_cast<volatile u32*>(&stored->value) < call.tiles) {
-            }
-        __syncthreads();
-        __threadfence();
-        settle(call, shared.counts, shared.tiles[0]);
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) shared.ticket = atomicInc(&done->value, gridDim.x - 1);
-    __syncthreads();
-    if (shared.ticket < gridDim.x - 1) return;
-    for (u32 tile = threadIdx.x; tile < call.tiles; tile += ENCODERS)
-        call.scratch.groups[tile].value = 0;
-    if (threadIdx.x == 0) stored->value = 0;
 }
 
 // ---- decoding -------------------------------------------------------------------------------------
@@ -389,42 +324,48 @@ using namespace cto;
 
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
-                        Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned,
-                        Zeroed<u32>* counters) {
+                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
+                        u32* full, bool aligned) {
     __shared__ Shared shared;
-    const Encoding call{static_cast<const T*>(x),
-                        n_x,
-                        y,
-                        {n_y, mask, values},
-                        {counters, groups, begins, nbytes, full},
-                        static_cast<u32>(tiles_of<T>(n_x)),
-                        aligned};
-    const Progress at = encode_tiles(shared, call);
-    if constexpr (IN_ONE_LAUNCH) settle_and_leave(shared, call, at);
+    encode_tiles(shared, {static_cast<const T*>(x),
+                          n_x,
+                          y,
+                          {n_y, mask, values},
+                          {tickets, groups, begins, nbytes, full},
+                          static_cast<u32>(tiles_of<T>(n_x)),
+                          aligned});
 }
 
 // With one block a multiprocessor said, as without it CUDA 13 gives 12.0 48 registers and spills.
-extern "C" __global__ void __launch_bounds__(ENCODERS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
-    __shared__ Packed packed;
-    __shared__ Counts counts;
-    const Encoding call{static_cast<const T*>(x),
-                        n_x,
-                        y,
-                        {n_y, mask, values},
-                        {nullptr, groups, begins, nbytes, full},
-                        static_cast<u32>(tiles_of<T>(n_x)),
-                        aligned};
-    const u32 thread = blockIdx.x * ENCODERS + threadIdx.x;
-    for (u32 tile = thread; tile < call.tiles; tile += gridDim.x * ENCODERS) groups[tile].value = 0;
-    settle(call, counts, packed);
-}
-
-// Elements that a sparse code has no room for.
-extern "C" __global__ void __launch_bounds__(ENCODERS, 1)
-    gist_sparse__keep(const void* x, u8* y, i64 n_x, bool aligned) {
-    keep_all(static_cast<const T*>(x), n_x, y, 0, static_cast<u32>(tiles_of<T>(n_x)), aligned);
+    const i64 tiles = tiles_of<T>(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
+    const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+    for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
+    const bool was_encoded = kept > values;
+    const u32 first = Values::AS_LONG && was_encoded ? *full : 0;
+    if (was_encoded && static_cast<i64>(*nbytes) < kept) {
+        if constexpr (Values::AS_LONG) {
+            __shared__ Packed packed;
+            __shared__ Counts counts;
+            const Encoding call{static_cast<const T*>(x),
+                                n_x,
+                                y,
+                                {n_y, mask, values},
+                                {nullptr, groups, begins, nbytes, full},
+                                static_cast<u32>(tiles),
+                                aligned};
+            if (first > 0) encode_again(call, counts, packed);
+        }
+        return;
+    }
+    if (thread == 0) {
+        store_any<u64>(y, kept, aligned);
+        store_any<u64>(y + 8, 1, aligned);
+    }
+    for (i64 tile = first + blockIdx.x; tile < tiles; tile += gridDim.x)
+        copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)

@@ -110,22 +110,19 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return dtype == UINT8 and len(shape) == 1 and found.least <= shape[0] <= found.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        found, aligned = self.layout(x), x.aligned and y.aligned
+        found = self.layout(x)
+        scratch = ScratchMemory()
+        tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(found.tiles, np.uint32)
+        begins, nbytes = scratch.take(found.tiles, np.uint64), scratch.take(1, np.uint64)
+        said = (groups, begins, nbytes, scratch.take(1, np.uint32), x.aligned and y.aligned)
+        args = (x, y, x.size, y.size, found.mask, found.values)
         narrow = x.dtype.itemsize == 2
         most, threads = (NARROW_ENCODING, NARROW_THREADS) if narrow else (ENCODING, THREADS)
         blocks = min(found.tiles, most * device.multiprocessors)
-        if found.always_kept:
-            return Plan((self.launch("keep", blocks, (x, y, x.size, aligned), x.dtype, threads),))
-        scratch = ScratchMemory()
-        counters, groups = scratch.zeros(3, np.uint32), scratch.zeros(found.tiles, np.uint32)
-        begins, nbytes = scratch.take(found.tiles, np.uint64), scratch.take(1, np.uint64)
-        said = (groups, begins, nbytes, scratch.take(1, np.uint32), aligned)
-        args = (x, y, x.size, y.size, found.mask, found.values, *said)
-        encode = self.launch("encode", blocks, (*args, counters), x.dtype, threads)
-        if narrow:
-            return scratch.plan(encode)
+        encode = self.launch("encode", blocks, (*args, tickets, *said), x.dtype, threads)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
-        return scratch.plan(encode, self.launch("finish", blocks, args, x.dtype))
+        finish = self.launch("finish", blocks, (*args, *said), x.dtype)
+        return scratch.plan(*(() if found.always_kept else (encode,)), finish)
 
 
 class SparseDecoder(_Sparse, gist.Decoder):
