@@ -220,8 +220,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const u32 of_tensor = sizes.first_chunk[t + 1] - first_chunk;
     const SumsOfSquares of_chunk{reduce::sum_block(sums.weights, scratch),
                                  reduce::sum_block(sums.directions, scratch)};
-    if (threadIdx.x == 0) partials[blockIdx.x] = of_chunk;
-    if (!reduce::arrives_last(tickets + t, of_tensor, last)) return;
+    if (threadIdx.x == 0) {  // whose sums alone the last block has to see
+        partials[blockIdx.x] = of_chunk;
+        __threadfence();
+        last = atomicInc(&tickets[t].value, of_tensor - 1) == of_tensor - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
     const SumsOfSquares all = sum_chunks(partials + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
     norms[2 * t] = all.weights;
