@@ -37,7 +37,6 @@ class Device:
     multiprocessors: int
     capability: tuple[int, int]
     max_shared_nbytes: int = SHARED_NBYTES  # that a block may ask for
-    has_clusters: bool = False  # blocks that share their shared memory
 
 
 @dataclass(frozen=True)

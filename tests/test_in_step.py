@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOME = "cupy_training_ops/families"
 SHARED = {"algorithm", "core", "format", "math"}  # of cuda_src: headers of several families
 LABELS = ("ordinary", "odd", "empty", "one", "misaligned", "large")
-BACKENDS = (IdleBackend(Device(80, (7, 0))), IdleBackend(Device(132, (9, 0), 227 * 1024, True)))
+BACKENDS = (IdleBackend(Device(80, (7, 0))), IdleBackend(Device(132, (9, 0), 227 * 1024)))
 # Operators whose samples launch nothing, and kernels that no sample reaches, each with the reason.
 NEVER_LAUNCHED = dict.fromkeys(
     registry.FAMILIES["collective"], "in a group of one rank arrays stay where they are"

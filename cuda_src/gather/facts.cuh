@@ -29,9 +29,8 @@ template <>
 constexpr int LONG_ITEMS<4> = 6;
 template <>
 constexpr int LONG_ITEMS<8> = 3;
-constexpr int CLUSTER = 8;
-constexpr int CLUSTER_THREADS = 1024;
-constexpr int CLUSTER_ITEMS = 8;
+constexpr int ALONE_THREADS = 1024;
+constexpr int ALONE_ROWS = 4;
 constexpr int COLUMNS = 16;
 constexpr int TILE_ROWS = 256;
 constexpr int RUN = 4;
@@ -79,12 +78,11 @@ static_assert(sizeof(Pass) == 32);
 
 struct AllDigits {
     int n;
-    int span_bits;
     int rows;
     int bits;
     int width;
 };
-static_assert(sizeof(AllDigits) == 20);
+static_assert(sizeof(AllDigits) == 16);
 
 struct Zeros {
     long long first;
@@ -139,10 +137,9 @@ static_assert(offsetof(Pass, shift) == 16);
 static_assert(offsetof(Pass, bits) == 20);
 static_assert(offsetof(Pass, blocks) == 24);
 static_assert(offsetof(AllDigits, n) == 0);
-static_assert(offsetof(AllDigits, span_bits) == 4);
-static_assert(offsetof(AllDigits, rows) == 8);
-static_assert(offsetof(AllDigits, bits) == 12);
-static_assert(offsetof(AllDigits, width) == 16);
+static_assert(offsetof(AllDigits, rows) == 4);
+static_assert(offsetof(AllDigits, bits) == 8);
+static_assert(offsetof(AllDigits, width) == 12);
 static_assert(offsetof(Zeros, first) == 0);
 static_assert(offsetof(Zeros, end) == 8);
 static_assert(offsetof(Tuples, count) == 0);

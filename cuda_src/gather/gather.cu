@@ -7,7 +7,7 @@
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "gather/atomic_sums.cuh"
-#include "gather/cluster_sort.cuh"
+#include "gather/block_sort.cuh"
 #include "gather/column_sums.cuh"
 #include "gather/columns.cuh"
 #include "gather/facts.cuh"
@@ -122,13 +122,13 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
 }
 
 // All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
-template <int BLOCKS, class Target>
+template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits, T* dx, const Zeros& zeros) {
-    if (blockIdx.x >= BLOCKS) return write_zeros(dx, zeros.first, zeros.end, BLOCKS);
+    if (blockIdx.x > 0) return write_zeros(dx, zeros.first, zeros.end, 1);
     extern __shared__ __align__(16) u8 shared[];
-    if constexpr (sizeof(Key) == sizeof(u32) && (BLOCKS == 1 || cluster::EXISTS))
-        cluster_sort::sort<BLOCKS>(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
+    if constexpr (sizeof(Key) == sizeof(u32))
+        block_sort::sort(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
 }
 
 // ---- zeros and rounding -------------------------------------------------------------------------
@@ -199,44 +199,24 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
                                const __grid_constant__ Zeros zeros) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
                       const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                       const __grid_constant__ Zeros zeros) {
-    sort_keys<1>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
+    sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows,
                          T* dx, const __grid_constant__ Zeros zeros) {
-    sort_keys<1>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
+    sort_keys(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
 }
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries,
                                const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
                                const __grid_constant__ Zeros zeros) {
-    sort_keys<1>(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
-}
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1) CLUSTER_OF(CLUSTER)
-    gather_grad__sort__cluster(const INDEX* indices, const T* dy, Entry* entries,
-                               const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
-                               const __grid_constant__ Zeros zeros) {
-    sort_keys<CLUSTER>(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
-}
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1) CLUSTER_OF(CLUSTER)
-    gather_nd_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Tuples tuples,
-                                  const T* dy, Entry* entries,
-                                  const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
-                                  const __grid_constant__ Zeros zeros) {
-    sort_keys<CLUSTER>(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
-}
-extern "C" __global__ void __launch_bounds__(CLUSTER_THREADS, 1) CLUSTER_OF(CLUSTER)
-    gather_elements_grad__sort__cluster(const INDEX* indices, const __grid_constant__ Lines lines,
-                                        const T* dy, Entry* entries,
-                                        const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
-                                        const __grid_constant__ Zeros zeros) {
-    sort_keys<CLUSTER>(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
+    sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,

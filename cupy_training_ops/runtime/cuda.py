@@ -167,7 +167,6 @@ class CudaBackend:
             properties["multiProcessorCount"],
             (properties["major"], properties["minor"]),
             properties["sharedMemPerBlockOptin"],
-            has_clusters=properties["major"] >= 9,
         )
 
     def is_current(self, device: int) -> bool:

@@ -39,8 +39,7 @@ class Resources:
 def device(architecture: str) -> Device:
     """A GPU of this architecture, to plan for."""
     capability = (int(architecture[:-1]), int(architecture[-1]))
-    shared_nbytes = ARCHITECTURES[architecture] * 1024
-    return Device(MULTIPROCESSORS, capability, shared_nbytes, has_clusters=capability[0] >= 9)
+    return Device(MULTIPROCESSORS, capability, ARCHITECTURES[architecture] * 1024)
 
 
 def compile_for(

@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*$')
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\([^)]*\)\s*)?void\s+'
-    r"(?:(?:__launch_bounds__|CLUSTER_OF)\([^)]*\)\s*)*(\w+)\s*\(([^)]*)\)",
+    r"(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)",
 )
 _BETWEEN = re.compile(r",(?![^<]*>)")  # parameters, not template arguments
 _QUALIFIER = re.compile(r"\b(const|__restrict__|__grid_constant__|volatile|struct)\b")

@@ -24,8 +24,7 @@ _VARIABLE = re.compile(r"(?P<name>\b[A-Za-z_]\w*)(?P<extents>\s*(?:\[[^\]]*\]\s*
 
 _KERNEL = re.compile(
     r'^[^\n/"]*\bextern\s+"C"\s+__global__\s+'
-    rf"(?:void\s+|CLUSTER_OF\s*{_PARENTHESES}\s*|"
-    rf"__launch_bounds__\s*(?P<bounds>{_PARENTHESES})\s*)+(?P<name>\w+)\s*\(",
+    rf"(?:void\s+|__launch_bounds__\s*(?P<bounds>{_PARENTHESES})\s*)+(?P<name>\w+)\s*\(",
     re.MULTILINE,
 )
 

@@ -21,10 +21,8 @@ STARTS_ROWS = 4096  # keys whose starts a block finds
 # together.
 SHORT_ITEMS = {4: 2, 8: 3}
 LONG_ITEMS = {4: 6, 8: 3}
-# A sort in one launch, by one block or by a cluster.
-CLUSTER = 8  # blocks, as many as every GPU with clusters takes
-CLUSTER_THREADS = 1024
-CLUSTER_ITEMS = 8  # entries of a thread at most
+ALONE_THREADS = 1024  # of a block that sorts alone, in one launch
+ALONE_ROWS = 4  # entries of each of them at most
 
 COLUMNS = 16  # of a block that sorts columns, a warp each
 TILE_ROWS = 256  # that it sorts at a time
@@ -52,11 +50,10 @@ Parents = Struct("Parents", n=i64, begin=i64)
 # One digit of the keys of n entries; each of the `blocks` has `span` of them, whole tiles.
 Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
 
-# All digits, `width` bits each, of the keys of n entries; a block has 2^span_bits of them, a thread
-# `rows`.
-AllDigits = Struct("AllDigits", n=i32, span_bits=i32, rows=i32, bits=i32, width=i32)
+# All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
+AllDigits = Struct("AllDigits", n=i32, rows=i32, bits=i32, width=i32)
 
-# Elements of dX that other blocks set to zero meanwhile, whole vectors.
+# Elements of dX that other blocks set to zero while entries are sorted, whole vectors.
 Zeros = Struct("Zeros", first=i64, end=i64)
 
 # An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.

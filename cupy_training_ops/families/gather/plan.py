@@ -30,10 +30,7 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 ROWS = 4  # whose sums one thread makes where they are short
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
-ZEROS_NBYTES = 160 * 1024  # of a multiprocessor, that memory takes while others sort
-PASS_ZEROS_NBYTES = 64 * 1024
-USES_CLUSTERS = False
-ALONE = 4096  # slices that one block sorts as soon as a cluster
+ZEROS_NBYTES = 64 * 1024  # of a multiprocessor, that memory takes during a launch of a sort
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
@@ -103,18 +100,11 @@ def sums_parents(sizes: Sizes, runs: int) -> bool:
     return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
 
 
-def at_once(slices: int) -> tuple[int, int]:
-    """The blocks of a sort in one launch, and how many entries each of their threads has."""
-    blocks = 1 if slices <= ALONE else facts.CLUSTER
-    rows = plans.ceil_div(slices, blocks * facts.CLUSTER_THREADS)
-    return blocks, 1 << (rows - 1).bit_length()
-
-
-def shared_nbytes(rows: int) -> int:
-    """Of a block of that sort: counts of its warps, three of its own, entries twice, and ranks."""
-    warps = facts.CLUSTER_THREADS // WARP
-    counts = 2 * warps * facts.RADIX + 4 * (3 * facts.RADIX + warps)
-    return counts + (8 + 8 + 2) * rows * facts.CLUSTER_THREADS
+def alone_nbytes(rows: int) -> int:
+    """Shared memory of a block that sorts: counts of its warps and all, entries twice, ranks."""
+    warps = facts.ALONE_THREADS // WARP
+    counts = 2 * warps * facts.RADIX + 4 * (facts.RADIX + warps)
+    return counts + (8 + 8 + 2) * rows * facts.ALONE_THREADS
 
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
@@ -225,41 +215,34 @@ class Scatter:
 
     def sort(self) -> plans.Scratch:
         """The (row, slice) entries in stable order."""
-        n, key = self.sizes.K, self.sizes.key
-        blocks, rows = at_once(n)
-        config = plans.Config((blocks,), (facts.CLUSTER_THREADS,), shared_nbytes(rows))
-        exists = blocks == 1 or (USES_CLUSTERS and self.device.has_clusters)
-        fits = config.shared_nbytes <= self.device.max_shared_nbytes
-        if exists and fits and rows <= facts.CLUSTER_ITEMS and key.itemsize == 4:
-            return self.sort_at_once(config, rows)
+        rows = plans.ceil_div(self.sizes.K, facts.ALONE_THREADS)
+        fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
+        if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
+            return self.sort_at_once(rows)
         return self.sort_by_passes()
 
-    def sort_at_once(self, config: plans.Config, rows: int) -> plans.Scratch:
-        """In one launch."""
+    def sort_at_once(self, rows: int) -> plans.Scratch:
+        """In one launch, by one block."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
-        span_bits = (rows * facts.CLUSTER_THREADS).bit_length() - 1
-        numbers = {"n": n, "span_bits": span_bits, "rows": rows, "bits": bits, "width": width}
-        every = plans.by_value(facts.AllDigits, **numbers)
-        variant = "__cluster" if config.grid[0] > 1 else ""
-        dy = self.dy if self.is_carried else None
+        every = plans.by_value(facts.AllDigits, n=n, rows=rows, bits=bits, width=width)
+        config = plans.Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
         config, zeros = self.with_zeros(config)
+        dy = self.dy if self.is_carried else None
         args = (*self.target, dy, entries, every, self.sizes.G, self.dx, zeros)
-        self.launch_own(f"{self.op.function_name}__sort{variant}", config, *args)
+        self.launch_own(f"{self.op.function_name}__sort", config, *args)
         return entries
 
-    def with_zeros(
-        self, config: plans.Config, nbytes: int = ZEROS_NBYTES
-    ) -> tuple[plans.Config, np.void]:
+    def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
         """A launch of a sort, with blocks that write zeros to the last rows meanwhile."""
         s, n, all_blocks, end = self.sizes, 0, self.device.multiprocessors, self.zeros
         blocks = config.grid[0]
         if s.B == 1 and s.K <= s.G and self.runs[1] == "" and 2 * blocks <= all_blocks:
-            n = min(end, nbytes * all_blocks // (s.W * self.dx.dtype.itemsize))
+            n = min(end, ZEROS_NBYTES * all_blocks // (s.W * self.dx.dtype.itemsize))
         self.zeros -= n
         zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=end * s.W)
-        grid = plans.align_up(all_blocks, blocks) if n else blocks
+        grid = all_blocks if n else blocks
         return plans.Config((grid,), config.block, config.shared_nbytes), zeros
 
     def sort_by_passes(self) -> plans.Scratch:
@@ -281,7 +264,7 @@ class Scatter:
             step = plans.by_value(facts.Pass, **numbers, blocks=blocks)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                grid, zeros = self.with_zeros(config, PASS_ZEROS_NBYTES)
+                grid, zeros = self.with_zeros(config)
                 where = (*self.target, dy, entries, counts, step, self.sizes.G, self.dx, zeros)
                 self.launch_own(f"{self.op.function_name}__keys", grid, *where)
             else:
@@ -289,7 +272,7 @@ class Scatter:
             if is_long:
                 self.launch("scatter__long", config, entries, other, counts, step)
             else:
-                grid, zeros = self.with_zeros(config, PASS_ZEROS_NBYTES)
+                grid, zeros = self.with_zeros(config)
                 self.launch("scatter", grid, entries, other, counts, step, self.dx, zeros)
             entries, other = other, entries
         return entries

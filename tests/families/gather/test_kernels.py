@@ -142,22 +142,16 @@ def is_stable(run, rng, slices: int, rows: int) -> None:
 
 @pytest.mark.parametrize("slices", [1024, 3001, 4096, 9000])
 def test_the_sort_is_stable_over_many_tiles(run, rng, slices) -> None:
-    """In one launch and, from 4,097 slices on, by passes or by a cluster of blocks."""
+    """By one block and, from 4,097 slices on, by passes."""
     is_stable(run, rng, slices, 3000)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("run", ["cuda"], indirect=True)
-@pytest.mark.parametrize("slices", [4097, 8192, 8193, 32768, 40_001, 65_536, 65_537])
-@pytest.mark.parametrize("rows", [20_000, 300_000], ids=["two digits", "three digits"])
-def test_the_sort_of_a_cluster_is_stable(run, rng, slices, rows) -> None:
-    is_stable(run, rng, slices, rows)
-
-
-def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch, alone) -> None:
     """None, some of them, or all of them by blocks that do not sort."""
     indices = np.minimum(rng.zipf(1.2, 1500), 1400) - 1
     dy = rng.standard_normal((1500, 16)).astype(FLOAT32)
+    monkeypatch.setattr(plan.facts, "ALONE_ROWS", plan.facts.ALONE_ROWS if alone else 0)
     results = set()
     for nbytes in (0, 9000, 2**20):
         monkeypatch.setattr(plan, "ZEROS_NBYTES", nbytes)

@@ -107,39 +107,55 @@ def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -
     assert symbols == sort + [f"gather__{stage}" for stage in after]
 
 
-BY_PASSES = "gather_grad__keys"
-ALONE, TOGETHER = "gather_grad__sort", "gather_grad__sort__cluster"
 KIB = 1024
 
 
 @pytest.mark.parametrize(
-    ("slices", "rows", "shared", "has_clusters", "expected"),
+    ("slices", "rows", "shared", "expected"),
     [
-        (4096, 50257, 227 * KIB, True, ALONE),
-        (4096, 50257, 163 * KIB, False, ALONE),
-        (4096, 50257, 99 * KIB, False, BY_PASSES),
-        (2048, 50257, 99 * KIB, False, ALONE),
-        (4097, 50257, 227 * KIB, True, TOGETHER),
-        (65536, 50257, 227 * KIB, True, TOGETHER),
-        (65537, 50257, 227 * KIB, True, BY_PASSES),
-        (32768, 50257, 99 * KIB, True, BY_PASSES),
-        (4097, 50257, 227 * KIB, False, BY_PASSES),
-        (4097, 2**32, 227 * KIB, True, BY_PASSES),
+        (4096, 50257, 227 * KIB, "sort"),
+        (4097, 50257, 227 * KIB, "keys"),
+        (4096, 50257, 99 * KIB, "keys"),
+        (3072, 50257, 99 * KIB, "sort"),
+        (1024, 50257, 64 * KIB, "sort"),
+        (1025, 50257, 64 * KIB, "keys"),
+        (600, 50257, 48 * KIB, "keys"),
+        (4096, 2**32, 227 * KIB, "keys"),
     ],
 )
-def test_few_slices_are_sorted_at_once(slices, rows, shared, has_clusters, expected) -> None:
-    device = Device(132, (9, 0), shared, has_clusters)
-    assert planned((rows, 8), slices, FLOAT32, True, True, device)[0] == expected
+def test_few_slices_are_sorted_by_one_block(slices, rows, shared, expected) -> None:
+    device = Device(132, (9, 0), shared)
+    symbols = planned((rows, 8), slices, FLOAT32, True, True, device)
+    assert symbols[0] == f"gather_grad__{expected}"
 
 
-@pytest.mark.parametrize("slices", [257, 1024, 1025, 4096, 4097, 8192, 8193, 32768, 65536])
-def test_all_entries_have_a_thread(slices) -> None:
-    """Each thread of each block has as many, and spans are powers of two."""
-    blocks, rows = segmented_sum.at_once(slices)
-    span = rows * facts.CLUSTER_THREADS
-    assert rows <= facts.CLUSTER_ITEMS
-    assert span & (span - 1) == 0
-    assert blocks * span >= slices > (rows // 2) * blocks * facts.CLUSTER_THREADS
+@pytest.mark.parametrize(
+    ("slices", "rows", "dtype", "zeros", "launches"),
+    [
+        (32768, 50257, FLOAT32, 3 * 2112, 3),
+        (1024, 50257, FLOAT16, 4224, 1),
+        (1024, 2000, FLOAT16, 2000, 1),
+        (32768, 32767, FLOAT32, 0, 3),
+        (60_000, 200_000, FLOAT32, 3 * 2112, 3),
+        (200_000, 250_000, FLOAT32, 0, 3),
+    ],
+)
+def test_zeros_are_written_where_multiprocessors_are_idle(
+    slices, rows, dtype, zeros, launches
+) -> None:
+    """The last rows, by each launch of a sort that moves entries or makes them."""
+    dy, dx = Spec((slices, 1024), dtype), Spec((rows, 1024), dtype)
+    device = Device(132, (9, 0), 227 * KIB)
+    plan = get_op("GatherGrad")().plan(device, dx.shape, Spec((slices,), INT64), dy, dx)
+    found = [step.args[-1] for step in plan.steps if step.args[-2] is dx]
+    assert len(found) == launches
+    end = rows * 1024
+    for piece in found:
+        assert piece["end"] == end
+        end = piece["first"]
+    assert end == (rows - zeros) * 1024
+    (sums,) = [step for step in plan.steps if "sum_rows" in step.symbol]
+    assert sums.args[-1] == rows - zeros
 
 
 @pytest.mark.parametrize(
