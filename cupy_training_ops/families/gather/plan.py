@@ -235,10 +235,16 @@ class Scatter:
         return entries
 
     def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
-        """A launch of a sort, with blocks that write zeros to the last rows meanwhile."""
+        """A launch of a sort, with blocks that write zeros to the last rows meanwhile.
+
+        They slow the passes of others down: of two bytes, and where most rows have slices, it does
+        not pay.
+        """
         s, n, all_blocks, end = self.sizes, 0, self.device.multiprocessors, self.zeros
         blocks = config.grid[0]
-        if s.B == 1 and s.K <= s.G and self.runs[1] == "" and 2 * blocks <= all_blocks:
+        gains = blocks == 1 or (4 * s.K <= 3 * s.G and self.dx.dtype.itemsize > 2)
+        fits = s.B == 1 and self.runs[1] == "" and 2 * blocks <= all_blocks
+        if gains and fits and s.K <= s.G:
             n = min(end, ZEROS_NBYTES * all_blocks // (s.W * self.dx.dtype.itemsize))
         self.zeros -= n
         zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=end * s.W)
