@@ -5,7 +5,7 @@
 #include "core/facts.cuh"
 
 #ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 32768
+#define CTO_CHUNK_NBYTES 8192
 #endif
 
 #ifndef CTO_CAPACITY

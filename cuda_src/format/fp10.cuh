@@ -29,13 +29,15 @@ __device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
     return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
 }
 
-// Two halves in a word to a code in each half of a word.
-__device__ __forceinline__ u32 two_to_fp10(u32 halves) {
+// Two halves in a word, none of them NaN, to a code in each half of a word.
+__device__ __forceinline__ u32 two_numbers_to_fp10(u32 halves) {
     const u32 magnitudes = halves & 0x7FFF7FFFu;
     const u32 rounded = magnitudes + 0x001F001Fu + (magnitudes >> 6 & 0x00010001u);
-    const u32 nan = (magnitudes + 0x03FF03FFu) >> 15 & 0x00010001u;
-    const u32 nan_codes = nan * 0x1FFu;
-    return (rounded >> 6 & 0x01FF01FFu & ~nan_codes) | nan * NAN_CODE | (halves >> 6 & 0x02000200u);
+    return (rounded >> 6 & 0x01FF01FFu) | (halves >> 6 & 0x02000200u);
+}
+__device__ __forceinline__ u32 two_to_fp10(u32 halves) {
+    const u32 nan = ((halves & 0x7FFF7FFFu) + 0x03FF03FFu) >> 15 & 0x00010001u;
+    return (two_numbers_to_fp10(halves) & ~(nan * 0x1FFu)) | nan * NAN_CODE;
 }
 
 template <class E, int N>
@@ -43,32 +45,42 @@ __device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
+__device__ __forceinline__ void take_apart(u32 two, u32* codes) {
+    codes[0] = two & 0xFFFFu;
+    codes[1] = two >> 16;
+}
+// What is unusual is looked for once in all N, and coded anew.
 template <int N>
 __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
+    constexpr u32 TO_NAN = 0x8000 - 0x7C01;
+    const u32* const twos = reinterpret_cast<const u32*>(x);
+    u32 unusual = 0;
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
-        const u32 two = two_to_fp10(reinterpret_cast<const u32*>(x)[i / 2]);
-        codes[i] = two & 0xFFFFu;
-        codes[i + 1] = two >> 16;
+        unusual |= (twos[i / 2] & 0x7FFF7FFFu) + TO_NAN * 0x00010001u;
+        take_apart(two_numbers_to_fp10(twos[i / 2]), codes + i);
     }
+    if ((unusual & 0x80008000u) == 0) return;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) take_apart(two_to_fp10(twos[i / 2]), codes + i);
 }
 
 // As halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
 template <int N>
 __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
-    constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF;
-    u32 small = 0;
+    constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF, TO_NAN = 0x8000 - 0x7F81;
+    u32 unusual = 0;
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
         const u32 two = reinterpret_cast<const u32*>(x)[i / 2], magnitudes = two & 0x7FFF7FFFu;
-        small |= (magnitudes + TO_NONZERO * 0x00010001u) & ~(magnitudes + TO_LEAST * 0x00010001u);
+        unusual |= (magnitudes + TO_NONZERO * 0x00010001u) & ~(magnitudes + TO_LEAST * 0x00010001u);
+        unusual |= magnitudes + TO_NAN * 0x00010001u;
         const __half2 halves = __floats2half2_rn(__uint_as_float(magnitudes << 16),
                                                  __uint_as_float(magnitudes & 0xFFFF0000u));
-        const u32 found = two_to_fp10(*reinterpret_cast<const u32*>(&halves) | (two & 0x80008000u));
-        codes[i] = found & 0xFFFFu;
-        codes[i + 1] = found >> 16;
+        const u32 found = *reinterpret_cast<const u32*>(&halves) | (two & 0x80008000u);
+        take_apart(two_numbers_to_fp10(found), codes + i);
     }
-    if ((small & 0x80008000u) == 0) return;
+    if ((unusual & 0x80008000u) == 0) return;
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }

@@ -20,7 +20,7 @@ constexpr int STARTS_ROWS = 4096;
 template <int NBYTES>
 constexpr int SHORT_ITEMS = 0;
 template <>
-constexpr int SHORT_ITEMS<4> = 4;
+constexpr int SHORT_ITEMS<4> = 2;
 template <>
 constexpr int SHORT_ITEMS<8> = 3;
 template <int NBYTES>
@@ -29,6 +29,8 @@ template <>
 constexpr int LONG_ITEMS<4> = 6;
 template <>
 constexpr int LONG_ITEMS<8> = 3;
+constexpr int ALONE_THREADS = 1024;
+constexpr int ALONE_ROWS = 4;
 constexpr int COLUMNS = 16;
 constexpr int TILE_ROWS = 256;
 constexpr int RUN = 4;
@@ -70,8 +72,23 @@ struct Pass {
     long long span;
     int shift;
     int bits;
+    long long blocks;
 };
-static_assert(sizeof(Pass) == 24);
+static_assert(sizeof(Pass) == 32);
+
+struct AllDigits {
+    int n;
+    int rows;
+    int bits;
+    int width;
+};
+static_assert(sizeof(AllDigits) == 16);
+
+struct Zeros {
+    long long first;
+    long long end;
+};
+static_assert(sizeof(Zeros) == 16);
 
 struct Tuples {
     long long count;
@@ -118,6 +135,13 @@ static_assert(offsetof(Pass, n) == 0);
 static_assert(offsetof(Pass, span) == 8);
 static_assert(offsetof(Pass, shift) == 16);
 static_assert(offsetof(Pass, bits) == 20);
+static_assert(offsetof(Pass, blocks) == 24);
+static_assert(offsetof(AllDigits, n) == 0);
+static_assert(offsetof(AllDigits, rows) == 4);
+static_assert(offsetof(AllDigits, bits) == 8);
+static_assert(offsetof(AllDigits, width) == 12);
+static_assert(offsetof(Zeros, first) == 0);
+static_assert(offsetof(Zeros, end) == 8);
 static_assert(offsetof(Tuples, count) == 0);
 static_assert(offsetof(Tuples, per_batch) == 8);
 static_assert(offsetof(Tuples, extents) == 16);

@@ -7,6 +7,7 @@
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "gather/atomic_sums.cuh"
+#include "gather/block_sort.cuh"
 #include "gather/column_sums.cuh"
 #include "gather/columns.cuh"
 #include "gather/facts.cuh"
@@ -70,17 +71,27 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
 
 // With dY given, entries carry its elements instead of their positions: see SortedSlices.
 template <class Target>
-struct NewKey {
+struct NewEntry {
     Target target;
     const T* dy;
-    Entry* entries;
     i64 n_rows;
 
-    __device__ Key operator()(i64 k) const {
+    __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
         if constexpr (sizeof(T) <= sizeof(Key))
             if (dy) entry.position = static_cast<Key>(bits_of(dy[k]));
+        return entry;
+    }
+};
+
+template <class Target>
+struct NewKey {
+    NewEntry<Target> made;
+    Entry* entries;
+
+    __device__ Key operator()(i64 k) const {
+        const Entry entry = made(k);
         entries[k] = entry;
         return entry.key;
     }
@@ -92,11 +103,32 @@ struct KnownKey {
     __device__ Key operator()(i64 i) const { return entries[i].key; }
 };
 
+// Vectors of zeros from dx's element `first` on up to n, by blocks from `first_block` on: rows that most
+// likely are zero, while others sort and memory has nothing to do.
+__device__ __forceinline__ void write_zeros(T* dx, i64 first, i64 n, u32 first_block) {
+    const i64 threads = static_cast<i64>(gridDim.x - first_block) * blockDim.x;
+    const Vec<T, WIDTH> zero{};
+    for (i64 i = first + ((blockIdx.x - first_block) * blockDim.x + threadIdx.x) * WIDTH; i < n;
+         i += threads * WIDTH)
+        vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(dx + i), zero);
+}
+
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass) {
+                                          i64 n_rows, Pass pass, T* dx, const Zeros& zeros) {
+    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
     __shared__ u32 found[RADIX];
-    radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
+    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
+}
+
+// All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
+template <class Target>
+__device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
+                                          const AllDigits& digits, T* dx, const Zeros& zeros) {
+    if (blockIdx.x > 0) return write_zeros(dx, zeros.first, zeros.end, 1);
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (sizeof(Key) == sizeof(u32))
+        block_sort::sort(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
 }
 
 // ---- zeros and rounding -------------------------------------------------------------------------
@@ -150,20 +182,41 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
+                      const __grid_constant__ Pass pass, i64 n_rows, T* dx,
+                      const __grid_constant__ Zeros zeros) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
-                         i64 n_rows) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
+                         T* dx, const __grid_constant__ Zeros zeros) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
+                               const __grid_constant__ Pass pass, i64 n_rows, T* dx,
+                               const __grid_constant__ Zeros zeros) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, dx, zeros);
+}
+extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
+    gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
+                      const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                      const __grid_constant__ Zeros zeros) {
+    sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
+}
+extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
+    gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                         Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows,
+                         T* dx, const __grid_constant__ Zeros zeros) {
+    sort_keys(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
+}
+extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
+    gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
+                               const T* dy, Entry* entries,
+                               const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
+                               const __grid_constant__ Zeros zeros) {
+    sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
@@ -221,9 +274,10 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass) {
+                    const __grid_constant__ Pass pass, T* dx, const __grid_constant__ Zeros zeros) {
+    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
@@ -265,17 +319,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels, i64 n_long) {
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
-                                   levels, n_long);
+                                   levels, n_long, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
-                             i32 levels, i64 n_long) {
+                             i32 levels, i64 n_long, i64 zeros) {
     segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               n_long);
+                               n_long, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

@@ -38,7 +38,7 @@ __device__ __forceinline__ i64 end_of(const Pass& pass) {
 // GatherGrad 3 % of its time on an H200.
 __device__ __forceinline__ Pass in_registers(Pass pass) {
 #ifndef __CUDA_CPU__
-    asm("" : "+l"(pass.n), "+l"(pass.span), "+r"(pass.shift), "+r"(pass.bits));
+    asm("" : "+l"(pass.n), "+l"(pass.span), "+r"(pass.shift), "+r"(pass.bits), "+l"(pass.blocks));
 #endif
     return pass;
 }
@@ -62,8 +62,8 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
 }
 
 // The sum of `value` over the threads before this one. A barrier has to pass before the next one.
-template <class Key>
-__device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[SORT_WARPS]) {
+template <class Key, int WARPS>
+__device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[WARPS]) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     Key sum = scan::sum_up_to_lane(value);
     if (lane == WARP - 1) of_warp[warp] = sum;
@@ -73,17 +73,28 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[SORT_WARPS])
 }
 
 // Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
-// digits, and after those of earlier blocks with the same one.
-template <class Key>
+// digits, and after those of earlier blocks with the same one. TOGETHER counts are on their way at a
+// time.
+template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&of_warp)[SORT_WARPS]) {
     Key total = 0, earlier = 0;
     if (threadIdx.x < radix(pass)) {
-#pragma unroll 8
-        for (u32 block = 0; block < gridDim.x; ++block) {
-            const Key count = counts[block * radix(pass) + threadIdx.x];
-            total += count;
-            if (block < blockIdx.x) earlier += count;
+        const u32 blocks = static_cast<u32>(pass.blocks);
+#pragma unroll 1
+        for (u32 first = 0; first < blocks; first += TOGETHER) {
+            Key count[TOGETHER];
+#pragma unroll
+            for (u32 j = 0; j < TOGETHER; ++j)
+                count[j] = first + j < blocks ? counts[(first + j) * radix(pass) + threadIdx.x] : 0;
+#ifndef __CUDA_CPU__
+            asm volatile("" ::: "memory");
+#endif
+#pragma unroll
+            for (u32 j = 0; j < TOGETHER; ++j) {
+                total += count[j];
+                if (first + j < blockIdx.x) earlier += count[j];
+            }
         }
     }
     return sum_before(total, of_warp) + earlier;
@@ -198,7 +209,8 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
     const i64 end = end_of(pass);
     TileItems<Key, ITEMS> items;
     items.load(from, first_of(pass), end);
-    Key destination = first_destination(counts, pass, of_warp);
+    constexpr u32 TOGETHER = ITEMS <= SHORT_ITEMS<sizeof(Key)> ? 128 / sizeof(Key) : 8;
+    Key destination = first_destination<TOGETHER>(counts, pass, of_warp);
     for (i64 tile = first_of(pass); tile < end; tile += sorted.size) {
         items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();

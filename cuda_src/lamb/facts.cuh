@@ -22,6 +22,7 @@ constexpr int THREADS = 128;
 constexpr int EXPECTED_NBYTES = 8192;
 constexpr int VECS = 2;
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
+constexpr int UPDATE_PARTS = 4;
 constexpr int CAPACITY = CTO_CAPACITY;
 constexpr int LISTS = 4;
 constexpr int POINTERS = CTO_POINTERS;

@@ -220,8 +220,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const u32 of_tensor = sizes.first_chunk[t + 1] - first_chunk;
     const SumsOfSquares of_chunk{reduce::sum_block(sums.weights, scratch),
                                  reduce::sum_block(sums.directions, scratch)};
-    if (threadIdx.x == 0) partials[blockIdx.x] = of_chunk;
-    if (!reduce::arrives_last(tickets + t, of_tensor, last)) return;
+    if (threadIdx.x == 0) {  // whose sums alone the last block has to see
+        partials[blockIdx.x] = of_chunk;
+        __threadfence();
+        last = atomicInc(&tickets[t].value, of_tensor - 1) == of_tensor - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
     const SumsOfSquares all = sum_chunks(partials + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
     norms[2 * t] = all.weights;
@@ -230,6 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
 
 // Lists: weights, copies; then those that are written: gradients, weights, copies. The last chunks
 // come first: their weights and directions were written last, and may still be in the L2 cache.
+// UPDATE_PARTS blocks share a chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -238,10 +245,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const __grid_constant__ Either<1> loss_scale,
                  const __grid_constant__ Either<1> update, const GRAD* directions,
                  const double* norms, bool is_bfloat16) {
-    const Chunk chunk(sizes, columns.n_tensors, gridDim.x - 1 - blockIdx.x);
+    constexpr i64 PART = CHUNK / UPDATE_PARTS;
+    static_assert(PART % WIDTH == 0);
+    const u32 part = gridDim.x - 1 - blockIdx.x;
+    Chunk chunk(sizes, columns.n_tensors, part / UPDATE_PARTS);
+    chunk.first += part % UPDATE_PARTS * PART;
+    if (chunk.first >= chunk.end) return;
+    if (chunk.first + PART < chunk.end) chunk.end = chunk.first + PART;
     const int t = chunk.tensor;
     const W* const w = array_of<const W>(arrays, columns, 0, t);
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 2, t);
+    const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
+    expect<EXPECTED_NBYTES>(w, chunk.first, chunk.end);
+    expect<EXPECTED_NBYTES>(d, chunk.first, chunk.end);
     W* const new_w = array_of<W>(arrays, columns, 3, t);
     const Copy copy{array_of<const u16>(arrays, columns, 1, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
@@ -252,7 +268,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     }
     const ACC trusted = trusted_rate(rule, lr, norms[2 * t], norms[2 * t + 1]);
-    const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
     const Update change{{w, d, new_w, new_g, copy}, trusted};
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }

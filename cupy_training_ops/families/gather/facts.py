@@ -19,8 +19,10 @@ STARTS_ROWS = 4096  # keys whose starts a block finds
 # Entries of a sort's tile that one thread moves, by the bytes of a key. Few are ranked sooner; a
 # long sort takes as many as shared memory holds, so that more entries with one digit are written
 # together.
-SHORT_ITEMS = {4: 4, 8: 3}
+SHORT_ITEMS = {4: 2, 8: 3}
 LONG_ITEMS = {4: 6, 8: 3}
+ALONE_THREADS = 1024  # of a block that sorts alone, in one launch
+ALONE_ROWS = 4  # entries of each of them at most
 
 COLUMNS = 16  # of a block that sorts columns, a warp each
 TILE_ROWS = 256  # that it sorts at a time
@@ -45,8 +47,14 @@ Level = Struct("Level", unit=i64, begin=i64, begin_below=i64, total=i64)
 # nodes, none where that level has a launch of its own.
 Parents = Struct("Parents", n=i64, begin=i64)
 
-# One digit of the keys of n entries; a block has `span` of them, whole tiles.
-Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32)
+# One digit of the keys of n entries; each of the `blocks` has `span` of them, whole tiles.
+Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
+
+# All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
+AllDigits = Struct("AllDigits", n=i32, rows=i32, bits=i32, width=i32)
+
+# Elements of dX that other blocks set to zero while entries are sorted, whole vectors.
+Zeros = Struct("Zeros", first=i64, end=i64)
 
 # An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
 Tuples = Struct("Tuples", count=i64, per_batch=i64, extents=i64[MAX_DIMS])

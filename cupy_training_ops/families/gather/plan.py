@@ -28,7 +28,9 @@ MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS f
 DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at all beats searches
 
 ROWS = 4  # whose sums one thread makes where they are short
+MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
+ZEROS_NBYTES = 64 * 1024  # of a multiprocessor, that memory takes during a launch of a sort
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
@@ -98,6 +100,13 @@ def sums_parents(sizes: Sizes, runs: int) -> bool:
     return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
 
 
+def alone_nbytes(rows: int) -> int:
+    """Shared memory of a block that sorts: counts of its warps and all, entries twice, ranks."""
+    warps = facts.ALONE_THREADS // WARP
+    counts = 2 * warps * facts.RADIX + 4 * (facts.RADIX + warps)
+    return counts + (8 + 8 + 2) * rows * facts.ALONE_THREADS
+
+
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
     n = plans.VEC_NBYTES // dy.dtype.itemsize
@@ -137,11 +146,13 @@ class Scatter:
     target: tuple[object, ...]  # the arguments that say where a slice goes
     scratch: plans.ScratchMemory = field(default_factory=plans.ScratchMemory)
     launches: list[plans.Launch] = field(default_factory=list)
+    zeros: int = field(init=False)  # the row from which on others write zeros
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
+        self.zeros = self.sizes.G
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
 
     def launch(self, stage: str, config: plans.Config, *args: object) -> None:
@@ -203,10 +214,48 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> plans.Scratch:
-        """The (row, slice) entries in stable order, one pass a digit."""
+        """The (row, slice) entries in stable order."""
+        rows = plans.ceil_div(self.sizes.K, facts.ALONE_THREADS)
+        fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
+        if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
+            return self.sort_at_once(rows)
+        return self.sort_by_passes()
+
+    def sort_at_once(self, rows: int) -> plans.Scratch:
+        """In one launch, by one block."""
+        n, bits = self.sizes.K, self.sizes.G.bit_length()
+        entries = self.scratch.take(2 * n, self.sizes.key)
+        width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
+        every = plans.by_value(facts.AllDigits, n=n, rows=rows, bits=bits, width=width)
+        config = plans.Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
+        config, zeros = self.with_zeros(config)
+        dy = self.dy if self.is_carried else None
+        args = (*self.target, dy, entries, every, self.sizes.G, self.dx, zeros)
+        self.launch_own(f"{self.op.function_name}__sort", config, *args)
+        return entries
+
+    def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
+        """A launch of a sort, with blocks that write zeros to the last rows meanwhile.
+
+        They slow the passes of others down: of two bytes, and where most rows have slices, it does
+        not pay.
+        """
+        s, n, all_blocks, end = self.sizes, 0, self.device.multiprocessors, self.zeros
+        blocks = config.grid[0]
+        gains = blocks == 1 or (4 * s.K <= 3 * s.G and self.dx.dtype.itemsize > 2)
+        fits = s.B == 1 and self.runs[1] == "" and 2 * blocks <= all_blocks
+        if gains and fits and s.K <= s.G:
+            n = min(end, ZEROS_NBYTES * all_blocks // (s.W * self.dx.dtype.itemsize))
+        self.zeros -= n
+        zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=end * s.W)
+        grid = all_blocks if n else blocks
+        return plans.Config((grid,), config.block, config.shared_nbytes), zeros
+
+    def sort_by_passes(self) -> plans.Scratch:
+        """By two launches a digit."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
-        variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
+        items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
         tile = SORT_THREADS * items[key.itemsize]
         span = (
             plans.ceil_div(plans.ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors)
@@ -215,15 +264,22 @@ class Scatter:
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
-        for digit in digits(self.sizes.G, n, facts.RADIX.bit_length() - 1):
-            step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
+        blocks = config.grid[0]
+        for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
+            numbers = {"n": n, "span": span, "shift": digit.shift, "bits": digit.bits}
+            step = plans.by_value(facts.Pass, **numbers, blocks=blocks)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                where = (*self.target, dy, entries, counts, step, self.sizes.G)
-                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+                grid, zeros = self.with_zeros(config)
+                where = (*self.target, dy, entries, counts, step, self.sizes.G, self.dx, zeros)
+                self.launch_own(f"{self.op.function_name}__keys", grid, *where)
             else:
                 self.launch("count", config, entries, counts, step)
-            self.launch(f"scatter{variant}", config, entries, other, counts, step)
+            if is_long:
+                self.launch("scatter__long", config, entries, other, counts, step)
+            else:
+                grid, zeros = self.with_zeros(config)
+                self.launch("scatter", grid, entries, other, counts, step, self.dx, zeros)
             entries, other = other, entries
         return entries
 
@@ -281,9 +337,8 @@ class Scatter:
         n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
-        self.launch(
-            f"sum_rows{variant}", config, *arrays, rows, n_sums(counts), len(counts), n_long
-        )
+        more = rows, n_sums(counts), len(counts), n_long, self.zeros
+        self.launch(f"sum_rows{variant}", config, *arrays, *more)
 
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""

@@ -9,6 +9,7 @@ THREADS = 128
 EXPECTED_NBYTES = 8_192  # of each array that a block asks for before it has its factors
 VECS = 2  # packets of 16 bytes of each array a thread has in flight
 CHUNK_NBYTES = Slot(32_768)  # of weights that a block takes
+UPDATE_PARTS = 4  # blocks that share a chunk where weights are updated
 CAPACITY = Slot(82)  # tensors a launch: 44 bytes each, beside numbers
 LISTS = 4  # that a launch has addresses of
 POINTERS = Slot(LISTS * CAPACITY)

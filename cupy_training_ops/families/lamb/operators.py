@@ -28,7 +28,7 @@ from ...plan import Device, Launch, Plan, ScratchMemory, by_value, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common
 from ...planning.multi_tensor import Batch, Columns, batches
-from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, LambRule
+from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, UPDATE_PARTS, LambRule
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -260,7 +260,8 @@ class _Step:
 
     def _update(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
         args = (*table.joined(self.update), table.sizes, fixed, *self.rate, *scratch)
-        return _launch("lamb__update", table.n_chunks, (*args, self.is_bfloat16), **self.types)
+        grid = UPDATE_PARTS * table.n_chunks
+        return _launch("lamb__update", grid, (*args, self.is_bfloat16), **self.types)
 
 
 def _fixed(rule: Rule, limits: tuple[float, float], correct_bias: bool) -> np.void:

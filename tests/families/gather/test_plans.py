@@ -107,6 +107,58 @@ def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -
     assert symbols == sort + [f"gather__{stage}" for stage in after]
 
 
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("slices", "rows", "shared", "expected"),
+    [
+        (4096, 50257, 227 * KIB, "sort"),
+        (4097, 50257, 227 * KIB, "keys"),
+        (4096, 50257, 99 * KIB, "keys"),
+        (3072, 50257, 99 * KIB, "sort"),
+        (1024, 50257, 64 * KIB, "sort"),
+        (1025, 50257, 64 * KIB, "keys"),
+        (600, 50257, 48 * KIB, "keys"),
+        (4096, 2**32, 227 * KIB, "keys"),
+    ],
+)
+def test_few_slices_are_sorted_by_one_block(slices, rows, shared, expected) -> None:
+    device = Device(132, (9, 0), shared)
+    symbols = planned((rows, 8), slices, FLOAT32, True, True, device)
+    assert symbols[0] == f"gather_grad__{expected}"
+
+
+@pytest.mark.parametrize(
+    ("slices", "rows", "dtype", "zeros", "launches"),
+    [
+        (32768, 50257, FLOAT32, 3 * 2112, 3),
+        (32768, 50257, FLOAT16, 0, 3),
+        (32768, 40000, FLOAT32, 0, 3),
+        (1024, 50257, FLOAT16, 4224, 1),
+        (1024, 2000, FLOAT16, 2000, 1),
+        (60_000, 200_000, FLOAT32, 3 * 2112, 3),
+        (200_000, 250_000, FLOAT32, 0, 3),
+    ],
+)
+def test_zeros_are_written_where_multiprocessors_are_idle(
+    slices, rows, dtype, zeros, launches
+) -> None:
+    """The last rows, by each launch of a sort that moves entries or makes them."""
+    dy, dx = Spec((slices, 1024), dtype), Spec((rows, 1024), dtype)
+    device = Device(132, (9, 0), 227 * KIB)
+    plan = get_op("GatherGrad")().plan(device, dx.shape, Spec((slices,), INT64), dy, dx)
+    found = [step.args[-1] for step in plan.steps if step.args[-2] is dx]
+    assert len(found) == launches
+    end = rows * 1024
+    for piece in found:
+        assert piece["end"] == end
+        end = piece["first"]
+    assert end == (rows - zeros) * 1024
+    (sums,) = [step for step in plan.steps if "sum_rows" in step.symbol]
+    assert sums.args[-1] == rows - zeros
+
+
 @pytest.mark.parametrize(
     ("slices", "variant", "starts"),
     [
@@ -140,10 +192,11 @@ def test_atomics_are_for_little_data(slices, dtype, aligned, expected) -> None:
     assert symbols == (expected or planned((50257, 1024), slices, dtype, True, aligned))
 
 
-def planned(shape, slices, dtype, deterministic, aligned) -> list[str]:
+def planned(shape, slices, dtype, deterministic, aligned, device=H200) -> list[str]:
     op = get_op("GatherGrad")(deterministic=deterministic)
     dy, dx = Spec((slices, *shape[1:]), dtype, aligned), Spec(shape, dtype, aligned)
-    return [launch.symbol for launch in op.plan(H200, shape, Spec((slices,), INT64), dy, dx).steps]
+    plan = op.plan(device, shape, Spec((slices,), INT64), dy, dx)
+    return [launch.symbol for launch in plan.steps]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +304,7 @@ def test_long_rows_are_items_of_their_own_where_rows_are_wide(width, expected) -
     dy, dx = Spec((70, width), FLOAT32), Spec((50, width), FLOAT32)
     plan = get_op("GatherGrad")().plan(H200, dx.shape, Spec((70,), INT64), dy, dx)
     sums = [step for step in plan.steps if "sum_rows" in step.symbol]
-    assert [step.args[-1] for step in sums] == [expected] * len(sums)
+    assert [step.args[-2] for step in sums] == [expected] * len(sums)
 
 
 @pytest.fixture
