@@ -119,10 +119,11 @@ struct InColumns {
     __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
         return at.rows_on * columns.n_channels * columns.length;
     }
-    // The same rows by way of shared memory.
+    // Rows first to end - 1 of the thread, by way of shared memory.
     template <bool LAST>
-    __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at) const {
-        return {op, ring, at.element(columns), pitch_of(at), at.n_rows};
+    __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
+        const i64 pitch = pitch_of(at);
+        return {op, ring, columns.ring, at.element(columns) + first * pitch, pitch, end - first};
     }
     // The threads of a channel of the tile: x is the channel's, of `width`.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
@@ -141,7 +142,7 @@ struct InColumns {
             first = false;
         };
         if constexpr (RINGS)
-            ring_of<false>(at).each(add);
+            ring_of<false>(at, 0, at.n_rows).each(add);
         else
             visit<false>(at, add);
         sums.end(static_cast<A>(at.n_rows), references);
@@ -160,28 +161,62 @@ struct InColumns {
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        [[maybe_unused]] auto rows = ring_of<true>(at);
-        if constexpr (RINGS) rows.begin();
+        OpCoefficients<Op> of[COLUMNS];
         wait();
+        fetch(of, at, tile, shared, of_channel);
+        visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
+            write_rows(of, some, element, pitch, columns.aligned);
+        });
+    }
+    // Of what is not in shared memory any more when the part has been summed, or of all, one of
+    // n_pieces of each thread's rows.
+    template <class Wait, class OfChannel>
+    __device__ void apply_piece(u32 tile, u32 part, u32 piece, u32 n_pieces, bool some_kept,
+                                A* shared, const Wait& wait, const OfChannel& of_channel) const {
+        const Place<COLUMNS> at(columns, tile, part);
+        const u32 n = some_kept ? Ring<Op, false>::count_gone(at.n_rows, columns.ring) : at.n_rows;
+        const u32 of_piece = (n + n_pieces - 1) / n_pieces;
+        const u32 first = min(n, piece * of_piece);
+        auto rows = ring_of<true>(at, first, min(n, first + of_piece));
+        rows.begin();
+        OpCoefficients<Op> of[COLUMNS];
+        wait();
+        fetch(of, at, tile, shared, of_channel);
+        rows.go_on([&](const auto& some, i64 element, i64 pitch) {
+            write_rows(of, some, element, pitch, true);
+        });
+    }
+    // The rest of the part that this block has summed; `again`: others have taken its place since.
+    template <class Wait, class OfChannel>
+    __device__ void apply_kept(u32 tile, u32 part, bool again, A* shared, const Wait& wait,
+                               const OfChannel& of_channel) const {
+        const Place<COLUMNS> at(columns, tile, part);
+        OpCoefficients<Op> of[COLUMNS];
+        wait();
+        fetch(of, at, tile, shared, of_channel);
+        const auto write = [&](const auto& some, i64 element, i64 pitch) {
+            write_rows(of, some, element, pitch, true);
+        };
+        if (again) {
+            const i32 gone = Ring<Op, false>::count_gone(at.n_rows, columns.ring);
+            ring_of<true>(at, gone, at.n_rows).each(write);
+        } else {
+            ring_of<false>(at, 0, at.n_rows).each_kept(at.element(columns), write);
+        }
+    }
+    // The coefficients of a thread's columns, which threads get for each other.
+    template <class OfChannel>
+    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
+                          A* shared, const OfChannel& of_channel) const {
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
-        using Of = OpCoefficients<Op>;
-        Of of[COLUMNS];
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (i < static_cast<int>(at.own_columns()))
-                of[i] = Op::folded(Of::template load<Memory::shared>(
+                of[i] = Op::folded(OpCoefficients<Op>::template load<Memory::shared>(
                     shared + COEFFICIENTS * at.channel(columns, i)));
-        if constexpr (RINGS)
-            rows.go_on([&](const auto& some, i64 element, i64 pitch) {
-                write_rows(of, some, element, pitch, true);
-            });
-        else
-            visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
-                write_rows(of, some, element, pitch, columns.aligned);
-            });
     }
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&of)[COLUMNS], const SomeRows& rows,

@@ -54,9 +54,10 @@ struct Columns {
     unsigned int length;
     unsigned int channels;
     unsigned int width;
+    unsigned int ring;
     bool aligned;
 };
-static_assert(sizeof(Columns) == 48);
+static_assert(sizeof(Columns) == 56);
 
 struct Held {
     long long n_channels;
@@ -80,10 +81,11 @@ struct Schedule {
     unsigned int n_parts;
     unsigned int of_group;
     unsigned int lag;
+    unsigned int n_pieces;
     bool sums;
     bool applies;
 };
-static_assert(sizeof(Schedule) == 24);
+static_assert(sizeof(Schedule) == 28);
 
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Halves, scale) == 0);
@@ -107,7 +109,8 @@ static_assert(offsetof(Columns, turns) == 24);
 static_assert(offsetof(Columns, length) == 32);
 static_assert(offsetof(Columns, channels) == 36);
 static_assert(offsetof(Columns, width) == 40);
-static_assert(offsetof(Columns, aligned) == 44);
+static_assert(offsetof(Columns, ring) == 44);
+static_assert(offsetof(Columns, aligned) == 48);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
 static_assert(offsetof(Held, n_tiles) == 12);
@@ -125,8 +128,9 @@ static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);
 static_assert(offsetof(Schedule, of_group) == 12);
 static_assert(offsetof(Schedule, lag) == 16);
-static_assert(offsetof(Schedule, sums) == 20);
-static_assert(offsetof(Schedule, applies) == 21);
+static_assert(offsetof(Schedule, n_pieces) == 20);
+static_assert(offsetof(Schedule, sums) == 24);
+static_assert(offsetof(Schedule, applies) == 25);
 #endif
 
 }  // namespace cto::facts::batch_norm

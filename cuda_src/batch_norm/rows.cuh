@@ -81,27 +81,30 @@ struct Ring {
     u8* own;  // this thread's slots
     i64 pitch;
     i32 n;
-    i64 later;      // where the next group is that is copied
-    i32 n_later;    // rows from there on
-    u32 group = 0;  // whose turn it is
+    u32 size;                 // groups that there is room for
+    i64 later;                // where the next group is that is copied
+    i32 n_later;              // rows from there on
+    u32 copied = 0, used = 0;  // where the next groups are that are copied and used
 
     // The thread's first row is at `element`, its next one `pitch` on.
-    __device__ Ring(const Op& op, u8* memory, i64 element, i64 pitch, i32 n)
+    __device__ Ring(const Op& op, u8* memory, u32 size, i64 element, i64 pitch, i32 n)
         : op(op),
           own(memory + threadIdx.x * NBYTES),
           pitch(pitch),
           n(n),
+          size(size),
           later(element + (BACK ? n * pitch : 0)),
           n_later(n) {}
 
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
-    __device__ u8* slots() const { return own + group * (READ * DEPTH * APART); }
+    __device__ u8* slots(u32 group) const { return own + group * (READ * DEPTH * APART); }
+    __device__ u32 after(u32 group) const { return group + 1 < size ? group + 1 : 0; }
     // ALL: there are as many rows as a group has.
     template <bool ALL>
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
         if (BACK) later -= some * pitch;
-        u8* to = slots();
+        u8* to = slots(copied);
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
@@ -110,7 +113,7 @@ struct Ring {
         async_copy::commit();
         if (!BACK) later += some * pitch;
         n_later -= some;
-        group = group + 1 < RING_GROUPS ? group + 1 : 0;
+        copied = after(copied);
     }
     __device__ void begin() {
 #pragma unroll 1
@@ -132,7 +135,8 @@ struct Ring {
         Held rows;
         rows.n_columns = COLUMNS;
         rows.n = ALL ? DEPTH : of_group(left);
-        rows.load_held(slots(), APART);
+        rows.load_held(slots(used), APART);
+        used = after(used);
         copy_group<ALL>();
         if (BACK) element -= rows.n * pitch;
         use(rows, element, pitch);
@@ -143,6 +147,26 @@ struct Ring {
     __device__ void each(const Use& use) {
         begin();
         go_on(use);
+    }
+    // Of so many rows that were used, how many are not in shared memory any more: the first ones.
+    static __device__ i32 count_gone(i32 n, u32 size) {
+        const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
+        return over > 0 ? over * DEPTH : 0;
+    }
+    // Gives `use` the others, the last ones first; those that are gone are as many, in whole groups.
+    template <class Use>
+    __device__ void each_kept(i64 element, const Use& use) const {
+        i32 group = (n + DEPTH - 1) / DEPTH, gone = count_gone(n, size) / DEPTH;
+        u32 slot = group % size;
+#pragma unroll 1
+        while (--group >= gone) {
+            slot = slot > 0 ? slot - 1 : size - 1;
+            Held rows;
+            rows.n_columns = COLUMNS;
+            rows.n = of_group(n - group * DEPTH);
+            rows.load_held(slots(slot), APART);
+            use(rows, element + static_cast<i64>(group) * DEPTH * pitch, pitch);
+        }
     }
 };
 

@@ -64,13 +64,13 @@ struct Counters {
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
-    // Once by each block that applies a part; the last one leaves zero behind.
-    __device__ void wait(u32 tile, u32 n_parts) const {
+    // So many times for each tile; the last one leaves zero behind.
+    __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
             while (*static_cast<volatile u32*>(applied(tile)) == 0) {
             }
             __threadfence();
-            atomicInc(applied(tile), n_parts);
+            atomicInc(applied(tile), n);
         }
         __syncthreads();
     }

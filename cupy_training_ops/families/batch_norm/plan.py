@@ -55,6 +55,8 @@ TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
+TICKET_NBYTES = 16  # of shared memory beside the sums and the ring
+PIECE_ROWS = 32  # of a thread, of what is not kept of a part
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -72,6 +74,7 @@ class Work:
     of_group: int = 1
     sums: bool = True
     applies: bool = True
+    n_pieces: int | None = None  # of what blocks do not keep of a part; None where they keep nothing
 
     @property
     def n_groups(self) -> int:
@@ -175,7 +178,7 @@ class Call:
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
         whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
-        ring = self._ring_nbytes() if aligned and whole else 0
+        ring = self._ring() if aligned and whole else 0
         blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
         rounds = _rounds(channels.outer * n_tiles * row_nbytes)
         n_items = rounds * blocks * self.device.multiprocessors
@@ -192,23 +195,42 @@ class Call:
             length=channels.length,
             channels=tile,
             width=threads,
+            ring=ring,
             aligned=aligned and whole,
         )
-        work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
-        return self._scheduled(kernel, blocks, channels.n, layout, work, ring)
+        work = Work(
+            n_tiles,
+            n_parts,
+            _of_group(n_parts, tile),
+            self.sums,
+            self.applied is not None,
+            self._pieces(int(layout["turns"]), ring) if ring else None,
+        )
+        shared_nbytes = ring * self._group_nbytes
+        return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
 
-    def _ring_nbytes(self) -> int:
-        """Shared memory of a block's rows on their way; 0 where there is too little of it.
+    def _ring(self) -> int:
+        """Groups of a block's rows that there is shared memory for; 0 where there is too little.
 
-        Of 4-byte types, whose bytes take fewer instructions, as many are on their way without it.
+        Of 4-byte types, whose bytes take fewer instructions, as many rows are on their way without.
         """
         if self.device.capability < ASYNC_COPIES or self.types[0].itemsize > 2:
             return 0
-        nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
         sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
-        of_block = nbytes + sums + RESERVED_NBYTES
-        fits = RING_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
-        return nbytes if fits else 0
+        of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // RING_BLOCKS
+        groups = (of_block - RESERVED_NBYTES - sums - TICKET_NBYTES) // self._group_nbytes
+        return groups if groups >= RING_GROUPS else 0
+
+    @property
+    def _group_nbytes(self) -> int:
+        """Shared memory of a group of rows of all threads."""
+        return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
+
+    def _pieces(self, turns: int, ring: int) -> int:
+        """Of what is not kept in a ring of so many groups."""
+        depth = RING_ROWS // len(self.read)
+        kept = ring * depth if self.sums else 0
+        return ceil_div(max(0, turns - kept), PIECE_ROWS)
 
     @property
     def _columns(self) -> int:
@@ -242,8 +264,10 @@ class Call:
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
+        n_kept = 0 if work.n_pieces is None else min(work.n_tiles, MAX_TILES) * work.n_parts
+        more = (scratch.take(n_kept, np.uint32),) if n_kept else ()
         launches = tuple(
-            self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
+            self._launch(symbol, config, layout, partials, coefficients, counters, *more, schedule)
             for config, schedule in schedules(
                 blocks * self.device.multiprocessors, work, shared_nbytes
             )
@@ -306,6 +330,7 @@ def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[C
             n_parts=work.n_parts,
             of_group=work.of_group,
             lag=min(n_items, work.n_parts + grid),
+            n_pieces=work.n_pieces or 0,
             sums=work.sums,
             applies=work.applies,
         )
