@@ -75,6 +75,7 @@ struct Ring {
     using T = typename Op::T;
     static constexpr int READ = Op::READ, COLUMNS = WIDTH<Op>, DEPTH = RING_ROWS / READ;
     static constexpr u32 NBYTES = COLUMNS * sizeof(T), APART = NBYTES * THREADS;
+    static_assert(sizeof(T) > 2 || NBYTES == 16);
     using Held = Rows<T, COLUMNS, READ, DEPTH>;
 
     const Op& op;
@@ -85,6 +86,8 @@ struct Ring {
     i64 later;                // where the next group is that is copied
     i32 n_later;              // rows from there on
     u32 copied = 0, used = 0;  // where the next groups are that are copied and used
+    u64 as_usual = async_copy::policy_of(async_copy::Kept::as_usual);
+    u64 for_now = async_copy::policy_of(async_copy::Kept::for_now);
 
     // The thread's first row is at `element`, its next one `pitch` on.
     __device__ Ring(const Op& op, u8* memory, u32 size, i64 element, i64 pitch, i32 n)
@@ -105,11 +108,15 @@ struct Ring {
         const i32 some = ALL ? DEPTH : of_group(n_later);
         if (BACK) later -= some * pitch;
         u8* to = slots(copied);
+        // What is not read again after this leaves the cache to the rest.
+        const bool again = !BACK && n_later > static_cast<i32>(size) * DEPTH;
+        const u64 policy = again ? as_usual : for_now;
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a, to += APART)
-                if (ALL || u < some) async_copy::copy<NBYTES>(to, op.arrays[a] + later + u * pitch);
+                if (ALL || u < some) 
+                    async_copy::copy_16(to, op.arrays[a] + later + u * pitch, policy);
         async_copy::commit();
         if (!BACK) later += some * pitch;
         n_later -= some;

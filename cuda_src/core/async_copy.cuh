@@ -43,6 +43,32 @@ __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, 
 #endif
 }
 
+// How the L2 cache keeps what is copied: as all else, or only until it needs the room.
+enum class Kept { as_usual, for_now };
+
+__device__ __forceinline__ u64 policy_of(Kept kept) {
+    u64 policy = 0;
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+    if (kept == Kept::for_now)
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    else
+        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+
+// Copies 16 bytes, with a policy of `policy_of`.
+__device__ __forceinline__ void copy_16(void* shared, const void* global, u64 policy) {
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
+    copy<16>(shared, global);
+#else
+    const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(global), "l"(policy)
+                 : "memory");
+#endif
+}
+
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void commit() {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
