@@ -69,17 +69,10 @@ struct OverColumns {
 
     template <int K, int N>
     __device__ void operator()(A (&values)[K][N]) const {
-        u32 half = 1;
-        while (half < height) half *= 2;
-#pragma unroll 1
-        for (half /= 2; half > 0; half /= 2) {
-            __syncthreads();
-            if (y < height) store(values);
-            __syncthreads();
-            if (y < half && y + half < height) add(values, y + half);
-        }
         __syncthreads();
-        if (y == 0) store(values);
+        if (y < height) store(values);
+        __syncthreads();
+        for (u32 q = y; q < K * N && y < height; q += height) sum_rows(of_thread + q * THREADS + x);
         __syncthreads();
         gather(values);
     }
@@ -95,12 +88,16 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) at(k, N, i, y, x) = values[k][i];
     }
-    template <int K, int N>
-    __device__ void add(A (&values)[K][N], u32 row) const {
+    // The sum of a column takes the place of its first row: some at a time, as they take long to come.
+    __device__ void sum_rows(A* column) const {
+        constexpr u32 SOME = 4;
+        A sums[SOME] = {};
+#pragma unroll 1
+        for (u32 row = 0; row < height; row += SOME)
 #pragma unroll
-        for (int k = 0; k < K; ++k)
-#pragma unroll
-            for (int i = 0; i < N; ++i) values[k][i] += at(k, N, i, row, x);
+            for (u32 k = 0; k < SOME; ++k)
+                if (row + k < height) sums[k] += column[(row + k) * width];
+        column[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
     // The sums of columns are in the first row; those of a channel are added up, where it has many
     // by a warp.
