@@ -136,15 +136,23 @@ struct InColumns {
         for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
         typename Op::template State<COLUMNS> sums;
         bool first = true;
-        const auto add = [&](const auto& rows, i64, i64) {
+        const auto begin = [&](const auto& rows) {
             if (first) sums.begin(rows, static_cast<A>(rows.n), references);
-            sums.add(rows);
             first = false;
         };
-        if constexpr (RINGS)
-            ring_of<false>(at, 0, at.n_rows).each(add);
-        else
-            visit<false>(at, add);
+        if constexpr (RINGS) {
+            auto rows = ring_of<false>(at, 0, at.n_rows);
+            rows.begin();
+            rows.go_on([&](const auto& some, i64, i64, auto any) {
+                if constexpr (any.is) begin(some);
+                sums.add(some);
+            });
+        } else {
+            visit<false>(at, [&](const auto& some, i64, i64) {
+                begin(some);
+                sums.add(some);
+            });
+        }
         sums.end(static_cast<A>(at.n_rows), references);
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
@@ -168,41 +176,28 @@ struct InColumns {
             write_rows(of, some, element, pitch, columns.aligned);
         });
     }
-    // Of what is not in shared memory any more when the part has been summed, or of all, one of
-    // n_pieces of each thread's rows.
+    // Of the rows of a part that are not in shared memory any more when it has been summed (of all,
+    // where nothing was) piece `piece` of n_pieces, for each thread; as piece n_pieces the others.
+    // `kept`: this block has summed the part last.
     template <class Wait, class OfChannel>
-    __device__ void apply_piece(u32 tile, u32 part, u32 piece, u32 n_pieces, bool some_kept,
+    __device__ void apply_piece(u32 tile, u32 part, u32 piece, u32 n_pieces, bool summed, bool kept,
                                 A* shared, const Wait& wait, const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        const u32 n = some_kept ? Ring<Op, false>::count_gone(at.n_rows, columns.ring) : at.n_rows;
-        const u32 of_piece = (n + n_pieces - 1) / n_pieces;
-        const u32 first = min(n, piece * of_piece);
-        auto rows = ring_of<true>(at, first, min(n, first + of_piece));
-        rows.begin();
+        const i32 n = at.n_rows, gone = summed ? Ring<Op, true>::count_gone(n, columns.ring) : n;
+        const i32 of_piece = n_pieces > 0 ? (gone + n_pieces - 1) / n_pieces : 0;
+        const i32 first = min(gone, static_cast<i32>(piece) * of_piece);
+        const i32 end = piece < n_pieces ? min(gone, first + of_piece) : n;
+        auto rows = ring_of<true>(at, first, end);
+        if (kept)
+            rows.begin_with_kept(gone);
+        else
+            rows.begin();
         OpCoefficients<Op> of[COLUMNS];
         wait();
         fetch(of, at, tile, shared, of_channel);
-        rows.go_on([&](const auto& some, i64 element, i64 pitch) {
+        rows.go_on([&](const auto& some, i64 element, i64 pitch, auto) {
             write_rows(of, some, element, pitch, true);
         });
-    }
-    // The rest of the part that this block has summed; `again`: others have taken its place since.
-    template <class Wait, class OfChannel>
-    __device__ void apply_kept(u32 tile, u32 part, bool again, A* shared, const Wait& wait,
-                               const OfChannel& of_channel) const {
-        const Place<COLUMNS> at(columns, tile, part);
-        OpCoefficients<Op> of[COLUMNS];
-        wait();
-        fetch(of, at, tile, shared, of_channel);
-        const auto write = [&](const auto& some, i64 element, i64 pitch) {
-            write_rows(of, some, element, pitch, true);
-        };
-        if (again) {
-            const i32 gone = Ring<Op, false>::count_gone(at.n_rows, columns.ring);
-            ring_of<true>(at, gone, at.n_rows).each(write);
-        } else {
-            ring_of<false>(at, 0, at.n_rows).each_kept(at.element(columns), write);
-        }
     }
     // The coefficients of a thread's columns, which threads get for each other.
     template <class OfChannel>

@@ -34,19 +34,6 @@ struct Blocks {
     __device__ u32 n_tickets() const {
         return n_sums() + (schedule.applies ? schedule.n_items * schedule.n_pieces : 0);
     }
-    __device__ auto waiting(u32 tile) const {
-        const u32 n = schedule.n_parts * (schedule.n_pieces + 1);
-        return [this, tile, n] {
-            if (schedule.sums) scratch.counters.wait(tile, n);
-        };
-    }
-    __device__ auto of_channel() const {
-        return [this](i64 channel) {
-            return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
-                                                                     COEFFICIENTS * channel)
-                                 : op.without_sums(channel);
-        };
-    }
     __device__ void sum(u32 number) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
@@ -58,21 +45,20 @@ struct Blocks {
         Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
             part, last);
     }
-    // What is kept of the part that was summed last, and what others have as much of.
-    __device__ void apply_own(u32 number) const {
-        for (bool again = false; number != NONE; again = true, number = before[number]) {
-            const Item part = item(number, false);
-            walk.apply_kept(schedule.first_tile + part.tile, part.part, again, shared,
-                            waiting(part.tile), of_channel());
-        }
-    }
-    // Those that were summed last come first.
-    __device__ void apply_piece(u32 number) const {
-        const u32 turn = number / schedule.n_items;
-        const Item part = item(number % schedule.n_items, false);
-        walk.apply_piece(schedule.first_tile + part.tile, part.part, schedule.n_pieces - 1 - turn,
-                         schedule.n_pieces, schedule.sums, shared, waiting(part.tile),
-                         of_channel());
+    // Piece n_pieces is what blocks keep, of the part that was summed last in shared memory.
+    __device__ void apply(u32 number, u32 piece, bool kept) const {
+        const Item part = item(number, false);
+        const u32 tile = schedule.first_tile + part.tile, n = schedule.n_parts * (schedule.n_pieces + 1);
+        walk.apply_piece(
+            tile, part.part, piece, schedule.n_pieces, schedule.sums, kept, shared,
+            [&] {
+                if (schedule.sums) scratch.counters.wait(part.tile, n);
+            },
+            [&](i64 channel) {
+                return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
+                                                                         COEFFICIENTS * channel)
+                                     : op.without_sums(channel);
+            });
     }
 };
 
@@ -85,28 +71,37 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     const Blocks<Op, Walk> blocks{op, walk, schedule, scratch, before, shared};
     const u32 n_sums = blocks.n_sums(), n = blocks.n_tickets();
     u32* const counter = scratch.counters.ticket();
-    u32 own = NONE, ahead = 0;
+    u32 ahead = 0, turn = 0;
     const auto take = [&] {  // the counter wraps to zero
         if (threadIdx.x == 0) ahead = atomicInc(counter, n + gridDim.x - 1);
     };
-    take();
-    for (u32 turn = 0; true; turn ^= 1) {
+    const auto taken = [&] {
+        turn ^= 1;
         if (threadIdx.x == 0) next[turn] = ahead;
         __syncthreads();
-        const u32 ticket = next[turn];
-        if (ticket < n_sums) {
-            if (threadIdx.x == 0) before[ticket] = own;
-            own = ticket;
-            blocks.sum(ticket);
-            take();  // not before: blocks that begin later have parts, too
-            blocks.finish(ticket, last);
-            continue;
-        }
-        if (schedule.applies) blocks.apply_own(own);
-        own = NONE;
-        if (ticket >= n) return;
-        take();
-        blocks.apply_piece(ticket - n_sums);
+        return next[turn];
+    };
+    take();
+    u32 ticket = taken(), own = NONE;
+    for (; ticket < n_sums; ticket = taken()) {
+        if (threadIdx.x == 0) before[ticket] = own;
+        own = ticket;
+        blocks.sum(ticket);
+        take();  // not before: blocks that begin later have parts, too
+        blocks.finish(ticket, last);
+    }
+    if (!schedule.applies) return;
+    // What the block has kept of its last part, then as much of those before, then pieces of any; those
+    // that were summed last come first.
+    for (bool is_own = own != NONE, kept = is_own; is_own || ticket < n; kept = false) {
+        if (!is_own) take();
+        const u32 number = is_own ? own : (ticket - n_sums) % schedule.n_items;
+        const u32 turns = is_own ? 0 : (ticket - n_sums) / schedule.n_items + 1;
+        blocks.apply(number, schedule.n_pieces - turns, kept);
+        if (is_own)
+            own = before[own], is_own = own != NONE;
+        else
+            ticket = taken();
     }
 }
 

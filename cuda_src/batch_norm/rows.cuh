@@ -68,9 +68,15 @@ template <class Op>
 constexpr int WIDTH =
     vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
 
+// Whether a group may have fewer rows than others.
+template <bool ANY>
+struct Any {
+    static constexpr bool is = ANY;
+};
+
 // Rows of whole slots, n of a thread: groups of them are copied to shared memory while others are
-// used. A thread uses what it has copied. BACK: from the last one on.
-template <class Op, bool BACK>
+// used. A thread uses what it has copied. LAST: they are not read again.
+template <class Op, bool LAST>
 struct Ring {
     using T = typename Op::T;
     static constexpr int READ = Op::READ, COLUMNS = WIDTH<Op>, DEPTH = RING_ROWS / READ;
@@ -82,9 +88,9 @@ struct Ring {
     u8* own;  // this thread's slots
     i64 pitch;
     i32 n;
-    u32 size;                 // groups that there is room for
-    i64 later;                // where the next group is that is copied
-    i32 n_later;              // rows from there on
+    u32 size;                  // groups that there is room for
+    i64 later;                 // where the next group is that is copied
+    i32 n_later;               // rows from there on
     u32 copied = 0, used = 0;  // where the next groups are that are copied and used
     u64 as_usual = async_copy::policy_of(async_copy::Kept::as_usual);
     u64 for_now = async_copy::policy_of(async_copy::Kept::for_now);
@@ -96,29 +102,34 @@ struct Ring {
           pitch(pitch),
           n(n),
           size(size),
-          later(element + (BACK ? n * pitch : 0)),
+          later(element),
           n_later(n) {}
 
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
+    // Of so many rows that were used, how many are not in shared memory any more: the first ones, in
+    // whole groups.
+    static __device__ i32 count_gone(i32 n, u32 size) {
+        const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
+        return over > 0 ? over * DEPTH : 0;
+    }
     __device__ u8* slots(u32 group) const { return own + group * (READ * DEPTH * APART); }
     __device__ u32 after(u32 group) const { return group + 1 < size ? group + 1 : 0; }
     // ALL: there are as many rows as a group has.
     template <bool ALL>
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
-        if (BACK) later -= some * pitch;
         u8* to = slots(copied);
-        // What is not read again after this leaves the cache to the rest.
-        const bool again = !BACK && n_later > static_cast<i32>(size) * DEPTH;
+        // What stays in shared memory, or is not read again, leaves the L2 cache to the rest.
+        const bool again = !LAST && n_later > static_cast<i32>(size) * DEPTH;
         const u64 policy = again ? as_usual : for_now;
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a, to += APART)
-                if (ALL || u < some) 
+                if (ALL || u < some)
                     async_copy::copy_16(to, op.arrays[a] + later + u * pitch, policy);
         async_copy::commit();
-        if (!BACK) later += some * pitch;
+        later += some * pitch;
         n_later -= some;
         copied = after(copied);
     }
@@ -126,15 +137,25 @@ struct Ring {
 #pragma unroll 1
         for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
     }
-    // Gives `use` the rows, of which the first have begun to be copied.
+    // In place of `begin`: they are what another ring has left in shared memory, which had `gone` rows
+    // before them.
+    __device__ void begin_with_kept(i32 gone) {
+        later += n * pitch;
+        n_later = 0;
+        used = gone / DEPTH % size;
+    }
+    // Gives `use` the rows, of which the first have begun to be copied. It is told whether there may be
+    // fewer of them than in other groups, as it is of the first ones.
     template <class Use>
     __device__ void go_on(const Use& use) {
-        i64 element = later + (BACK ? n - n_later : n_later - n) * pitch;
+        i64 element = later + (n_later - n) * pitch;
         i32 left = n;
 #pragma unroll 1
-        while (n_later >= DEPTH) use_group<true>(element, left, use);
+        while (left > 0) {
+            use_group<false>(element, left, use);
 #pragma unroll 1
-        while (left > 0) use_group<false>(element, left, use);
+            while (n_later >= DEPTH) use_group<true>(element, left, use);
+        }
     }
     template <bool ALL, class Use>
     __device__ void use_group(i64& element, i32& left, const Use& use) {
@@ -145,35 +166,9 @@ struct Ring {
         rows.load_held(slots(used), APART);
         used = after(used);
         copy_group<ALL>();
-        if (BACK) element -= rows.n * pitch;
-        use(rows, element, pitch);
-        if (!BACK) element += rows.n * pitch;
+        use(rows, element, pitch, Any<!ALL>{});
+        element += rows.n * pitch;
         left -= rows.n;
-    }
-    template <class Use>
-    __device__ void each(const Use& use) {
-        begin();
-        go_on(use);
-    }
-    // Of so many rows that were used, how many are not in shared memory any more: the first ones.
-    static __device__ i32 count_gone(i32 n, u32 size) {
-        const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
-        return over > 0 ? over * DEPTH : 0;
-    }
-    // Gives `use` the others, the last ones first; those that are gone are as many, in whole groups.
-    template <class Use>
-    __device__ void each_kept(i64 element, const Use& use) const {
-        i32 group = (n + DEPTH - 1) / DEPTH, gone = count_gone(n, size) / DEPTH;
-        u32 slot = group % size;
-#pragma unroll 1
-        while (--group >= gone) {
-            slot = slot > 0 ? slot - 1 : size - 1;
-            Held rows;
-            rows.n_columns = COLUMNS;
-            rows.n = of_group(n - group * DEPTH);
-            rows.load_held(slots(slot), APART);
-            use(rows, element + static_cast<i64>(group) * DEPTH * pitch, pitch);
-        }
     }
 };
 
