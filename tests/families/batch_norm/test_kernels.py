@@ -313,6 +313,44 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
             assert matches(run.host(result), other, given_[1].size)
 
 
+@pytest.mark.parametrize(
+    ("kib", "capability", "ring"), [(227, (9, 0), 6), (163, (8, 0), 4), (99, (8, 6), 0)]
+)
+def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability, ring) -> None:
+    op = operator("BatchNormInternal")
+    x, *others = Spec((65_536, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
+    (step,) = op.plan(Device(132, capability, kib * 1024), x, *others, *op.infer(x, *others)).steps
+    assert step.symbol.endswith("column_rings" if ring else "column_parts")
+    assert int(step.args[-6 if ring else -5]["ring"]) == ring
+    assert 2 * (step.config.shared_nbytes + 16 * 1024 + 1024) <= (kib + 1) * 1024
+
+
+@names
+@pytest.mark.parametrize("ring", [4, 6])
+def test_what_blocks_keep_of_parts_and_pieces_of_the_rest(
+    run, rng, monkeypatch, name, ring
+) -> None:
+    """Also where a block has several parts, and keeps the last alone; threads have unlike rows."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
+    monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
+    monkeypatch.setattr(planning, "PIECE_ROWS", 8)
+    op = operator(name)
+    given_ = inputs(rng, name, (2211, 136), next(row for row in ROWS if row[0] == FLOAT16))
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    nbytes = op.workspace_nbytes(*map(run.place, given_))
+    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
+    for _ in range(2):
+        with launch_log() as log:
+            results = op(*map(run.place, given_), workspace=workspace)
+        (step,) = log
+        assert step.symbol.endswith("column_rings")
+        assert int(step.args[-1]["n_parts"]) > 1 < int(step.args[-1]["n_pieces"])
+        assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
+        for result, other in zip(results, expected, strict=True):
+            assert matches(run.host(result), other, given_[1].size)
+
+
 # The ring of the last has room for the rows of more than one tile.
 IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128)]
 
