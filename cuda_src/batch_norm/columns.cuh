@@ -176,20 +176,20 @@ struct InColumns {
             write_rows(of, some, element, pitch, columns.aligned);
         });
     }
-    // Of the rows of a part that are not in shared memory any more when it has been summed (of all,
-    // where nothing was) piece `piece` of n_pieces, for each thread; as piece n_pieces the others.
-    // `kept`: this block has summed the part last.
+    // Of the first rows of a part, the loose ones, piece `piece` of n_pieces; as piece n_pieces the
+    // others, of which the last are `kept` in shared memory where this block has summed the part last.
     template <class Wait, class OfChannel>
-    __device__ void apply_piece(u32 tile, u32 part, u32 piece, u32 n_pieces, bool summed, bool kept,
-                                A* shared, const Wait& wait, const OfChannel& of_channel) const {
+    __device__ void apply_piece(u32 tile, u32 part, u32 piece, u32 n_pieces, bool kept, A* shared,
+                                const Wait& wait, const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        const i32 n = at.n_rows, gone = summed ? Ring<Op, true>::count_gone(n, columns.ring) : n;
-        const i32 of_piece = n_pieces > 0 ? (gone + n_pieces - 1) / n_pieces : 0;
-        const i32 first = min(gone, static_cast<i32>(piece) * of_piece);
-        const i32 end = piece < n_pieces ? min(gone, first + of_piece) : n;
-        auto rows = ring_of<true>(at, first, end);
+        const i32 n = at.n_rows, gone = Ring<Op, true>::count_gone(n, columns.ring);
+        const i32 loose = min(n, columns.loose), end = kept ? max(gone, loose) : n;
+        const i32 of_piece = n_pieces > 0 ? (loose + n_pieces - 1) / n_pieces : 0;
+        const i32 first = min(loose, static_cast<i32>(piece) * of_piece);
+        auto rows = piece < n_pieces ? ring_of<true>(at, first, min(loose, first + of_piece))
+                                     : ring_of<true>(at, loose, end);
         if (kept)
-            rows.begin_with_kept(gone);
+            rows.begin_with_kept(at.element(columns) + end * pitch_of(at), end, n - end);
         else
             rows.begin();
         OpCoefficients<Op> of[COLUMNS];

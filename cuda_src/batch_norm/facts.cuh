@@ -55,6 +55,7 @@ struct Columns {
     unsigned int channels;
     unsigned int width;
     unsigned int ring;
+    int loose;
     bool aligned;
 };
 static_assert(sizeof(Columns) == 56);
@@ -110,7 +111,8 @@ static_assert(offsetof(Columns, length) == 32);
 static_assert(offsetof(Columns, channels) == 36);
 static_assert(offsetof(Columns, width) == 40);
 static_assert(offsetof(Columns, ring) == 44);
-static_assert(offsetof(Columns, aligned) == 48);
+static_assert(offsetof(Columns, loose) == 48);
+static_assert(offsetof(Columns, aligned) == 52);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
 static_assert(offsetof(Held, n_tiles) == 12);

@@ -45,12 +45,12 @@ struct Blocks {
         Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
             part, last);
     }
-    // Piece n_pieces is what blocks keep, of the part that was summed last in shared memory.
+    // Piece n_pieces is what is not loose; `kept`: its end is in shared memory.
     __device__ void apply(u32 number, u32 piece, bool kept) const {
         const Item part = item(number, false);
         const u32 tile = schedule.first_tile + part.tile, n = schedule.n_parts * (schedule.n_pieces + 1);
         walk.apply_piece(
-            tile, part.part, piece, schedule.n_pieces, schedule.sums, kept, shared,
+            tile, part.part, piece, schedule.n_pieces, kept, shared,
             [&] {
                 if (schedule.sums) scratch.counters.wait(part.tile, n);
             },
@@ -91,8 +91,8 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
         blocks.finish(ticket, last);
     }
     if (!schedule.applies) return;
-    // What the block has kept of its last part, then as much of those before, then pieces of any; those
-    // that were summed last come first.
+    // What is not loose of the parts that the block has summed, the last one first, then loose pieces of
+    // any; those that were summed last come first.
     for (bool is_own = own != NONE, kept = is_own; is_own || ticket < n; kept = false) {
         if (!is_own) take();
         const u32 number = is_own ? own : (ticket - n_sums) % schedule.n_items;

@@ -75,7 +75,7 @@ struct Any {
 };
 
 // Rows of whole slots, n of a thread: groups of them are copied to shared memory while others are
-// used. A thread uses what it has copied. LAST: they are not read again.
+// used. A thread uses what it has copied. LAST: they are not read again, and go from the last one on.
 template <class Op, bool LAST>
 struct Ring {
     using T = typename Op::T;
@@ -87,11 +87,12 @@ struct Ring {
     const Op& op;
     u8* own;  // this thread's slots
     i64 pitch;
-    i32 n;
     u32 size;                  // groups that there is room for
-    i64 later;                 // where the next group is that is copied
-    i32 n_later;               // rows from there on
-    u32 copied = 0, used = 0;  // where the next groups are that are copied and used
+    i64 later, next;           // the first row that is to be copied, and used; LAST: behind it
+    i32 n_later, n_next;       // rows from there on
+    u32 copied = 0, used = 0;  // where groups are copied to and used next
+    i64 kept = 0;              // the first of rows before all others that are in shared memory
+    i32 n_kept = 0;
     u64 as_usual = async_copy::policy_of(async_copy::Kept::as_usual);
     u64 for_now = async_copy::policy_of(async_copy::Kept::for_now);
 
@@ -100,14 +101,15 @@ struct Ring {
         : op(op),
           own(memory + threadIdx.x * NBYTES),
           pitch(pitch),
-          n(n),
           size(size),
-          later(element),
-          n_later(n) {}
+          later(element + (LAST ? n * pitch : 0)),
+          next(later),
+          n_later(n),
+          n_next(n) {}
 
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
-    // Of so many rows that were used, how many are not in shared memory any more: the first ones, in
-    // whole groups.
+    // Of n rows that were used, how many are not in shared memory any more: the first ones, in whole
+    // groups.
     static __device__ i32 count_gone(i32 n, u32 size) {
         const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
         return over > 0 ? over * DEPTH : 0;
@@ -118,6 +120,7 @@ struct Ring {
     template <bool ALL>
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
+        const i64 from = LAST ? later - some * pitch : later;
         u8* to = slots(copied);
         // What stays in shared memory, or is not read again, leaves the L2 cache to the rest.
         const bool again = !LAST && n_later > static_cast<i32>(size) * DEPTH;
@@ -127,9 +130,9 @@ struct Ring {
 #pragma unroll
             for (int a = 0; a < READ; ++a, to += APART)
                 if (ALL || u < some)
-                    async_copy::copy_16(to, op.arrays[a] + later + u * pitch, policy);
+                    async_copy::copy_16(to, op.arrays[a] + from + u * pitch, policy);
         async_copy::commit();
-        later += some * pitch;
+        later = LAST ? from : from + some * pitch;
         n_later -= some;
         copied = after(copied);
     }
@@ -137,38 +140,39 @@ struct Ring {
 #pragma unroll 1
         for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
     }
-    // In place of `begin`: they are what another ring has left in shared memory, which had `gone` rows
-    // before them.
-    __device__ void begin_with_kept(i32 gone) {
-        later += n * pitch;
-        n_later = 0;
-        used = gone / DEPTH % size;
+    // In place of `begin`: n rows, of which the first is at `element`, come before the others. Another
+    // ring has left them in shared memory, behind as many as are `gone`.
+    __device__ void begin_with_kept(i64 element, i32 gone, i32 n) {
+        kept = element, n_kept = n;
+        used = copied = gone / DEPTH % size;
     }
     // Gives `use` the rows, of which the first have begun to be copied. It is told whether there may be
     // fewer of them than in other groups, as it is of the first ones.
     template <class Use>
     __device__ void go_on(const Use& use) {
-        i64 element = later + (n_later - n) * pitch;
-        i32 left = n;
 #pragma unroll 1
-        while (left > 0) {
-            use_group<false>(element, left, use);
+        while (n_kept > 0 || n_next > 0) {
+            use_group<false>(use);
 #pragma unroll 1
-            while (n_later >= DEPTH) use_group<true>(element, left, use);
+            while (n_kept <= 0 && n_later >= DEPTH) use_group<true>(use);
         }
     }
     template <bool ALL, class Use>
-    __device__ void use_group(i64& element, i32& left, const Use& use) {
+    __device__ void use_group(const Use& use) {
+        const bool is_kept = !ALL && n_kept > 0;
         async_copy::wait<RING_GROUPS - 1>();
         Held rows;
         rows.n_columns = COLUMNS;
-        rows.n = ALL ? DEPTH : of_group(left);
+        rows.n = ALL ? DEPTH : of_group(is_kept ? n_kept : n_next);
         rows.load_held(slots(used), APART);
         used = after(used);
         copy_group<ALL>();
+        const i64 on = rows.n * pitch, element = is_kept ? kept : LAST ? next - on : next;
         use(rows, element, pitch, Any<!ALL>{});
-        element += rows.n * pitch;
-        left -= rows.n;
+        if (is_kept)
+            kept += on, n_kept -= rows.n;
+        else
+            next = LAST ? element : element + on, n_next -= rows.n;
     }
 };
 

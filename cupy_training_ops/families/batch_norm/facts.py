@@ -44,7 +44,8 @@ Pieces = Struct(
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
 # Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
 # at a multiple of 16 bytes, in all arrays. A thread has room for `ring` groups of its rows in shared
-# memory, RING_GROUPS or more, where they go that way.
+# memory, RING_GROUPS or more, where they go that way; then so many of the first rows are `loose`: any
+# block may apply them, the others are for the block that has summed them.
 Columns = Struct(
     "Columns",
     n_rows=i64,
@@ -55,6 +56,7 @@ Columns = Struct(
     channels=u32,
     width=u32,
     ring=u32,
+    loose=i32,
     aligned=flag,
 )
 
@@ -80,7 +82,7 @@ Held = Struct(
 
 # Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile, whose sums are put
 # together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are. Where
-# blocks keep rows, what is left of a part is applied in so many pieces.
+# rows are loose, those of a part are applied in so many pieces.
 Schedule = Struct(
     "Schedule",
     first_tile=u32,

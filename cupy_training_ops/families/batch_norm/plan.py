@@ -56,7 +56,8 @@ PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another 
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 TICKET_NBYTES = 16  # of shared memory beside the sums and the ring
-PIECE_ROWS = 32  # of a thread, of what is not kept of a part
+LOOSE = 25  # of a hundred groups of rows that blocks do not keep, how many any block may apply
+PIECE_ROWS = 32  # of a thread, of such rows
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -74,7 +75,7 @@ class Work:
     of_group: int = 1
     sums: bool = True
     applies: bool = True
-    n_pieces: int | None = None  # of what blocks do not keep of a part; None where they keep nothing
+    n_pieces: int | None = None  # of loose rows of a part; None where there may be none
 
     @property
     def n_groups(self) -> int:
@@ -186,16 +187,19 @@ class Call:
         threads = ceil_div(tile * channels.length, width)  # of a row
         rows = THREADS // threads  # of a block at a time
         n_parts = max(1, min(most, wanted, ceil_div(channels.outer, rows)))
+        turns = ceil_div(channels.outer, n_parts * rows)
+        loose = self._loose(turns, ring) if ring else 0
         layout = by_value(
             Columns,
             n_rows=channels.outer,
             n_channels=channels.n,
             n_parts=n_parts,
-            turns=ceil_div(channels.outer, n_parts * rows),
+            turns=turns,
             length=channels.length,
             channels=tile,
             width=threads,
             ring=ring,
+            loose=loose,
             aligned=aligned and whole,
         )
         work = Work(
@@ -204,7 +208,7 @@ class Call:
             _of_group(n_parts, tile),
             self.sums,
             self.applied is not None,
-            self._pieces(int(layout["turns"]), ring) if ring else None,
+            ceil_div(loose, PIECE_ROWS) if ring else None,
         )
         shared_nbytes = ring * self._group_nbytes
         return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
@@ -226,11 +230,14 @@ class Call:
         """Shared memory of a group of rows of all threads."""
         return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
 
-    def _pieces(self, turns: int, ring: int) -> int:
-        """Of what is not kept in a ring of so many groups."""
+    def _loose(self, turns: int, ring: int) -> int:
+        """Rows of a thread that any block may apply: of those that a ring of so many groups has not
+        kept, or all where nothing was summed."""
+        if not self.sums:
+            return turns
         depth = RING_ROWS // len(self.read)
-        kept = ring * depth if self.sums else 0
-        return ceil_div(max(0, turns - kept), PIECE_ROWS)
+        gone = max(0, ceil_div(turns, depth) - ring)
+        return gone * LOOSE // 100 * depth
 
     @property
     def _columns(self) -> int:

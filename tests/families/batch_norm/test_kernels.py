@@ -326,15 +326,16 @@ def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability,
 
 
 @names
-@pytest.mark.parametrize("ring", [4, 6])
+@pytest.mark.parametrize(("ring", "loose"), [(4, 70), (6, 100)])
 def test_what_blocks_keep_of_parts_and_pieces_of_the_rest(
-    run, rng, monkeypatch, name, ring
+    run, rng, monkeypatch, name, ring, loose
 ) -> None:
     """Also where a block has several parts, and keeps the last alone; threads have unlike rows."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
-    monkeypatch.setattr(planning, "PIECE_ROWS", 8)
+    monkeypatch.setattr(planning, "LOOSE", loose)
+    monkeypatch.setattr(planning, "PIECE_ROWS", 3)
     op = operator(name)
     given_ = inputs(rng, name, (2211, 136), next(row for row in ROWS if row[0] == FLOAT16))
     expected = op.cpu_function()(*given_, **op.attribute_values)
