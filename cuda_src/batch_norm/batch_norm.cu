@@ -234,8 +234,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
                                       const __grid_constant__ Halves half,
                                       const __grid_constant__ Rule rule,
                                       const __grid_constant__ Columns columns, A* partials,
-                                      A* coefficients, Zeroed<u32>* counters,
-                                      u32* before, const __grid_constant__ Schedule schedule) {
+                                      A* coefficients, Zeroed<u32>* counters, u32* before,
+                                      const __grid_constant__ Schedule schedule) {
     extern __shared__ __align__(16) u8 ring[];
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,

@@ -48,7 +48,8 @@ struct Blocks {
     // Piece n_pieces is what is not loose; `kept`: its end is in shared memory.
     __device__ void apply(u32 number, u32 piece, bool kept) const {
         const Item part = item(number, false);
-        const u32 tile = schedule.first_tile + part.tile, n = schedule.n_parts * (schedule.n_pieces + 1);
+        const u32 tile = schedule.first_tile + part.tile,
+                  n = schedule.n_parts * (schedule.n_pieces + 1);
         walk.apply_piece(
             tile, part.part, piece, schedule.n_pieces, kept, shared,
             [&] {

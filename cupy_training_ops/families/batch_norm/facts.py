@@ -43,9 +43,9 @@ Pieces = Struct(
 
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
 # Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
-# at a multiple of 16 bytes, in all arrays. A thread has room for `ring` groups of its rows in shared
-# memory, RING_GROUPS or more, where they go that way; then so many of the first rows are `loose`: any
-# block may apply them, the others are for the block that has summed them.
+# at a multiple of 16 bytes, in all arrays. Where rows go by way of shared memory a thread has room for
+# `ring` groups of them there, RING_GROUPS or more; the first rows of a part, so many of a thread, are
+# `loose`: any block may apply them, the others are for the block that has summed them.
 Columns = Struct(
     "Columns",
     n_rows=i64,
