@@ -43,8 +43,8 @@ Pieces = Struct(
 
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
 # Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
-# at a multiple of 16 bytes, in all arrays. Where rows go by way of shared memory a thread has room for
-# `ring` groups of them there, RING_GROUPS or more; the first rows of a part, so many of a thread, are
+# at a multiple of 16 bytes, in all arrays. By way of shared memory a thread has room for `ring`
+# groups of rows there, RING_GROUPS or more; the first rows of a part, so many of a thread, are
 # `loose`: any block may apply them, the others are for the block that has summed them.
 Columns = Struct(
     "Columns",
