@@ -39,13 +39,18 @@ struct Place {
     __device__ u32 own_columns() const {
         return x * W >= n_columns ? 0 : n_columns - x * W < W ? n_columns - x * W : W;
     }
-    // The channel of the thread's column i in the tile.
-    __device__ u32 channel(const Columns& columns, int i) const {
-        return (x * W + i) / columns.length;
-    }
-    // Whether it is the first thread of a channel, and this its first column.
-    __device__ bool leads(const Columns& columns, int i) const {
-        return y == 0 && (x * W + i) < n_columns && (x * W + i) % columns.length == 0;
+    // Shows `see` the thread's columns that the tile has, the channel of each in the tile, and whether
+    // it is its first column.
+    template <class See>
+    __device__ void each_channel(const Columns& columns, const See& see) const {
+        const u32 n = own_columns(), length = columns.length;
+        u32 channel = length > 1 ? x * W / length : x * W, past = x * W - channel * length;
+#pragma unroll
+        for (u32 i = 0; i < W; ++i) {
+            if (i < n) see(i, channel, past == 0);
+            const bool ends = ++past == length;
+            channel += ends, past = ends ? 0 : past;
+        }
     }
     // The thread's first column in its first row.
     __device__ i64 element(const Columns& columns) const {
@@ -123,7 +128,7 @@ struct InColumns {
     template <bool LAST>
     __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
         const i64 pitch = pitch_of(at);
-        return {op, ring, columns.ring, at.element(columns) + first * pitch, pitch, end - first};
+        return {op, ring, columns, at.element(columns) + first * pitch, pitch, end - first};
     }
     // The threads of a channel of the tile: x is the channel's, of `width`.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
@@ -131,9 +136,11 @@ struct InColumns {
     }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const Place<COLUMNS> at(columns, tile, part);
-        A references[COLUMNS];
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
+        A references[COLUMNS] = {};
+        at.each_channel(columns, [&](u32 i, u32 channel, bool) {
+            references[i] =
+                op.reference(first_channel(tile) + channel, columns.length, columns.n_rows);
+        });
         typename Op::template State<COLUMNS> sums;
         bool first = true;
         const auto begin = [&](const auto& rows) {
@@ -156,14 +163,10 @@ struct InColumns {
         sums.end(static_cast<A>(at.n_rows), references);
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i)
-            if (at.leads(columns, i))
-                sums.of(i).store(partials + at.channel(columns, i), at.n_channels);
-    }
-    __device__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
-        if (i >= static_cast<int>(at.own_columns())) return 0;
-        return op.reference(first + at.channel(columns, i), columns.length, columns.n_rows);
+        if (at.y > 0) return;
+        at.each_channel(columns, [&](u32 i, u32 channel, bool leads) {
+            if (leads) sums.of(i).store(partials + channel, at.n_channels);
+        });
     }
     template <class Wait, class OfChannel>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
@@ -176,20 +179,15 @@ struct InColumns {
             write_rows(of, some, element, pitch, columns.aligned);
         });
     }
-    // Of the first rows of a part, the loose ones, piece `piece` of n_pieces; as piece n_pieces the
-    // others, of which the last are `kept` in shared memory where this block has summed the part last.
+    // `kept`: the last rows are in shared memory, for this block has summed the part last.
     template <class Wait, class OfChannel>
-    __device__ void apply_piece(u32 tile, u32 part, u32 piece, u32 n_pieces, bool kept, A* shared,
-                                const Wait& wait, const OfChannel& of_channel) const {
+    __device__ void apply(u32 tile, u32 part, bool kept, A* shared, const Wait& wait,
+                          const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        const i32 n = at.n_rows, gone = Ring<Op, true>::count_gone(n, columns.ring);
-        const i32 loose = min(n, columns.loose), end = kept ? max(gone, loose) : n;
-        const i32 of_piece = n_pieces > 0 ? (loose + n_pieces - 1) / n_pieces : 0;
-        const i32 first = min(loose, static_cast<i32>(piece) * of_piece);
-        auto rows = piece < n_pieces ? ring_of<true>(at, first, min(loose, first + of_piece))
-                                     : ring_of<true>(at, loose, end);
+        const i32 n = at.n_rows, gone = kept ? Ring<Op, true>::count_gone(n, columns.ring) : n;
+        auto rows = ring_of<true>(at, 0, gone);
         if (kept)
-            rows.begin_with_kept(at.element(columns) + end * pitch_of(at), end, n - end);
+            rows.begin_with_kept(at.element(columns) + gone * pitch_of(at), gone, n - gone);
         else
             rows.begin();
         OpCoefficients<Op> of[COLUMNS];
@@ -207,11 +205,10 @@ struct InColumns {
             of_channel(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i)
-            if (i < static_cast<int>(at.own_columns()))
-                of[i] = Op::folded(OpCoefficients<Op>::template load<Memory::shared>(
-                    shared + COEFFICIENTS * at.channel(columns, i)));
+        at.each_channel(columns, [&](u32 i, u32 channel, bool) {
+            of[i] = Op::folded(OpCoefficients<Op>::template load<Memory::shared>(
+                shared + COEFFICIENTS * channel));
+        });
     }
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&of)[COLUMNS], const SomeRows& rows,

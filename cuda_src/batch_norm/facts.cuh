@@ -55,7 +55,7 @@ struct Columns {
     unsigned int channels;
     unsigned int width;
     unsigned int ring;
-    int loose;
+    int cached;
     bool aligned;
 };
 static_assert(sizeof(Columns) == 56);
@@ -82,11 +82,10 @@ struct Schedule {
     unsigned int n_parts;
     unsigned int of_group;
     unsigned int lag;
-    unsigned int n_pieces;
     bool sums;
     bool applies;
 };
-static_assert(sizeof(Schedule) == 28);
+static_assert(sizeof(Schedule) == 24);
 
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Halves, scale) == 0);
@@ -111,7 +110,7 @@ static_assert(offsetof(Columns, length) == 32);
 static_assert(offsetof(Columns, channels) == 36);
 static_assert(offsetof(Columns, width) == 40);
 static_assert(offsetof(Columns, ring) == 44);
-static_assert(offsetof(Columns, loose) == 48);
+static_assert(offsetof(Columns, cached) == 48);
 static_assert(offsetof(Columns, aligned) == 52);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
@@ -130,9 +129,8 @@ static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);
 static_assert(offsetof(Schedule, of_group) == 12);
 static_assert(offsetof(Schedule, lag) == 16);
-static_assert(offsetof(Schedule, n_pieces) == 20);
-static_assert(offsetof(Schedule, sums) == 24);
-static_assert(offsetof(Schedule, applies) == 25);
+static_assert(offsetof(Schedule, sums) == 20);
+static_assert(offsetof(Schedule, applies) == 21);
 #endif
 
 }  // namespace cto::facts::batch_norm

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The two passes of batch_norm/schedule.cuh where blocks keep the last rows of what they have summed
-// in shared memory.
+// The two passes of batch_norm/schedule.cuh where blocks apply what they have summed, and keep the
+// last rows of it in shared memory.
 //
-// Tickets are first those of the parts that are summed, then those of pieces of what is left of
-// them. A block that gets no more of the first ones finishes what it has kept, and goes on with
-// pieces of any part. When it waits, all parts are with blocks that run, and none of them waits
-// before it has summed its own: all come to an end.
+// Tickets are those of the parts that are summed, or where nothing is of those that are applied. When
+// a block gets none, all parts are with blocks that run, and none of them waits before it has summed
+// its own: all come to an end.
 #pragma once
 #include "batch_norm/schedule.cuh"
 
@@ -30,10 +29,6 @@ struct Blocks {
     __device__ Item item(u32 number, bool sums) const {
         return {number / schedule.n_parts, number % schedule.n_parts, sums};
     }
-    __device__ u32 n_sums() const { return schedule.sums ? schedule.n_items : 0; }
-    __device__ u32 n_tickets() const {
-        return n_sums() + (schedule.applies ? schedule.n_items * schedule.n_pieces : 0);
-    }
     __device__ void sum(u32 number) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
@@ -45,15 +40,12 @@ struct Blocks {
         Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
             part, last);
     }
-    // Piece n_pieces is what is not loose; `kept`: its end is in shared memory.
-    __device__ void apply(u32 number, u32 piece, bool kept) const {
+    __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
-        const u32 tile = schedule.first_tile + part.tile,
-                  n = schedule.n_parts * (schedule.n_pieces + 1);
-        walk.apply_piece(
-            tile, part.part, piece, schedule.n_pieces, kept, shared,
+        walk.apply(
+            schedule.first_tile + part.tile, part.part, kept, shared,
             [&] {
-                if (schedule.sums) scratch.counters.wait(part.tile, n);
+                if (schedule.sums) scratch.counters.wait(part.tile, schedule.n_parts);
             },
             [&](i64 channel) {
                 return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
@@ -70,11 +62,10 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     __shared__ u32 next[2];
     __shared__ bool last;
     const Blocks<Op, Walk> blocks{op, walk, schedule, scratch, before, shared};
-    const u32 n_sums = blocks.n_sums(), n = blocks.n_tickets();
-    u32* const counter = scratch.counters.ticket();
-    u32 ahead = 0, turn = 0;
+    const u32 n = schedule.n_items;
+    u32 own = NONE, ahead = 0, turn = 0;
     const auto take = [&] {  // the counter wraps to zero
-        if (threadIdx.x == 0) ahead = atomicInc(counter, n + gridDim.x - 1);
+        if (threadIdx.x == 0) ahead = atomicInc(scratch.counters.ticket(), n + gridDim.x - 1);
     };
     const auto taken = [&] {
         turn ^= 1;
@@ -83,26 +74,20 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
         return next[turn];
     };
     take();
-    u32 ticket = taken(), own = NONE;
-    for (; ticket < n_sums; ticket = taken()) {
-        if (threadIdx.x == 0) before[ticket] = own;
-        own = ticket;
-        blocks.sum(ticket);
+    u32 number = taken();
+    for (; schedule.sums && number < n; number = taken()) {
+        if (threadIdx.x == 0) before[number] = own;
+        own = number;
+        blocks.sum(number);
         take();  // not before: blocks that begin later have parts, too
-        blocks.finish(ticket, last);
+        blocks.finish(number, last);
     }
     if (!schedule.applies) return;
-    // What is not loose of the parts that the block has summed, the last one first, then loose pieces of
-    // any; those that were summed last come first.
-    for (bool is_own = own != NONE, kept = is_own; is_own || ticket < n; kept = false) {
-        if (!is_own) take();
-        const u32 number = is_own ? own : (ticket - n_sums) % schedule.n_items;
-        const u32 turns = is_own ? 0 : (ticket - n_sums) / schedule.n_items + 1;
-        blocks.apply(number, schedule.n_pieces - turns, kept);
-        if (is_own)
-            own = before[own], is_own = own != NONE;
-        else
-            ticket = taken();
+    if (schedule.sums) number = own;
+    for (bool kept = schedule.sums; number < n; kept = false) {
+        if (!schedule.sums) take();
+        blocks.apply(number, kept);
+        number = schedule.sums ? before[number] : taken();
     }
 }
 

@@ -88,6 +88,7 @@ struct Ring {
     u8* own;  // this thread's slots
     i64 pitch;
     u32 size;                  // groups that there is room for
+    i32 cached;                // rows before those that stay in shared memory that L2 is to keep
     i64 later, next;           // the first row that is to be copied, and used; LAST: behind it
     i32 n_later, n_next;       // rows from there on
     u32 copied = 0, used = 0;  // where groups are copied to and used next
@@ -97,11 +98,12 @@ struct Ring {
     u64 for_now = async_copy::policy_of(async_copy::Kept::for_now);
 
     // The thread's first row is at `element`, its next one `pitch` on.
-    __device__ Ring(const Op& op, u8* memory, u32 size, i64 element, i64 pitch, i32 n)
+    __device__ Ring(const Op& op, u8* memory, const Columns& columns, i64 element, i64 pitch, i32 n)
         : op(op),
           own(memory + threadIdx.x * NBYTES),
           pitch(pitch),
-          size(size),
+          size(columns.ring),
+          cached(columns.cached),
           later(element + (LAST ? n * pitch : 0)),
           next(later),
           n_later(n),
@@ -122,8 +124,9 @@ struct Ring {
         const i32 some = ALL ? DEPTH : of_group(n_later);
         const i64 from = LAST ? later - some * pitch : later;
         u8* to = slots(copied);
-        // What stays in shared memory, or is not read again, leaves the L2 cache to the rest.
-        const bool again = !LAST && n_later > static_cast<i32>(size) * DEPTH;
+        // What stays in shared memory, is not read again, or not soon, leaves the L2 cache to the rest.
+        const i32 before = n_later - static_cast<i32>(size) * DEPTH;
+        const bool again = !LAST && before > 0 && before <= cached;
         const u64 policy = again ? as_usual : for_now;
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)

@@ -44,8 +44,7 @@ Pieces = Struct(
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
 # Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
 # at a multiple of 16 bytes, in all arrays. By way of shared memory a thread has room for `ring`
-# groups of rows there, RING_GROUPS or more; the first rows of a part, so many of a thread, are
-# `loose`: any block may apply them, the others are for the block that has summed them.
+# groups of rows there, RING_GROUPS or more, and the L2 cache is to keep so many rows before them.
 Columns = Struct(
     "Columns",
     n_rows=i64,
@@ -56,7 +55,7 @@ Columns = Struct(
     channels=u32,
     width=u32,
     ring=u32,
-    loose=i32,
+    cached=i32,
     aligned=flag,
 )
 
@@ -81,8 +80,7 @@ Held = Struct(
 )
 
 # Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile, whose sums are put
-# together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are. Where
-# rows are loose, those of a part are applied in so many pieces.
+# together in groups of so many; `lag` is from n_parts - 1 to n_items; which passes there are.
 Schedule = Struct(
     "Schedule",
     first_tile=u32,
@@ -90,7 +88,6 @@ Schedule = Struct(
     n_parts=u32,
     of_group=u32,
     lag=u32,
-    n_pieces=u32,
     sums=flag,
     applies=flag,
 )

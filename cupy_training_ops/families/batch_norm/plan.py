@@ -56,8 +56,7 @@ PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another 
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 TICKET_NBYTES = 16  # of shared memory beside the sums and the ring
-LOOSE = 25  # of a hundred groups of rows that blocks do not keep, how many any block may apply
-PIECE_ROWS = 32  # of a thread, of such rows
+CACHED_NBYTES = 2**25  # of an array in columns that the L2 cache keeps from one pass to the next
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -75,7 +74,6 @@ class Work:
     of_group: int = 1
     sums: bool = True
     applies: bool = True
-    n_pieces: int | None = None  # of loose rows of a part; None where there may be none
 
     @property
     def n_groups(self) -> int:
@@ -188,7 +186,6 @@ class Call:
         rows = THREADS // threads  # of a block at a time
         n_parts = max(1, min(most, wanted, ceil_div(channels.outer, rows)))
         turns = ceil_div(channels.outer, n_parts * rows)
-        loose = self._loose(turns, ring) if ring else 0
         layout = by_value(
             Columns,
             n_rows=channels.outer,
@@ -199,17 +196,10 @@ class Call:
             channels=tile,
             width=threads,
             ring=ring,
-            loose=loose,
+            cached=self._cached(n_parts * n_tiles * rows * threads),
             aligned=aligned and whole,
         )
-        work = Work(
-            n_tiles,
-            n_parts,
-            _of_group(n_parts, tile),
-            self.sums,
-            self.applied is not None,
-            ceil_div(loose, PIECE_ROWS) if ring else None,
-        )
+        work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
         shared_nbytes = ring * self._group_nbytes
         return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
 
@@ -230,14 +220,9 @@ class Call:
         """Shared memory of a group of rows of all threads."""
         return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
 
-    def _loose(self, turns: int, ring: int) -> int:
-        """Rows of a thread that any block may apply: of those that a ring of so many groups has not
-        kept, or all where nothing was summed."""
-        if not self.sums:
-            return turns
-        depth = RING_ROWS // len(self.read)
-        gone = max(0, ceil_div(turns, depth) - ring)
-        return gone * LOOSE // 100 * depth
+    def _cached(self, n_slots: int) -> int:
+        """Rows that the L2 cache keeps, each of so many slots in every array."""
+        return CACHED_NBYTES // (n_slots * VEC_NBYTES * len(self.read))
 
     @property
     def _columns(self) -> int:
@@ -271,7 +256,7 @@ class Call:
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
-        n_kept = 0 if work.n_pieces is None else min(work.n_tiles, MAX_TILES) * work.n_parts
+        n_kept = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
         more = (scratch.take(n_kept, np.uint32),) if n_kept else ()
         launches = tuple(
             self._launch(symbol, config, layout, partials, coefficients, counters, *more, schedule)
@@ -337,7 +322,6 @@ def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[C
             n_parts=work.n_parts,
             of_group=work.of_group,
             lag=min(n_items, work.n_parts + grid),
-            n_pieces=work.n_pieces or 0,
             sums=work.sums,
             applies=work.applies,
         )
