@@ -115,7 +115,11 @@ struct InColumns {
         for (i32 left = at.n_rows; left > 0; left -= rows.n) {
             rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
             if (LAST) element -= rows.n * pitch;
-            rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
+            // What is not read again, or not soon; of 2-byte types the second code costs a spill.
+            if (LAST || (sizeof(T) > 2 && left > columns.cached))
+                rows.template load<true>(op.arrays, element, pitch, columns.aligned);
+            else
+                rows.template load<false>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
             if (!LAST) element += DEPTH * pitch;
         }

@@ -23,14 +23,14 @@ struct Rows {
     i32 n;  // rows that there are
     u32 n_columns;
 
-    template <bool LAST>
+    template <bool STREAMING>
     __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
                 held[a][u] = {};  // left as it is, it would take registers all the time
-                if (u < n) held[a][u] = load_slot<LAST>(arrays[a] + element + u * pitch, aligned);
+                if (u < n) held[a][u] = load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
             }
     }
     // The first n from shared memory, where slots lie `apart` bytes from each other.
@@ -52,10 +52,10 @@ struct Rows {
     }
 
   private:
-    template <bool LAST>
+    template <bool STREAMING>
     __device__ Slot load_slot(const T* from, bool aligned) const {
         const auto* const slot = reinterpret_cast<const Slot*>(from);
-        if (aligned) return LAST ? vec::load_streaming(slot) : *slot;
+        if (aligned) return STREAMING ? vec::load_streaming(slot) : *slot;
         const auto elements = vec::load_elements<T, W>(from, 0, n_columns);
         return *reinterpret_cast<const Slot*>(&elements);
     }

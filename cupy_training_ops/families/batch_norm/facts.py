@@ -44,7 +44,8 @@ Pieces = Struct(
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
 # Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
 # at a multiple of 16 bytes, in all arrays. By way of shared memory a thread has room for `ring`
-# groups of rows there, RING_GROUPS or more, and the L2 cache is to keep so many rows before them.
+# groups of rows there, RING_GROUPS or more. The L2 cache is to keep the last `cached` rows of a
+# thread, of those that are not there.
 Columns = Struct(
     "Columns",
     n_rows=i64,
