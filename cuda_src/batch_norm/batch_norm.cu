@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
     const __grid_constant__ Schedule schedule) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr}, schedule,
+    by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr, {}}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -240,8 +240,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                       running_var, saved_mean, saved_inv_std, half, rule);
-        by_kept_parts(op, InColumns<Normalization, true>{op, columns, ring}, schedule,
-                      {partials, coefficients, {counters}}, before);
+        by_kept_parts(op,
+                      InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
+                      schedule, {partials, coefficients, {counters}}, before);
     }
 }
 
@@ -316,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                            const __grid_constant__ Schedule schedule) {
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr}, schedule,
+    by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr, {}}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -331,8 +332,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     if constexpr (sizeof(T) == 2) {
         const auto op =
             gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-        by_kept_parts(op, InColumns<Gradient, true>{op, columns, ring}, schedule,
-                      {partials, coefficients, {counters}}, before);
+        by_kept_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
+                      schedule, {partials, coefficients, {counters}}, before);
     }
 }
 

@@ -94,7 +94,8 @@ struct InColumns {
 
     const Op& op;
     const Columns& columns;
-    u8* ring;  // shared memory
+    const u8* ring;           // shared memory
+    async_copy::Place place;  // of the same
 
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
@@ -132,7 +133,7 @@ struct InColumns {
     template <bool LAST>
     __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
         const i64 pitch = pitch_of(at);
-        return {op, ring, columns, at.element(columns) + first * pitch, pitch, end - first};
+        return {op, ring, place, columns, at.element(columns) + first * pitch, pitch, end - first};
     }
     // The threads of a channel of the tile: x is the channel's, of `width`.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
@@ -210,8 +211,8 @@ struct InColumns {
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
         at.each_channel(columns, [&](u32 i, u32 channel, bool) {
-            of[i] = Op::folded(OpCoefficients<Op>::template load<Memory::shared>(
-                shared + COEFFICIENTS * channel));
+            of[i] = Op::folded(
+                OpCoefficients<Op>::template load<Memory::shared>(shared + COEFFICIENTS * channel));
         });
     }
     template <class SomeRows>

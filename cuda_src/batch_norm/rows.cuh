@@ -30,7 +30,8 @@ struct Rows {
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
                 held[a][u] = {};  // left as it is, it would take registers all the time
-                if (u < n) held[a][u] = load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
+                if (u < n)
+                    held[a][u] = load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
             }
     }
     // The first n from shared memory, where slots lie `apart` bytes from each other.
@@ -85,7 +86,8 @@ struct Ring {
     using Held = Rows<T, COLUMNS, READ, DEPTH>;
 
     const Op& op;
-    u8* own;  // this thread's slots
+    const u8* own;            // this thread's slots
+    async_copy::Place place;  // the same
     i64 pitch;
     u32 size;                  // groups that there is room for
     i32 cached;                // rows before those that stay in shared memory that L2 is to keep
@@ -94,13 +96,13 @@ struct Ring {
     u32 copied = 0, used = 0;  // where groups are copied to and used next
     i64 kept = 0;              // the first of rows before all others that are in shared memory
     i32 n_kept = 0;
-    u64 as_usual = async_copy::policy_of(async_copy::Kept::as_usual);
-    u64 for_now = async_copy::policy_of(async_copy::Kept::for_now);
 
     // The thread's first row is at `element`, its next one `pitch` on.
-    __device__ Ring(const Op& op, u8* memory, const Columns& columns, i64 element, i64 pitch, i32 n)
+    __device__ Ring(const Op& op, const u8* memory, async_copy::Place place, const Columns& columns,
+                    i64 element, i64 pitch, i32 n)
         : op(op),
           own(memory + threadIdx.x * NBYTES),
+          place(place + threadIdx.x * NBYTES),
           pitch(pitch),
           size(columns.ring),
           cached(columns.cached),
@@ -116,28 +118,33 @@ struct Ring {
         const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
         return over > 0 ? over * DEPTH : 0;
     }
-    __device__ u8* slots(u32 group) const { return own + group * (READ * DEPTH * APART); }
+    static constexpr u32 OF_GROUP = READ * DEPTH * APART;
     __device__ u32 after(u32 group) const { return group + 1 < size ? group + 1 : 0; }
     // ALL: there are as many rows as a group has.
     template <bool ALL>
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
         const i64 from = LAST ? later - some * pitch : later;
-        u8* to = slots(copied);
         // What stays in shared memory, is not read again, or not soon, leaves the L2 cache to the rest.
         const i32 before = n_later - static_cast<i32>(size) * DEPTH;
-        const bool again = !LAST && before > 0 && before <= cached;
-        const u64 policy = again ? as_usual : for_now;
+        if (!LAST && before > 0 && before <= cached)
+            copy_rows<ALL, false>(from, some);
+        else
+            copy_rows<ALL, true>(from, some);
+        async_copy::commit();
+        later = LAST ? from : from + some * pitch;
+        n_later -= some;
+        copied = after(copied);
+    }
+    template <bool ALL, bool STREAMING>
+    __device__ __forceinline__ void copy_rows(i64 from, i32 some) {
+        async_copy::Place to = place + copied * OF_GROUP;
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a, to += APART)
                 if (ALL || u < some)
-                    async_copy::copy_16(to, op.arrays[a] + from + u * pitch, policy);
-        async_copy::commit();
-        later = LAST ? from : from + some * pitch;
-        n_later -= some;
-        copied = after(copied);
+                    async_copy::copy_16<STREAMING>(to, op.arrays[a] + from + u * pitch);
     }
     __device__ void begin() {
 #pragma unroll 1
@@ -167,7 +174,7 @@ struct Ring {
         Held rows;
         rows.n_columns = COLUMNS;
         rows.n = ALL ? DEPTH : of_group(is_kept ? n_kept : n_next);
-        rows.load_held(slots(used), APART);
+        rows.load_held(own + used * OF_GROUP, APART);
         used = after(used);
         copy_group<ALL>();
         const i64 on = rows.n * pitch, element = is_kept ? kept : LAST ? next - on : next;

@@ -55,8 +55,9 @@ TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
-TICKET_NBYTES = 16  # of shared memory beside the sums and the ring
-CACHED_NBYTES = 2**25  # of an array in columns that the L2 cache keeps from one pass to the next
+TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
+# What the L2 cache keeps from one pass to the next, of an array of which blocks keep nothing or some.
+CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -196,7 +197,7 @@ class Call:
             channels=tile,
             width=threads,
             ring=ring,
-            cached=self._cached(n_parts * n_tiles * rows * threads),
+            cached=self._cached(n_parts * n_tiles * rows * threads, ring),
             aligned=aligned and whole,
         )
         work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
@@ -220,9 +221,10 @@ class Call:
         """Shared memory of a group of rows of all threads."""
         return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
 
-    def _cached(self, n_slots: int) -> int:
-        """Rows that the L2 cache keeps, each of so many slots in every array."""
-        return CACHED_NBYTES // (n_slots * VEC_NBYTES * len(self.read))
+    def _cached(self, n_slots: int, ring: int) -> int:
+        """Rows that the L2 cache keeps, each of so many slots; none of two arrays."""
+        nbytes = CACHED_BESIDE_RINGS if ring else CACHED_NBYTES
+        return nbytes // (n_slots * VEC_NBYTES) if len(self.read) == 1 or ring else 0
 
     @property
     def _columns(self) -> int:
