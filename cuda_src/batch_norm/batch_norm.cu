@@ -8,6 +8,7 @@
 // rows in __column_parts, and of 2-byte types in __column_rings.
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
+#include "batch_norm/kept.cuh"
 #include "batch_norm/pieces.cuh"
 #include "batch_norm/schedule.cuh"
 #include "batch_norm/sums.cuh"
@@ -19,6 +20,7 @@ namespace cto {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::columns;
 using namespace batch_norm::held;
+using namespace batch_norm::kept;
 using namespace batch_norm::pieces;
 using namespace batch_norm::schedule;
 using namespace batch_norm::sums;
@@ -221,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
     const __grid_constant__ Schedule schedule) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr}, schedule,
+    by_schedule(op, InColumns<Normalization, false>{op, columns, nullptr, {}}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -232,14 +234,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
                                       const __grid_constant__ Halves half,
                                       const __grid_constant__ Rule rule,
                                       const __grid_constant__ Columns columns, A* partials,
-                                      A* coefficients, Zeroed<u32>* counters,
+                                      A* coefficients, Zeroed<u32>* counters, u32* before,
                                       const __grid_constant__ Schedule schedule) {
     extern __shared__ __align__(16) u8 ring[];
     if constexpr (sizeof(T) == 2) {
         const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                       running_var, saved_mean, saved_inv_std, half, rule);
-        by_schedule(op, InColumns<Normalization, true>{op, columns, ring}, schedule,
-                    {partials, coefficients, {counters}});
+        by_kept_parts(op,
+                      InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
+                      schedule, {partials, coefficients, {counters}}, before);
     }
 }
 
@@ -314,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                            const __grid_constant__ Schedule schedule) {
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr}, schedule,
+    by_schedule(op, InColumns<Gradient, false>{op, columns, nullptr, {}}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -324,13 +327,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
                                            void* bias_grad, const __grid_constant__ Halves half,
                                            i64 n, const __grid_constant__ Columns columns,
                                            A* partials, A* coefficients, Zeroed<u32>* counters,
-                                           const __grid_constant__ Schedule schedule) {
+                                           u32* before, const __grid_constant__ Schedule schedule) {
     extern __shared__ __align__(16) u8 ring[];
     if constexpr (sizeof(T) == 2) {
         const auto op =
             gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-        by_schedule(op, InColumns<Gradient, true>{op, columns, ring}, schedule,
-                    {partials, coefficients, {counters}});
+        by_kept_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
+                      schedule, {partials, coefficients, {counters}}, before);
     }
 }
 

@@ -39,13 +39,18 @@ struct Place {
     __device__ u32 own_columns() const {
         return x * W >= n_columns ? 0 : n_columns - x * W < W ? n_columns - x * W : W;
     }
-    // The channel of the thread's column i in the tile.
-    __device__ u32 channel(const Columns& columns, int i) const {
-        return (x * W + i) / columns.length;
-    }
-    // Whether it is the first thread of a channel, and this its first column.
-    __device__ bool leads(const Columns& columns, int i) const {
-        return y == 0 && (x * W + i) < n_columns && (x * W + i) % columns.length == 0;
+    // Shows `see` the thread's columns that the tile has, the channel of each in the tile, and whether
+    // it is its first column.
+    template <class See>
+    __device__ void each_channel(const Columns& columns, const See& see) const {
+        const u32 n = own_columns(), length = columns.length;
+        u32 channel = length > 1 ? x * W / length : x * W, past = x * W - channel * length;
+#pragma unroll
+        for (u32 i = 0; i < W; ++i) {
+            if (i < n) see(i, channel, past == 0);
+            const bool ends = ++past == length;
+            channel += ends, past = ends ? 0 : past;
+        }
     }
     // The thread's first column in its first row.
     __device__ i64 element(const Columns& columns) const {
@@ -89,7 +94,8 @@ struct InColumns {
 
     const Op& op;
     const Columns& columns;
-    u8* ring;  // shared memory
+    const u8* ring;           // shared memory
+    async_copy::Place place;  // of the same
 
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
@@ -110,7 +116,11 @@ struct InColumns {
         for (i32 left = at.n_rows; left > 0; left -= rows.n) {
             rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
             if (LAST) element -= rows.n * pitch;
-            rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
+            // What is not read again, or not soon; of 2-byte types the second code costs a spill.
+            if (LAST || (sizeof(T) > 2 && left > columns.cached))
+                rows.template load<true>(op.arrays, element, pitch, columns.aligned);
+            else
+                rows.template load<false>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
             if (!LAST) element += DEPTH * pitch;
         }
@@ -119,10 +129,11 @@ struct InColumns {
     __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
         return at.rows_on * columns.n_channels * columns.length;
     }
-    // The same rows by way of shared memory.
+    // Rows first to end - 1 of the thread, by way of shared memory.
     template <bool LAST>
-    __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at) const {
-        return {op, ring, at.element(columns), pitch_of(at), at.n_rows};
+    __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
+        const i64 pitch = pitch_of(at);
+        return {op, ring, place, columns, at.element(columns) + first * pitch, pitch, end - first};
     }
     // The threads of a channel of the tile: x is the channel's, of `width`.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
@@ -130,58 +141,79 @@ struct InColumns {
     }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const Place<COLUMNS> at(columns, tile, part);
-        A references[COLUMNS];
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
+        A references[COLUMNS] = {};
+        at.each_channel(columns, [&](u32 i, u32 channel, bool) {
+            references[i] =
+                op.reference(first_channel(tile) + channel, columns.length, columns.n_rows);
+        });
         typename Op::template State<COLUMNS> sums;
         bool first = true;
-        const auto add = [&](const auto& rows, i64, i64) {
+        const auto begin = [&](const auto& rows) {
             if (first) sums.begin(rows, static_cast<A>(rows.n), references);
-            sums.add(rows);
             first = false;
         };
-        if constexpr (RINGS)
-            ring_of<false>(at).each(add);
-        else
-            visit<false>(at, add);
+        if constexpr (RINGS) {
+            auto rows = ring_of<false>(at, 0, at.n_rows);
+            rows.begin();
+            rows.go_on([&](const auto& some, i64, i64, auto any) {
+                if constexpr (any.is) begin(some);
+                sums.add(some);
+            });
+        } else {
+            visit<false>(at, [&](const auto& some, i64, i64) {
+                begin(some);
+                sums.add(some);
+            });
+        }
         sums.end(static_cast<A>(at.n_rows), references);
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i)
-            if (at.leads(columns, i))
-                sums.of(i).store(partials + at.channel(columns, i), at.n_channels);
-    }
-    __device__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
-        if (i >= static_cast<int>(at.own_columns())) return 0;
-        return op.reference(first + at.channel(columns, i), columns.length, columns.n_rows);
+        if (at.y > 0) return;
+        at.each_channel(columns, [&](u32 i, u32 channel, bool leads) {
+            if (leads) sums.of(i).store(partials + channel, at.n_channels);
+        });
     }
     template <class Wait, class OfChannel>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
-        [[maybe_unused]] auto rows = ring_of<true>(at);
-        if constexpr (RINGS) rows.begin();
+        OpCoefficients<Op> of[COLUMNS];
         wait();
+        fetch(of, at, tile, shared, of_channel);
+        visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
+            write_rows(of, some, element, pitch, columns.aligned);
+        });
+    }
+    // `kept`: the last rows are in shared memory, for this block has summed the part last.
+    template <class Wait, class OfChannel>
+    __device__ void apply(u32 tile, u32 part, bool kept, A* shared, const Wait& wait,
+                          const OfChannel& of_channel) const {
+        const Place<COLUMNS> at(columns, tile, part);
+        const i32 n = at.n_rows, gone = kept ? Ring<Op, true>::count_gone(n, columns.ring) : n;
+        auto rows = ring_of<true>(at, 0, gone);
+        if (kept)
+            rows.begin_with_kept(at.element(columns) + gone * pitch_of(at), gone, n - gone);
+        else
+            rows.begin();
+        OpCoefficients<Op> of[COLUMNS];
+        wait();
+        fetch(of, at, tile, shared, of_channel);
+        rows.go_on([&](const auto& some, i64 element, i64 pitch, auto) {
+            write_rows(of, some, element, pitch, true);
+        });
+    }
+    // The coefficients of a thread's columns, which threads get for each other.
+    template <class OfChannel>
+    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
+                          A* shared, const OfChannel& of_channel) const {
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
-        using Of = OpCoefficients<Op>;
-        Of of[COLUMNS];
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i)
-            if (i < static_cast<int>(at.own_columns()))
-                of[i] = Op::folded(Of::template load<Memory::shared>(
-                    shared + COEFFICIENTS * at.channel(columns, i)));
-        if constexpr (RINGS)
-            rows.go_on([&](const auto& some, i64 element, i64 pitch) {
-                write_rows(of, some, element, pitch, true);
-            });
-        else
-            visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
-                write_rows(of, some, element, pitch, columns.aligned);
-            });
+        at.each_channel(columns, [&](u32 i, u32 channel, bool) {
+            of[i] = Op::folded(
+                OpCoefficients<Op>::template load<Memory::shared>(shared + COEFFICIENTS * channel));
+        });
     }
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&of)[COLUMNS], const SomeRows& rows,

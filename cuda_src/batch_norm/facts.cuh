@@ -54,9 +54,11 @@ struct Columns {
     unsigned int length;
     unsigned int channels;
     unsigned int width;
+    unsigned int ring;
+    int cached;
     bool aligned;
 };
-static_assert(sizeof(Columns) == 48);
+static_assert(sizeof(Columns) == 56);
 
 struct Held {
     long long n_channels;
@@ -107,7 +109,9 @@ static_assert(offsetof(Columns, turns) == 24);
 static_assert(offsetof(Columns, length) == 32);
 static_assert(offsetof(Columns, channels) == 36);
 static_assert(offsetof(Columns, width) == 40);
-static_assert(offsetof(Columns, aligned) == 44);
+static_assert(offsetof(Columns, ring) == 44);
+static_assert(offsetof(Columns, cached) == 48);
+static_assert(offsetof(Columns, aligned) == 52);
 static_assert(offsetof(Held, n_channels) == 0);
 static_assert(offsetof(Held, n_rows) == 8);
 static_assert(offsetof(Held, n_tiles) == 12);

@@ -44,6 +44,19 @@ __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     return {item / schedule.n_parts, item % schedule.n_parts, sums};
 }
 
+// What was written before this was can be read after it. A fence would wait for copies that are on
+// their way as well.
+__device__ __forceinline__ u32 load_acquire(const u32* from) {
+    u32 loaded;
+#ifdef __CUDA_CPU__
+    loaded = *static_cast<const volatile u32*>(from);
+    __threadfence();
+#else
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(loaded) : "l"(from) : "memory");
+#endif
+    return loaded;
+}
+
 // Counters in global memory: of tickets, then two for each tile, then those of groups of parts.
 struct Counters {
     Zeroed<u32>* counters;
@@ -64,13 +77,12 @@ struct Counters {
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
-    // Once by each block that applies a part; the last one leaves zero behind.
-    __device__ void wait(u32 tile, u32 n_parts) const {
+    // So many times for each tile; the last one leaves zero behind.
+    __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
-            while (*static_cast<volatile u32*>(applied(tile)) == 0) {
+            while (load_acquire(applied(tile)) == 0) {
             }
-            __threadfence();
-            atomicInc(applied(tile), n_parts);
+            atomicInc(applied(tile), n);
         }
         __syncthreads();
     }

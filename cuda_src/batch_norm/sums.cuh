@@ -69,17 +69,10 @@ struct OverColumns {
 
     template <int K, int N>
     __device__ void operator()(A (&values)[K][N]) const {
-        u32 half = 1;
-        while (half < height) half *= 2;
-#pragma unroll 1
-        for (half /= 2; half > 0; half /= 2) {
-            __syncthreads();
-            if (y < height) store(values);
-            __syncthreads();
-            if (y < half && y + half < height) add(values, y + half);
-        }
         __syncthreads();
-        if (y == 0) store(values);
+        if (y < height) store(values);
+        __syncthreads();
+        for (u32 q = y; q < K * N && y < height; q += height) sum_rows(of_thread + q * THREADS + x);
         __syncthreads();
         gather(values);
     }
@@ -95,46 +88,45 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) at(k, N, i, y, x) = values[k][i];
     }
+    // The sum of a column takes the place of its first row: some at a time, as they take long to come.
+    __device__ void sum_rows(A* column) const {
+        constexpr u32 SOME = 4;
+        A sums[SOME] = {};
+#pragma unroll 1
+        for (u32 row = 0; row < height; row += SOME)
+#pragma unroll
+            for (u32 k = 0; k < SOME; ++k)
+                if (row + k < height) sums[k] += column[(row + k) * width];
+        column[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+    // The sums of columns are in the first row; channels of several have theirs added up there.
     template <int K, int N>
-    __device__ void add(A (&values)[K][N], u32 row) const {
+    __device__ void gather(A (&values)[K][N]) const {
+        if (length > 1) sum_channels<K, N>();
+        if (y >= height) return;
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
-            for (int i = 0; i < N; ++i) values[k][i] += at(k, N, i, row, x);
+            for (int i = 0; i < N; ++i) values[k][i] = at(k, N, i, 0, x);
     }
-    // The sums of columns are in the first row; those of a channel are added up, where it has many
-    // by a warp.
-    template <int K, int N>
-    __device__ void gather(A (&values)[K][N]) const {
-        const bool by_warps = length >= WARP;
-        if (by_warps) sum_channels<K, N>();
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const u32 first = (x * N + i) / length * length;
-            if (y >= height || first >= n_columns) continue;
-#pragma unroll
-            for (int k = 0; k < K; ++k) {
-                values[k][i] = at(k, N, first % N, 0, first / N);
-#pragma unroll 1
-                for (u32 column = first + 1; !by_warps && column < first + length; ++column)
-                    values[k][i] += at(k, N, column % N, 0, column / N);
-            }
-        }
-    }
-    // The sum of a channel takes the place of its first column's.
+    // The sum of a channel takes the place of each of its columns': by a thread, or where it has many by
+    // a warp.
     template <int K, int N>
     __device__ void sum_channels() const {
-        const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
+        const u32 lanes = length >= WARP ? WARP : 1, lane = threadIdx.x % lanes;
+        const u32 n_at_once = blockDim.x / lanes * length;
 #pragma unroll 1
-        for (u32 first = threadIdx.x / WARP * length; first < n_columns; first += n_warps * length)
-#pragma unroll
-            for (int k = 0; k < K; ++k) {
+        for (u32 first = threadIdx.x / lanes * length; first < n_columns; first += n_at_once)
+#pragma unroll 1
+            for (u32 k = 0; k < K; ++k) {
                 A sum = 0;
 #pragma unroll 1
-                for (u32 column = first + lane; column < first + length; column += WARP)
+                for (u32 column = first + lane; column < first + length; column += lanes)
                     sum += at(k, N, column % N, 0, column / N);
-                sum = reduce::sum_lanes(sum, WARP);
-                if (lane == 0) at(k, N, first % N, 0, first / N) = sum;
+                if (lanes > 1) sum = reduce::sum_lanes(sum, WARP), __syncwarp();
+#pragma unroll 1
+                for (u32 column = first + lane; column < first + length; column += lanes)
+                    at(k, N, column % N, 0, column / N) = sum;
             }
         __syncthreads();
     }
@@ -197,9 +189,10 @@ struct Moments {
     }
     __device__ void end(A count, const A (&reference)[N]) {
         n = count;
+        const A inverse = quotient_or_0(A(1), n);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            squares[i] -= mean(i) * sum[i];
+            squares[i] -= sum[i] * inverse * sum[i];
             if (count > 0) sum[i] += count * (start[i] - reference[i]);
         }
     }
@@ -220,9 +213,10 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) first[0][i] = n, first[1][i] = sum[i];
         over(first);
+        const A inverse = quotient_or_0(A(1), n);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const A distance = mean(i) - quotient_or_0(first[1][i], first[0][i]);
+            const A distance = sum[i] * inverse - quotient_or_0(first[1][i], first[0][i]);
             second[0][i] = squares[i] + (n > 0 ? n * distance * distance : A(0));
             sum[i] = first[1][i];
         }

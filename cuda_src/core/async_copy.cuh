@@ -43,6 +43,45 @@ __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, 
 #endif
 }
 
+// Where streaming copies go to. ptxas encodes a copy with a cache policy wrongly where it sees that lanes
+// have the beginning of its address in common: they read it from shared memory. All threads call it.
+#ifdef __CUDA_CPU__
+using Place = u8*;
+__device__ __forceinline__ Place place_of(void* shared) { return static_cast<u8*>(shared); }
+#else
+using Place = u32;
+__device__ __forceinline__ Place place_of(void* shared) {
+    __shared__ u32 hidden;
+    volatile u32* const place = &hidden;
+    if (threadIdx.x == 0) *place = static_cast<u32>(__cvta_generic_to_shared(shared));
+    __syncthreads();
+    return *place;
+}
+#endif
+
+// Copies 16 bytes; STREAMING: they leave the L2 cache before all others.
+template <bool STREAMING>
+__device__ __forceinline__ void copy_16(Place to, const void* global) {
+#if defined(__CUDA_CPU__)
+    copy<16>(to, global);
+#elif __CUDA_ARCH__ < 800
+    using Words = vec::Vec<u32, 4>;
+    const Words words = *static_cast<const Words*>(global);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.at[0]),
+                 "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3])
+                 : "memory");
+#else
+    if constexpr (STREAMING)
+        asm volatile(
+            "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+            " cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy; }" ::"r"(to),
+            "l"(global)
+            : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#endif
+}
+
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void commit() {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800

@@ -165,10 +165,11 @@ struct WindowsOfRows {
 __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thread,
                                              u32 n_threads) {
     constexpr i64 SPAN = 1 << 30;  // vectors that are visited at once
+    constexpr int LOADED = 8;      // together by a thread
     const reduce::Range<T> range(plane, length);
     reduce::Sum<T> sum;
     for (i64 first = 0; first < range.n_vecs; first += SPAN)
-        reduce::visit_vecs<4>(range, first, SPAN, thread, n_threads, sum);
+        reduce::visit_vecs<LOADED>(range, first, SPAN, thread, n_threads, sum);
     reduce::visit_edges(range, thread, n_threads, sum);
     return sum.sum;
 }

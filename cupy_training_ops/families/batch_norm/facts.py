@@ -10,7 +10,7 @@ THREADS = 256  # of a block, where several share channels
 CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
 MAX_COLUMNS = 8  # of a thread
-RING_GROUPS = 4  # of rows in shared memory, one of which is used while the others arrive
+RING_GROUPS = 4  # of rows that are copied to shared memory at a time
 RING_BLOCKS = 2  # with such rows that share a multiprocessor
 RING_ROWS = 4  # of a thread in a group, of all arrays that are read
 HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
@@ -43,7 +43,9 @@ Pieces = Struct(
 
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows.
 # Parts take turns at the rows of a block, in so many `turns`, below 2^31. `aligned`: each slot lies
-# at a multiple of 16 bytes, in all arrays.
+# at a multiple of 16 bytes, in all arrays. By way of shared memory a thread has room for `ring`
+# groups of rows there, RING_GROUPS or more. The L2 cache is to keep the last `cached` rows of a
+# thread, of those that are not there.
 Columns = Struct(
     "Columns",
     n_rows=i64,
@@ -53,6 +55,8 @@ Columns = Struct(
     length=u32,
     channels=u32,
     width=u32,
+    ring=u32,
+    cached=i32,
     aligned=flag,
 )
 

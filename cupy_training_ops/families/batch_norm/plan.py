@@ -55,6 +55,9 @@ TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
+TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
+# What L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
+CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -175,7 +178,7 @@ class Call:
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
         whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
-        ring = self._ring_nbytes() if aligned and whole else 0
+        ring = self._ring() if aligned and whole else 0
         blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
         rounds = _rounds(channels.outer * n_tiles * row_nbytes)
         n_items = rounds * blocks * self.device.multiprocessors
@@ -183,32 +186,45 @@ class Call:
         threads = ceil_div(tile * channels.length, width)  # of a row
         rows = THREADS // threads  # of a block at a time
         n_parts = max(1, min(most, wanted, ceil_div(channels.outer, rows)))
+        turns = ceil_div(channels.outer, n_parts * rows)
         layout = by_value(
             Columns,
             n_rows=channels.outer,
             n_channels=channels.n,
             n_parts=n_parts,
-            turns=ceil_div(channels.outer, n_parts * rows),
+            turns=turns,
             length=channels.length,
             channels=tile,
             width=threads,
+            ring=ring,
+            cached=self._cached(n_parts * n_tiles * rows * threads, ring),
             aligned=aligned and whole,
         )
         work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
-        return self._scheduled(kernel, blocks, channels.n, layout, work, ring)
+        shared_nbytes = ring * self._group_nbytes
+        return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
 
-    def _ring_nbytes(self) -> int:
-        """Shared memory of a block's rows on their way; 0 where there is too little of it.
+    def _ring(self) -> int:
+        """Groups of a block's rows that there is shared memory for; 0 where there is too little.
 
-        Of 4-byte types, whose bytes take fewer instructions, as many are on their way without it.
+        Of 4-byte types, whose bytes take fewer instructions, as many rows are on their way without.
         """
         if self.device.capability < ASYNC_COPIES or self.types[0].itemsize > 2:
             return 0
-        nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
         sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
-        of_block = nbytes + sums + RESERVED_NBYTES
-        fits = RING_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
-        return nbytes if fits else 0
+        of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // RING_BLOCKS
+        groups = (of_block - RESERVED_NBYTES - sums - TICKET_NBYTES) // self._group_nbytes
+        return groups if groups >= RING_GROUPS else 0
+
+    @property
+    def _group_nbytes(self) -> int:
+        """Shared memory of a group of rows of all threads."""
+        return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
+
+    def _cached(self, n_slots: int, ring: int) -> int:
+        """Rows that the L2 cache keeps, each of so many slots; none of two arrays."""
+        nbytes = CACHED_BESIDE_RINGS if ring else CACHED_NBYTES
+        return nbytes // (n_slots * VEC_NBYTES) if len(self.read) == 1 or ring else 0
 
     @property
     def _columns(self) -> int:
@@ -242,8 +258,10 @@ class Call:
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
+        n_kept = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
+        more = (scratch.take(n_kept, np.uint32),) if n_kept else ()
         launches = tuple(
-            self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
+            self._launch(symbol, config, layout, partials, coefficients, counters, *more, schedule)
             for config, schedule in schedules(
                 blocks * self.device.multiprocessors, work, shared_nbytes
             )

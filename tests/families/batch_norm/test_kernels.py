@@ -16,6 +16,7 @@ from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.batch_norm import plan as planning
 from cupy_training_ops.families.batch_norm import plan_held
 from cupy_training_ops.families.batch_norm.channels import Channels
+from cupy_training_ops.families.batch_norm.facts import RING_ROWS
 from cupy_training_ops.families.batch_norm.plan import Work, pieces, schedules
 from cupy_training_ops.families.batch_norm.plan_held import Tiles
 from cupy_training_ops.families.batch_norm.samples import NAMES, ROWS, inputs
@@ -309,6 +310,42 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
         n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
         assert n_parts > 7
         assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES + n_groups)].any()
+        for result, other in zip(results, expected, strict=True):
+            assert matches(run.host(result), other, given_[1].size)
+
+
+@pytest.mark.parametrize(
+    ("kib", "capability", "ring"), [(227, (9, 0), 6), (163, (8, 0), 4), (99, (8, 6), 0)]
+)
+def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability, ring) -> None:
+    op = operator("BatchNormInternal")
+    x, *others = Spec((65_536, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
+    (step,) = op.plan(Device(132, capability, kib * 1024), x, *others, *op.infer(x, *others)).steps
+    assert step.symbol.endswith("column_rings" if ring else "column_parts")
+    assert int(step.args[-6 if ring else -5]["ring"]) == ring
+    assert 2 * (step.config.shared_nbytes + 16 * 1024 + 1024) <= (kib + 1) * 1024
+
+
+@names
+@pytest.mark.parametrize("ring", [4, 6])
+def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> None:
+    """Also where a block has several parts, and keeps the last alone; threads have unlike rows."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
+    monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
+    op = operator(name)
+    given_ = inputs(rng, name, (2611, 136), next(row for row in ROWS if row[0] == FLOAT16))
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    nbytes = op.workspace_nbytes(*map(run.place, given_))
+    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
+    for _ in range(2):
+        with launch_log() as log:
+            results = op(*map(run.place, given_), workspace=workspace)
+        (step,) = log
+        assert step.symbol.endswith("column_rings")
+        assert int(step.args[-1]["n_parts"]) > 1
+        assert int(step.args[-6]["turns"]) > ring * RING_ROWS
+        assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
         for result, other in zip(results, expected, strict=True):
             assert matches(run.host(result), other, given_[1].size)
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+// The two passes of batch_norm/schedule.cuh where blocks apply what they have summed, and keep the
+// last rows of it in shared memory.
+//
+// Tickets are those of the parts that are summed, or where nothing is of those that are applied. When
+// a block gets none, all parts are with blocks that run, and none of them waits before it has summed
+// its own: all come to an end.
+#pragma once
+#include "batch_norm/schedule.cuh"
+
+namespace cto::batch_norm::kept {
+
+using namespace batch_norm::schedule;
+
+constexpr u32 NONE = ~0u;
+
+template <class Op, class Walk>
+struct Blocks {
+    using A = typename Op::A;
+    using Of = OpCoefficients<Op>;
+
+    const Op& op;
+    const Walk& walk;
+    const Schedule& schedule;
+    const Scratch<A>& scratch;
+    u32* before;  // of each part that one that the same block has summed before it, or NONE
+    A* shared;
+
+    __device__ Item item(u32 number, bool sums) const {
+        return {number / schedule.n_parts, number % schedule.n_parts, sums};
+    }
+    __device__ void sum(u32 number) const {
+        const Item part = item(number, true);
+        const u32 tile = schedule.first_tile + part.tile;
+        const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
+        walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
+    }
+    __device__ void finish(u32 number, bool& last) const {
+        const Item part = item(number, true);
+        Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
+            part, last);
+    }
+    __device__ void apply(u32 number, bool kept) const {
+        const Item part = item(number, false);
+        walk.apply(
+            schedule.first_tile + part.tile, part.part, kept, shared,
+            [&] {
+                if (schedule.sums) scratch.counters.wait(part.tile, schedule.n_parts);
+            },
+            [&](i64 channel) {
+                return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
+                                                                         COEFFICIENTS * channel)
+                                     : op.without_sums(channel);
+            });
+    }
+};
+
+template <class Op, class Walk>
+__device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& schedule,
+                              const Scratch<typename Op::A>& scratch, u32* before) {
+    __shared__ typename Op::A shared[Walk::SHARED];
+    __shared__ u32 next[2];
+    __shared__ bool last;
+    const Blocks<Op, Walk> blocks{op, walk, schedule, scratch, before, shared};
+    const u32 n = schedule.n_items;
+    u32 own = NONE, ahead = 0, turn = 0;
+    const auto take = [&] {  // the counter wraps to zero
+        if (threadIdx.x == 0) ahead = atomicInc(scratch.counters.ticket(), n + gridDim.x - 1);
+    };
+    const auto taken = [&] {
+        turn ^= 1;
+        if (threadIdx.x == 0) next[turn] = ahead;
+        __syncthreads();
+        return next[turn];
+    };
+    take();
+    u32 number = taken();
+    for (; schedule.sums && number < n; number = taken()) {
+        if (threadIdx.x == 0) before[number] = own;
+        own = number;
+        blocks.sum(number);
+        take();  // not before: blocks that begin later have parts, too
+        blocks.finish(number, last);
+    }
+    if (!schedule.applies) return;
+    if (schedule.sums) number = own;
+    for (bool kept = schedule.sums; number < n; kept = false) {
+        if (!schedule.sums) take();
+        blocks.apply(number, kept);
+        number = schedule.sums ? before[number] : taken();
+    }
+}
+
+}  // namespace cto::batch_norm::kept
