@@ -108,6 +108,7 @@ def small() -> dict[str, tuple[Call, Call]]:
             lambda x: ours.cross_entropy(x, target),
             lambda x: theirs.cross_entropy(x, target),
         ),
+        "a node of Python around nothing": (Alias.apply, lambda x: x.view(64, 64)),
     }
 
 
@@ -205,10 +206,7 @@ def _loss(n: int, classes: int) -> Any:
     def make() -> dict[str, Any]:
         target = torch.randint(classes, (n,), device="cuda")
         liger = _liger("liger_cross_entropy")
-
-        more: dict[str, Call] = {}
-        if liger is not None:
-            more["Liger"] = lambda x: liger(x, target)
+        more: dict[str, Call] = {} if liger is None else {"Liger": lambda x: liger(x, target)}
         more["ours in place"] = lambda x: ours.cross_entropy(Alias.apply(x), target, inplace=True)
         return _ways(
             lambda x: ours.cross_entropy(x, target),
