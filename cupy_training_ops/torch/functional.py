@@ -106,7 +106,7 @@ def dropout(
     that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
     """
     if training and 0 < p < 1:
-        return _dropped(input, bias, residual, float(p))  # type: ignore[no-any-return]
+        return _dropped(input, bias, residual, float(p))
     if not 0 <= p <= 1:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     total = input if bias is None else input + bias
