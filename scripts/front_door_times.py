@@ -7,8 +7,8 @@ First host microseconds of small calls: without gradients, with them, backward; 
 in turns, of each the least median of a hundred calls, since a host that others use, too, is slower
 for seconds. Then milliseconds of forward and backward over large arrays, by events: as Python calls
 them, and replayed from a CUDA graph, where the host takes no part; and memory at most beside what
-was there before, and beside the gradients, too. What cannot be captured is said in its place, and
-so is a way that fails: whatever comes after it is measured in a new process.
+was there before, and beside the gradients, too. Backward passes run in the thread that calls. What
+cannot be captured is said in its place, and so is a way that fails: a new process goes on.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Row(NamedTuple):
 def main(only: str, calls: int, repeats: int, limit: float) -> None:
     """Print two tables."""
     liger = "with" if _liger("liger_rms_norm") else "without"
+    torch.autograd.set_multithreading_enabled(False)
     about = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {liger} Liger-Kernel"
     click.echo(f"{about}\n")
     parts = only.split(",")
@@ -108,6 +109,7 @@ def small() -> dict[str, tuple[Call, Call]]:
             lambda x: ours.cross_entropy(x, target),
             lambda x: theirs.cross_entropy(x, target),
         ),
+        "a node of Python around nothing": (Alias.apply, lambda x: x.view(64, 64)),
     }
 
 
@@ -205,10 +207,7 @@ def _loss(n: int, classes: int) -> Any:
     def make() -> dict[str, Any]:
         target = torch.randint(classes, (n,), device="cuda")
         liger = _liger("liger_cross_entropy")
-
-        more: dict[str, Call] = {}
-        if liger is not None:
-            more["Liger"] = lambda x: liger(x, target)
+        more: dict[str, Call] = {} if liger is None else {"Liger": lambda x: liger(x, target)}
         more["ours in place"] = lambda x: ours.cross_entropy(Alias.apply(x), target, inplace=True)
         return _ways(
             lambda x: ours.cross_entropy(x, target),
@@ -305,6 +304,7 @@ def worker(
     told: Connection, names: Sequence[str], done: set[tuple[str, str]], repeats: int
 ) -> None:
     """Tell what begins and what was measured, and at the end that all is."""
+    torch.autograd.set_multithreading_enabled(False)
     made = large()
     for name in names:
         for way, (function, leaves) in made[name]().items():

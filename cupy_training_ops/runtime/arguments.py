@@ -24,6 +24,7 @@ from .source import Parameter
 Addresses = np.ndarray[Any, np.dtype[np.int64]]
 Address = Callable[[Any], object]  # from the addresses of a call's arrays to an argument
 Make = Callable[[object], object]  # from a number to an argument
+Late = Callable[[Mapping[int, object]], object]  # from the values that change to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
 ZEROED = "Zeroed<"  # that of core/zeroed.cuh
@@ -91,32 +92,53 @@ def either_layout(parameter: Parameter) -> Dtype:
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
-def checked(
-    op: str, name: str, holder: str, make: Make, changing: Changing, values: Mapping[int, object]
-) -> object:
-    """What `make` gives for a caller's number; refused where the kernel's `holder` cannot."""
-    try:
-        return make(changing.of(values))
-    except (CompileError, ArithmeticError, TypeError, ValueError):
-        expected, got = f"a number that {holder} holds", values[changing.place]
-        raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from None
+def checked(op: str, name: str, holder: str, make: Make, changing: Changing) -> Late:
+    """What makes an argument of a caller's number, which is refused where the kernel's `holder`
+    cannot have it."""
+    place, follows = changing.place, bool(changing.functions)
+
+    def late(values: Mapping[int, object]) -> object:
+        try:
+            return make(changing.of(values) if follows else values[place])
+        except (CompileError, ArithmeticError, TypeError, ValueError):
+            expected, got = f"a number that {holder} holds", values[place]
+            raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from None
+
+    return late
 
 
 def either(
     layout: Dtype, value: object = 0, *, address: int = 0, dtype: Dtype | None = None
 ) -> object:
     """The struct of core/either.cuh: numbers beside a null pointer, or a pointer and its type."""
-    n, pack = _either_bytes(layout)
-    if dtype is not None:
-        nothing = (0,) * (2 * n)
-        return np.frombuffer(pack(address, *nothing, element_type(dtype).onnx), layout)[0]
-    numbers = value if isinstance(value, tuple) else (value,) * n
-    found = pack(0, *map(_bits, numbers), *map(float, numbers), 0)
-    return np.frombuffer(found, layout)[0]
+    if dtype is None:
+        return np.frombuffer(either_bytes(layout)(value), layout)[0]
+    n, pack = _fields(layout)
+    nothing = (0,) * (2 * n)
+    return np.frombuffer(pack(address, *nothing, element_type(dtype).onnx), layout)[0]
 
 
 @functools.cache
-def _either_bytes(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
+def either_bytes(layout: Dtype) -> Callable[[object], bytes]:
+    """What makes the bytes of that struct with numbers, sooner than NumPy makes the struct."""
+    n, pack = _fields(layout)
+
+    def longer(numbers: Sequence[Any]) -> bytes:
+        return pack(0, *map(_bits, numbers), *map(float, numbers), 0)
+
+    def make(value: object) -> bytes:
+        numbers = value if isinstance(value, tuple) else (value,) * n
+        if type(numbers[0]) is not int:
+            return longer(numbers)
+        try:
+            return pack(0, *numbers, *numbers, 0)
+        except struct.error:  # they have no 63 bits, or not all are integers
+            return longer(numbers)
+
+    return make
+
+
+def _fields(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
     """How many numbers it holds, and what packs its fields, in their order, sooner than NumPy."""
     n: int = layout["real"].shape[0]
     fields = f"=Q{n}q{n}di"

@@ -8,9 +8,9 @@ from operator import itemgetter
 
 from ..declare.schema import Changing
 from ..dtypes import Dtype
+from .arguments import Late
 
 Values = Mapping[int, object]  # of changing inputs, by their places
-Late = Callable[[Values], object]  # from the values that change to an argument
 
 
 class LateArgument:

@@ -84,7 +84,7 @@ class Packed:
                 if value is not known[i]:
                     span = self._new[i]
                     if span.start != span.stop:  # else it is no kernel's
-                        memory[span] = value.tobytes()
+                        memory[span] = value if type(value) is bytes else value.tobytes()
                     known[i] = value
         try:
             if len(launches) == 1:

@@ -17,19 +17,21 @@ from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Pointers, Scratch, Step, Work
 from .arguments import (
     Address,
+    Late,
     Make,
     cast,
     check_pointer,
     checked,
     either,
     either_at,
+    either_bytes,
     either_layout,
     is_either,
     pointers,
     scalar_type,
 )
 from .compiler import compile_ahead, kernel
-from .late_arguments import Late, LateArgument
+from .late_arguments import LateArgument
 from .source import Parameter, Source, load
 
 _Section = list[Any]  # one of the lists below
@@ -151,7 +153,10 @@ class Builder:
         if isinstance(arg, Changing):
             key = id(arg), layout
             if key not in self._shared:
-                late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
+                # The driver takes it as bytes, which are made sooner.
+                is_packed = self._backend.driver is not None
+                make: Make = either_bytes(layout) if is_packed else partial(either, layout)
+                late = self._late("float64 or an integer of 64 bits", arg, make)
                 self._shared[key] = add(arguments.late, LateArgument(layout, arg, late))
             return self._shared[key]
         return add(arguments.constants, either(layout, arg))
@@ -159,8 +164,7 @@ class Builder:
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""
         name = self._declared.inputs[changing.place].name
-        check = partial(checked, self._declared.name, name, holder, make)
-        return lambda values: check(changing, values)
+        return checked(self._declared.name, name, holder, make, changing)
 
     def _work_place(self, arg: object) -> Place:
         if isinstance(arg, Spec):

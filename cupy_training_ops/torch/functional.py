@@ -37,7 +37,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 _EPS = dict.fromkeys((*_HALVES, torch.float32), torch.finfo(torch.float32).eps)
 _MOST_SEED = 1 << 62
 # Bound once: each is asked in every call.
-_is_compiling = torch.compiler.is_compiling
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 # What is called of each door, bound once.
@@ -119,19 +118,12 @@ def dropout(
     return total if residual is None else total + residual
 
 
-def _dropped(*given: Any) -> Tensor:
+def _dropped_longer(*given: Any) -> Any:
     """With seed and offset: numbers, or a tensor where they are drawn at each run."""
-    found = None if _is_compiling() else _dropout.find((*given, ()))
-    if found is not None and not (given[0].is_cuda and _is_capturing()):
-        run, tensors = found
-        dropped: Tensor = run((*given, _drawn()), tensors)
-        return dropped
     device = given[0].device
     if is_watched(given):
-        dropped = _dropout.registered(*given, _drawn_on(device))[0]
-        return dropped
-    is_captured = device.type == "cuda" and _is_capturing()
-    return _dropout.first_unwatched(*given, _drawn_on(device) if is_captured else _drawn())
+        return _dropout.registered(*given, _drawn_on(device))[0]
+    return _dropout.first_unwatched(*given, _drawn(given[0]) or _drawn_on(device))
 
 
 class _Drawn(threading.local):
@@ -145,9 +137,15 @@ class _Drawn(threading.local):
 _drawn_by = _Drawn()
 
 
-def _drawn() -> tuple[int, ...]:
-    """Two numbers of PyTorch's generator of the CPU, as torch.randint draws them."""
+def _drawn(x: Tensor) -> tuple[int, ...] | None:
+    """Two numbers of PyTorch's generator of the CPU, as torch.randint draws them; None where a
+    graph is captured, whose replays draw anew."""
+    if x.is_cuda and _is_capturing():
+        return None
     return tuple(_drawn_by.numbers.random_(_MOST_SEED).tolist())
+
+
+_dropped = _dropout.drawing(_drawn, _dropped_longer)
 
 
 def _drawn_on(device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import norms, shortcuts  # noqa: E402
+from cupy_training_ops.torch.ops.recent import exact  # noqa: E402
 
 
 def shortcut(door: str) -> shortcuts.Shortcuts:
@@ -87,6 +88,25 @@ def test_what_a_body_makes_is_no_argument(made) -> None:
             found, _ = known((x, (24,), weight, 1e-5))
             torch.testing.assert_close(found, theirs.rms_norm(x, (24,), weight, 1e-5))
         assert not any(known._known.values())
+
+
+@pytest.mark.usefixtures("emulated")
+def test_rows_of_padding_have_no_gradient_in_any_call(made, labels, monkeypatch) -> None:
+    """Only without them is a call its launches alone."""
+    monkeypatch.setattr(shortcut("embedding_backward"), "_known", {})
+    for padding in (None, 2):
+        for _ in range(4):
+            table, indices, dy = made(7, 8).requires_grad_(), labels(7, 3, 5), made(3, 5, 8)
+            found, expected = (
+                torch.autograd.grad(module.embedding(indices, table, padding), table, dy)
+                for module in (functional, theirs)
+            )
+            torch.testing.assert_close(found, expected)
+    known = shortcut("embedding_backward")._known
+    assert {kind[-1]: bool(launches) for kind, launches in known.items()} == {
+        exact([7, -1]): True,
+        exact([7, 2]): False,
+    }
 
 
 @pytest.mark.parametrize("mask", [(True, False, True), (False, True, False), (True, True, True)])

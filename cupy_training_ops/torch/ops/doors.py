@@ -78,8 +78,7 @@ class Door:
 
     every: takes the arguments of the schema, by position. first: the same for the first result;
     without gradients the others are not computed. wanted: for the results that a mask names, the
-    last argument, with None in the places of the others. find: what runs a call of `first` that is
-    like a recent one, with its tensors; or None.
+    last argument, with None in the places of the others.
     """
 
     def __init__(self, operator: Operator, registered: Any) -> None:
@@ -90,7 +89,6 @@ class Door:
         # Of the first result alone: the others cost time.
         self._first = _Inside(operator, body, registered, is_first=True)
         self.nodes = self._every.node, self._first.node  # what modes are told of
-        self.find = self._first.recent.find
         self.every = self._every.recent.caller(self._every_longer)
         self.first = self._first.recent.caller(self._first_longer)
         if operator.wanted is None:
@@ -102,6 +100,13 @@ class Door:
     def __call__(self, *arguments: Any) -> Any:
         """As `every`."""
         return self.every(*arguments)
+
+    def drawing(
+        self, draw: Callable[[Any], object], longer: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """`first` of all arguments but the last, which is drawn; the longer way draws itself, and
+        is also that of calls for which None is drawn."""
+        return self._first.recent.caller(longer, draw)
 
     def first_unwatched(self, *arguments: Any) -> Any:
         """The same as `first` where nobody else is to see the call."""
