@@ -5,6 +5,7 @@
 // convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
 // have kernels of their own.
 #include "conv/depthwise_lines.cuh"
+#include "conv/direct.cuh"
 #include "conv/image.cuh"
 #include "conv/layouts.cuh"
 #include "conv/packing.cuh"
@@ -108,6 +109,7 @@ constexpr bool HAS_DEPTHWISE_LINES =
 constexpr bool SUMS_DEPTHWISE_LINES =
     sizeof(T) == 2 ? CTO_STAGED && CTO_ROWS == PANEL : sizeof(T) == 4 && WITHOUT_TILES;
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
+constexpr bool GOES_DIRECT = CAN_STAGE && sizeof(T) == 2 && CTO_ROWS == PANEL;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
@@ -325,4 +327,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
                            static_cast<i64>(layout.groups) * layout.rows,
                            blockIdx.x - blocks_of_weights);
     }
+}
+
+// Gradients of few channels, of outputs whose channels lie side by side.
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__direct_image(const T* y, const T* w, const T* bias, T* x,
+                       const __grid_constant__ DirectLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (GOES_DIRECT)
+        conv::direct::write_direct<T, GOES_DIRECT>(y, w, bias, x, layout, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,
+                        const __grid_constant__ DirectLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (GOES_DIRECT)
+        conv::direct::sum_direct<T, GOES_DIRECT>(x, y, sums, y_sums, column_tiles, layout, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
+    conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
+                       u32 column_tiles, u32 blocks_of_weights,
+                       const __grid_constant__ DirectLayout layout) {
+    if constexpr (GOES_DIRECT)
+        conv::direct::write_direct_weights<T>(parts, w, y_parts, bias, count, summers, column_tiles,
+                                              blocks_of_weights, layout);
 }

@@ -33,6 +33,15 @@ STAGED_TAPS = 32  # at most, a bit for each
 TOTAL_CHANNELS = 32  # of a block that adds up parts of W's gradient
 TOTAL_LINES = 128  # of so many weights, one for each filter and tap, of such a block
 
+# Gradients of few channels, of what lies in such lines: tiles of positions that read a halo.
+DIRECT_WIDTH = 16  # of a tile of positions, along the lines of an image
+DIRECT_POSITIONS = 256  # of a tile of an image
+DIRECT_ROWS = 16  # residues of all channels, at most
+DIRECT_DEPTH = 128  # positions of a part of the sum of weights
+DIRECT_HALO = 512  # vectors of X that these read, at most
+DIRECT_COLUMNS = 256  # of a tile of weights
+DIRECT_RUN = 8  # neighbours that are a vector of X, at most
+
 _PLACES = i32[AXES]
 _GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)
 
@@ -137,4 +146,28 @@ DepthwiseLayout = Struct(
     lines=Divisor.one,
     of_plane=Divisor.one,
     in_vectors=flag,
+)
+
+# Along two axes. `window`: taps of what has a channel for each residue of the strides, with these pads,
+# whose first is tap -skipped of W; `tiles` of positions of an image. A column of X, and a channel,
+# are so many elements from the next. What neighbouring rows write is `in_pairs`.
+_AXES = i32[AXES - 1]
+DirectLayout = Struct(
+    "DirectLayout",
+    image=_AXES,
+    output=_AXES,
+    kernel=_AXES,
+    stride=_AXES,
+    pad=_AXES,
+    window=_AXES,
+    window_pad=_AXES,
+    skipped=_AXES,
+    tiles=_AXES,
+    batch=i32,
+    channels=i32,
+    filters=i32,
+    of_column=i32,
+    of_channel=i32,
+    w_channels_last=flag,
+    in_pairs=flag,
 )

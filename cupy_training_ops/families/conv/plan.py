@@ -17,6 +17,7 @@ from .extents import Convolution
 from .facts import AXES
 from .plan_bias import bias_gradient
 from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
+from .plan_direct import direct_image, direct_weight, goes_direct
 from .plan_image import Arrays, image_product
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
@@ -68,6 +69,8 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
+    if goes_direct(device, conv, y):
+        return direct_weight(device, conv, (x, y, w, bias))
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
@@ -105,7 +108,8 @@ def gradients(
     x, y, of_w = given
     conv = _checked(convolution)
     is_last = have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype)
-    if is_last and not goes_by_lines(conv, x, y, image):
+    is_direct = (is_gradient or image is None) and goes_direct(device, conv, y)
+    if is_last and not (is_direct or goes_by_lines(conv, x, y, image)):
         copies = Copies(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(of_w))
         results = copies.written(image), copies.written(w), bias
@@ -132,6 +136,8 @@ def _written(
         return Plan()
     is_last = have_channels_last(read, w, written)
     is_last = is_last and not can_stage(device, conv, written.dtype)
+    if is_gradient and goes_direct(device, conv, read):
+        return direct_image(device, conv, arrays)
     if is_last and not goes_by_lines(conv, read, written):
         copies = Copies(written.dtype)
         found = (copies.read(read), copies.read(w), bias, copies.written_as(written))

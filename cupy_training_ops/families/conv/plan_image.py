@@ -31,7 +31,7 @@ def image_product(
 ) -> Plan:
     """So many tiles of rows at a time as W is packed of; what is spread is so from `of`."""
     read, w, _, written = arrays
-    variant = replace(variant, lines=image_has_lines(conv, read, written))
+    variant = replace(variant, lines=conv is of and image_has_lines(conv, read, written))
     product = ImageProduct(conv, variant, is_gradient=is_gradient)
     tiles = conv.group * product.row_tiles
     at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))

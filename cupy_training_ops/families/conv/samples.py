@@ -93,6 +93,7 @@ CALLS = (
         {"group": 2, "strides": (2, 3), "pads": (2, 1, 1, 0)},
         (FLOAT32, FLOAT16),
     ),
+    Call("patches", (2, 2, 8, 16), 10, (2, 2), {"strides": (2, 4)}, (FLOAT16,)),
     Call("beside", (2, 3, 4), 5, (2,), {"pads": (3, 4)}, (FLOAT64,)),
     Call("empty", (0, 3, 6, 5), 4, (3, 3), {}, (FLOAT16,)),
     Call("no-extent", (2, 3, 0, 4), 4, (2, 2), {"pads": (1, 0, 1, 0)}, (FLOAT32,)),

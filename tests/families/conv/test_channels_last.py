@@ -12,9 +12,10 @@ import pytest
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.conv import plan
 from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.reference import conv_grad
 from cupy_training_ops.families.conv.samples import CALLS, NAMES, inputs, terms
 from cupy_training_ops.plan import Device, Launch, Plan
 from cupy_training_ops.testing.compare import assert_matches, tolerance_of
@@ -233,3 +234,39 @@ def test_sums_of_lines_are_those_of_planes(anywhere, rng) -> None:
         wanted = dy.astype(FLOAT64).sum((0, *range(2, dy.ndim)))
         bound = tolerance_of(FLOAT32, math.prod(shape) // shape[1])
         assert_matches(anywhere.host(found).astype(FLOAT64), wanted, bound)
+
+
+# X, filters, the kernel's extents, strides and pads: of several tiles of positions, of which some end
+# beside the image, a window of one tap, taps that read only pads, and one channel.
+DIRECT = (
+    ((2, 3, 38, 40), 64, (7, 7), (2, 2), (3, 3)),
+    ((1, 3, 35, 18), 32, (3, 3), (1, 1), (1, 1)),
+    ((3, 4, 10, 36), 16, (3, 5), (2, 2), (0, 4)),
+    ((1, 1, 17, 19), 48, (9, 9), (1, 1), (4, 2)),
+    ((2, 2, 8, 12), 16, (2, 2), (2, 4), (0, 0)),
+)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize(("shape", "filters", "kernel", "strides", "pads"), DIRECT, ids=str)
+def test_gradients_of_few_channels_are_those_of_numpy(
+    anywhere, rng, shape, filters, kernel, strides, pads, dtype
+) -> None:
+    """X and W lie so, or C-contiguous; dB, and dW, alone too."""
+    how: dict[str, Any] = {"strides": strides, "pads": pads * 2}
+    x = rng.standard_normal(shape).astype(dtype)
+    w = rng.standard_normal((filters, shape[1], *kernel)).astype(dtype)
+    op = get_op("ConvGrad")(**how)
+    dy_shape = op.convolution(Spec(shape, dtype), Spec(w.shape, dtype)).y_shape
+    dy = rng.standard_normal(dy_shape).astype(dtype)
+    rest = dict.fromkeys(("dilations", "kernel_shape")) | {"auto_pad": "NOTSET", "group": 1}
+    expected = conv_grad(dy, x, w, **how, **rest, allow_tf32=False)
+    bound = tolerance_of(dtype, max(dy.size // filters, math.prod(kernel) * filters))
+    for lies in (last, lambda a, place: place(a)):
+        given = (last(dy, anywhere.place), lies(x, anywhere.place), lies(w, anywhere.place))
+        found = op(*given)
+        for ours, other in zip(found, expected, strict=True):
+            assert_matches(anywhere.host(ours), other, bound)
+        for place, output in enumerate(op.outputs):
+            alone = op(*given, outputs=(output.name,))[place]
+            assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))

@@ -189,3 +189,16 @@ def test_scratch_memory_is_used_again(anywhere, rng, name, dtype) -> None:
     out = tuple(poison(anywhere.place(np.empty_like(anywhere.host(a)))) for a in first)
     for ours, other in zip(op(*given, out=out), first, strict=True):
         assert_matches(anywhere.host(ours), anywhere.host(other), 0)
+
+
+def test_patches_that_meet_nowhere_are_written_where_they_lie(anywhere, rng) -> None:
+    """Residues of a stride read one position each, as in a 1 x 1 convolution, and vectors of it."""
+    x = rng.standard_normal((2, 2, 8, 16), np.float32).astype(FLOAT16)
+    w = rng.standard_normal((10, 2, 2, 2), np.float32).astype(FLOAT16)
+    dy = rng.standard_normal((2, 10, 4, 4), np.float32).astype(FLOAT16)
+    given = (anywhere.place(a) for a in (dy, x, w))
+    dx, *_ = get_op("ConvGrad")(strides=(2, 4))(*given, outputs=("dX",))
+    patches = np.einsum("nmij,mckl->ncikjl", *(a.astype(FLOAT32) for a in (dy, w)))
+    wide = np.zeros((2, 2, 4, 2, 4, 4), FLOAT32)
+    wide[..., :2] = patches
+    assert_matches(anywhere.host(dx), wide.reshape(x.shape).astype(FLOAT16))
