@@ -70,10 +70,11 @@ using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // of an image and of weigh
 
 // Arrays are staged for GPUs that copy ahead.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
-constexpr bool CAN_STAGE = CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
+constexpr bool COPIES_AHEAD = true;
 #else
-constexpr bool CAN_STAGE = false;
+constexpr bool COPIES_AHEAD = false;
 #endif
+constexpr bool CAN_STAGE = COPIES_AHEAD && CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
 // All threads of a multiprocessor, since there is little to do while loads are awaited.
 #if defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
@@ -84,11 +85,12 @@ constexpr int STAGING_BLOCKS = 1024 / THREADS;
 constexpr int TOTAL_BLOCKS = 4;
 // What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
 // no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
-// Those of lines, which have no offsets, are with those of 32 bits. Kernels without tiles are beside lines
-// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles;
-// those of groups of one channel, these side by side, beside tiles of few rows, but for sums, which in
-// halves are beside flat staged tiles. The gradient of a bias is summed by kernels over staged arrays and by
-// others, but for that of staged halves, which their tiles sum.
+// Those of lines, which have no offsets, are with gathered ones of as many rows; halves have lines alone in
+// WIDE_ROWS, and offsets of 64 bits in tiles of half of these. Kernels without tiles are beside lines of
+// WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles; those
+// of channels side by side, of groups of one or few in all, are beside floats' tiles, and of halves on
+// their own. The gradient of a bias is summed by kernels over staged arrays and by others, but for that of
+// staged halves, which their tiles sum.
 constexpr bool GATHERS = !CTO_STAGED;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
 #if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
@@ -98,18 +100,15 @@ constexpr bool HAS_ROWS = sizeof(T) > 2 || CTO_ROWS == 64;
 #else
 constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
-constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && !IS_WIDE && HAS_ROWS;
-constexpr bool HAS_TILES =
-    GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS || IS_WIDE);
+constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && HAS_ROWS;
+constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS);
 constexpr bool HAS_FEW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
-constexpr bool WITHOUT_TILES =
-    GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS && !IS_WIDE : IS_WIDE);
-constexpr bool HAS_DEPTHWISE_LINES =
-    GATHERS && !IS_WIDE && (sizeof(T) == 2 ? CTO_ROWS == FEW_ROWS : HAS_FEW && !CTO_TF32);
-constexpr bool SUMS_DEPTHWISE_LINES =
-    sizeof(T) == 2 ? CTO_STAGED && CTO_ROWS == PANEL : sizeof(T) == 4 && WITHOUT_TILES;
+constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS : IS_WIDE);
+constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;
+constexpr bool HAS_DEPTHWISE_LINES = HAS_HALF_LINES || (HAS_FEW && !CTO_TF32);
+constexpr bool SUMS_DEPTHWISE_LINES = HAS_HALF_LINES || (sizeof(T) == 4 && WITHOUT_TILES);
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
-constexpr bool GOES_DIRECT = CAN_STAGE && sizeof(T) == 2 && CTO_ROWS == PANEL;
+constexpr bool GOES_DIRECT = COPIES_AHEAD && HAS_HALF_LINES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<

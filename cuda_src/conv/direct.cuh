@@ -31,11 +31,21 @@ __device__ __forceinline__ u32 count_tiles(const DirectLayout& layout) {
     return static_cast<u32>(layout.batch) * layout.tiles[0] * layout.tiles[1];
 }
 
-// Where element `e` of a run is, from its first on.
-__device__ __forceinline__ i32 place_in_run(const DirectLayout& layout, i32 e) {
-    const i32 column = e / layout.channels;
-    return column * layout.of_column + (e - column * layout.channels) * layout.of_channel;
-}
+// Element `e` of a run: neighbours lie side by side, channels or columns.
+struct InRun {
+    i32 column, channel;
+
+    __device__ __forceinline__ InRun(const DirectLayout& layout, i32 e) {
+        const i32 inner = layout.of_channel == 1 ? layout.channels : layout.stride[1];
+        const i32 outer = e / inner, rest = e - outer * inner;
+        column = layout.of_channel == 1 ? outer : rest;
+        channel = layout.of_channel == 1 ? rest : outer;
+    }
+    // From the first on.
+    __device__ __forceinline__ i32 place(const DirectLayout& layout) const {
+        return column * layout.of_column + channel * layout.of_channel;
+    }
+};
 
 __device__ __forceinline__ i32 run_of(const DirectLayout& layout) {
     return layout.stride[1] * layout.channels;
@@ -62,13 +72,12 @@ __device__ __forceinline__ void stage_w(const E* w, const DirectLayout& layout, 
     const int end = layout.window[0] * layout.window[1] * DIRECT_ROWS;
     for (int line = threadIdx.x; line < end; line += STAGED_THREADS) {
         const i32 tap = line / DIRECT_ROWS, row = line % DIRECT_ROWS, down = tap / layout.window[1];
-        const i32 residue = row / run, e = row - residue * run, column = e / layout.channels;
+        const i32 residue = row / run;
+        const InRun at(layout, row - residue * run);
         const i32 k0 = down * layout.stride[0] + residue - layout.skipped[0];
         const i32 k1 =
-            (tap - down * layout.window[1]) * layout.stride[1] + column - layout.skipped[1];
-        const i32 place = residue < layout.stride[0]
-                              ? place_in_w(layout, e - column * layout.channels, k0, k1)
-                              : -1;
+            (tap - down * layout.window[1]) * layout.stride[1] + at.column - layout.skipped[1];
+        const i32 place = residue < layout.stride[0] ? place_in_w(layout, at.channel, k0, k1) : -1;
         for (int vector = 0; vector < LINE_VECTORS; ++vector) {
             vec::Vec<E, VECTOR> found{};
 #pragma unroll
@@ -177,12 +186,12 @@ struct DirectColumns {
         const int first = threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const i32 row = first + i / 2 * 8 + i % 2, residue = row / run, e = row - residue * run;
+            const i32 row = first + i / 2 * 8 + i % 2, residue = row / run;
+            const InRun at(layout, row - residue * run);
             const bool exists = row < rows;
-            places[i] = exists ? residue * layout.image[1] * layout.of_column +
-                                     place_in_run(layout, e)
-                               : -1;
-            bias[i] = exists && of_channels ? to_acc(of_channels[e % layout.channels]) : 0.0f;
+            places[i] =
+                exists ? residue * layout.image[1] * layout.of_column + at.place(layout) : -1;
+            bias[i] = exists && of_channels ? to_acc(of_channels[at.channel]) : 0.0f;
         }
     }
 };
@@ -257,41 +266,44 @@ __device__ __forceinline__ void write_direct(const E* y, const E* w, const E* bi
 // ---- the gradient of the weights ----------------------------------------------------------------
 
 constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // of a tile
-constexpr int HELD = DIRECT_HALO / STAGED_THREADS;  // vectors that a thread loads of X
 
-// Vectors of X that a tile reads: a thread loads its own while others are multiplied.
+// Vectors of X that a tile reads, of which what is behind a run stays zero.
 template <class E>
 struct Runs {
-    using Run = vec::Vec<E, 8>;
-    Run held[HELD];
     int height, width;
+    bool in_pairs;
 
-    __device__ __forceinline__ void load(const E* x, const DirectLayout& layout,
-                                         const TileOfPositions& tile, const i32* places) {
+    __device__ __forceinline__ void clear(u8* to) const {
+        for (int i = threadIdx.x; i < height * width; i += STAGED_THREADS)
+            *reinterpret_cast<uint4*>(to + i * 16) = uint4{};
+    }
+    __device__ __forceinline__ void copy(const E* x, const DirectLayout& layout,
+                                         const TileOfPositions& tile, const i32* places,
+                                         u8* to) const {
         const i32 run = run_of(layout);
         x += static_cast<i64>(tile.n) * layout.channels * layout.image[0] * layout.image[1];
-#pragma unroll
-        for (int i = 0; i < HELD; ++i) {
-            const int number = i * STAGED_THREADS + threadIdx.x, row = number / width;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < height * width; i += STAGED_THREADS) {
+            const int row = i / width;
             const i32 at0 = tile.at[0] * layout.stride[0] - layout.pad[0] + row;
             const i32 at1 =
-                (tile.at[1] + (number - row * width) - layout.window_pad[1]) * layout.stride[1];
-            held[i] = Run{};
-            if (row >= height || static_cast<u32>(at0) >= static_cast<u32>(layout.image[0]) ||
-                static_cast<u32>(at1) >= static_cast<u32>(layout.image[1]))
-                continue;
-            const E* const from =
-                x + (static_cast<i64>(at0) * layout.image[1] + at1) * layout.of_column;
+                (tile.at[1] + (i - row * width) - layout.window_pad[1]) * layout.stride[1];
+            const bool exists = static_cast<u32>(at0) < static_cast<u32>(layout.image[0]) &&
+                                static_cast<u32>(at1) < static_cast<u32>(layout.image[1]);
+            const i64 place = (static_cast<i64>(at0) * layout.image[1] + at1) * layout.of_column;
+            const E* const from = exists ? x + place : x;
+            E* const own = reinterpret_cast<E*>(to) + i * DIRECT_RUN;
+            if (in_pairs) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j)
-                if (j < run) held[i].at[j] = from[places[j]];
-        }
-    }
-    __device__ __forceinline__ void store(u8* to) const {
+                for (int j = 0; j < DIRECT_RUN; j += 2)
+                    if (j < run)
+                        async_copy::copy_or_zeros<4>(own + j, from + (exists ? places[j] : 0),
+                                                     exists);
+            } else {
 #pragma unroll
-        for (int i = 0; i < HELD; ++i) {
-            const int number = i * STAGED_THREADS + threadIdx.x;
-            if (number < height * width) *reinterpret_cast<Run*>(to + number * 16) = held[i];
+                for (int j = 0; j < DIRECT_RUN; ++j)
+                    if (j < run) own[j] = exists ? from[places[j]] : from_acc<E>(0.0f);
+            }
         }
     }
 };
@@ -303,8 +315,8 @@ __device__ __forceinline__ void copy_positions(const E* y, const DirectLayout& l
     constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
     static_assert(AT_ONCE == DIRECT_WIDTH);
     const int vector = threadIdx.x % LINE_VECTORS, column = threadIdx.x / LINE_VECTORS;
-    const bool exists = vector * vec::WIDTH<E> < layout.filters &&
-                        tile.at[1] + column < layout.output[1];
+    const bool exists =
+        vector * vec::WIDTH<E> < layout.filters && tile.at[1] + column < layout.output[1];
     y += ((static_cast<i64>(tile.n) * layout.output[0] + tile.at[0]) * layout.output[1] +
           tile.at[1] + column) *
              layout.filters +
@@ -316,7 +328,6 @@ __device__ __forceinline__ void copy_positions(const E* y, const DirectLayout& l
         async_copy::copy_or_zeros<16>(to + line * LINE_NBYTES + place_in_line(vector, line), y,
                                       exists && tile.at[0] + i < layout.output[0]);
     }
-    async_copy::commit();
 }
 
 // PANEL filters by the columns of a tile, of which a warp has every fourth pair of vectors.
@@ -342,8 +353,7 @@ struct DirectSums {
             const int vector = min(pair + high, vectors - 1), tap = vector / layout.window[1];
             n_pairs += pair < vectors;
             // Of this lane's position, among sixteen of a line.
-            x_at[i] =
-                (tap * width + vector - tap * layout.window[1] + low + middle * 8) * 16;
+            x_at[i] = (tap * width + vector - tap * layout.window[1] + low + middle * 8) * 16;
         }
     }
     // Sixteen positions, a line of the tile.
@@ -402,42 +412,41 @@ struct DirectSums {
 // Sums of every `parts`-th tile: (part, tile of columns, PANEL, DIRECT_COLUMNS), if they are wanted, and
 // of Y: (part, filter).
 template <class E, bool EXISTS>
-__device__ __forceinline__ void sum_direct(const E* x, const E* y, float* sums, float* y_sums,
+__device__ __forceinline__ void sum_direct(const E* x, const E* y, Acc<E>* sums, Acc<E>* y_sums,
                                            u32 column_tiles, const DirectLayout& layout,
                                            u8* memory) {
     if constexpr (EXISTS) {
         constexpr int HEIGHT = DIRECT_DEPTH / DIRECT_WIDTH, OF_Y = DIRECT_DEPTH * LINE_NBYTES;
         constexpr int STAGE = OF_Y + DIRECT_HALO * 16;
-        __shared__ i32 places[8];
-        if (threadIdx.x < 8) places[threadIdx.x] = place_in_run(layout, threadIdx.x);
-        __syncthreads();
+        __shared__ i32 places[DIRECT_RUN];
+        if (threadIdx.x < DIRECT_RUN)
+            places[threadIdx.x] = InRun(layout, threadIdx.x).place(layout);
         const u32 part = blockIdx.x / column_tiles, parts = gridDim.x / column_tiles;
         const u32 column_tile = blockIdx.x - part * column_tiles, end = count_tiles(layout);
-        Runs<E> runs;
-        runs.height = (HEIGHT - 1) * layout.stride[0] + layout.kernel[0];
-        runs.width = DIRECT_WIDTH + layout.window[1] - 1;
+        const Runs<E> runs{(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
+                           DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
+        runs.clear(memory + OF_Y);
+        runs.clear(memory + STAGE + OF_Y);
+        __syncthreads();
         DirectSums<E> product(layout, column_tile * DIRECT_VECTORS, runs.width);
         const bool of_bias = y_sums && column_tile == 0;
         const int step = layout.stride[0] * runs.width * 16;
         const auto begin = [&](u32 number, u8* stage) {
             const TileOfPositions tile(layout, number, HEIGHT);
             copy_positions(y, layout, tile, stage);
-            if (sums) runs.load(x, layout, tile, places);
+            if (sums) runs.copy(x, layout, tile, places, stage + OF_Y);
+            async_copy::commit();
         };
         if (part < end) begin(part, memory);
-        if (sums) runs.store(memory + OF_Y);
         int from = 0;
         for (u32 number = part; number < end; number += parts) {
             async_copy::wait<0>();
             __syncthreads();
-            u8* const next = memory + (STAGE - from);
-            const bool goes_on = end - number > parts;
-            if (goes_on) begin(number + parts, next);
+            if (end - number > parts) begin(number + parts, memory + (STAGE - from));
 #pragma unroll 1
             for (int row = 0; row < HEIGHT; ++row)
                 product.add(memory + from + row * (DIRECT_WIDTH * LINE_NBYTES),
                             memory + from + OF_Y + row * step, sums != nullptr, of_bias);
-            if (goes_on && sums) runs.store(next + OF_Y);
             from = STAGE - from;
         }
         if (of_bias)
@@ -448,9 +457,10 @@ __device__ __forceinline__ void sum_direct(const E* x, const E* y, float* sums, 
 
 // W, and in blocks behind those that it takes the gradient of a bias.
 template <class E>
-__device__ __forceinline__ void write_direct_weights(const float* parts, E* w, const float* y_parts,
-                                                     E* bias, i32 count, i32 summers,
-                                                     u32 column_tiles, u32 blocks_of_weights,
+__device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
+                                                     const Acc<E>* y_parts, E* bias, i32 count,
+                                                     i32 summers, u32 column_tiles,
+                                                     u32 blocks_of_weights,
                                                      const DirectLayout& layout) {
     if (blockIdx.x >= blocks_of_weights)
         return weight::write_total<E>(y_parts, bias, count, summers, layout.filters,
@@ -460,17 +470,17 @@ __device__ __forceinline__ void write_direct_weights(const float* parts, E* w, c
     const i32 column = index % DIRECT_COLUMNS, row = index / DIRECT_COLUMNS % PANEL;
     const u32 tile = index / (DIRECT_COLUMNS * PANEL);
     const i32 vector = tile * DIRECT_VECTORS + column / 8, e = column % 8;
-    const i32 k0 = vector / layout.window[1], across = e / layout.channels;
-    const i32 k1 = (vector - k0 * layout.window[1]) * layout.stride[1] + across - layout.skipped[1];
-    const i32 place = e < run_of(layout)
-                          ? place_in_w(layout, e - across * layout.channels, k0, k1)
-                          : -1;
+    const i32 k0 = vector / layout.window[1];
+    const InRun at(layout, e);
+    const i32 k1 =
+        (vector - k0 * layout.window[1]) * layout.stride[1] + at.column - layout.skipped[1];
+    const i32 place = e < run_of(layout) ? place_in_w(layout, at.channel, k0, k1) : -1;
     const bool exists = place >= 0 && row < layout.filters;
     const i64 pitch = static_cast<i64>(column_tiles) * (PANEL * DIRECT_COLUMNS);
-    const float sum = weight::sum_parts(parts, static_cast<i64>(index), pitch, count, summers, exists);
+    const Acc<E> sum =
+        weight::sum_parts(parts, static_cast<i64>(index), pitch, count, summers, exists);
     if (exists && threadIdx.x < numbers)
-        w[row * (layout.channels * layout.kernel[0] * layout.kernel[1]) + place] =
-            from_acc<E>(sum);
+        w[row * (layout.channels * layout.kernel[0] * layout.kernel[1]) + place] = from_acc<E>(sum);
 }
 
 }  // namespace cto::conv::direct

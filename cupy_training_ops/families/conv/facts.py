@@ -11,7 +11,7 @@ THREADS = 256
 BLOCKS = 2  # of a multiprocessor
 COLUMNS = 128  # of a tile
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
-WIDE_ROWS = 128  # of a tile; of 2-byte types, offsets have 64 bits in all that gathers such tiles
+WIDE_ROWS = 128  # of a tile; of 2-byte types such tiles have lines alone
 FEW_ROWS = 32  # kernels of floats in such tiles are compiled beside those with twice as many
 SIDE = 32  # of tiles that are transposed, and channels of a block that sums lines of them
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
@@ -148,9 +148,9 @@ DepthwiseLayout = Struct(
     in_vectors=flag,
 )
 
-# Along two axes. `window`: taps of what has a channel for each residue of the strides, with these pads,
-# whose first is tap -skipped of W; `tiles` of positions of an image. A column of X, and a channel,
-# are so many elements from the next. What neighbouring rows write is `in_pairs`.
+# Along two axes. `window`: taps of what has a channel for each residue of the strides, with these
+# pads, whose first is tap -skipped of W; `tiles` of positions of an image. A column of X, and a
+# channel, are so many elements from the next. Runs lie `in_pairs` of 4 bytes.
 _AXES = i32[AXES - 1]
 DirectLayout = Struct(
     "DirectLayout",

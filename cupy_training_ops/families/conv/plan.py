@@ -17,12 +17,25 @@ from .extents import Convolution
 from .facts import AXES
 from .plan_bias import bias_gradient
 from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
-from .plan_direct import direct_image, direct_weight, goes_direct
+from .plan_direct import (
+    can_go_direct,
+    direct_image,
+    direct_weight,
+    goes_direct,
+    of_staged_output,
+)
 from .plan_image import Arrays, image_product
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
 from .plan_staged import Wanted, staged
-from .plan_variants import BIAS_ITEMSIZE, image_variant, spread, weight_variant
+from .plan_variants import (
+    BIAS_ITEMSIZE,
+    image_has_lines,
+    image_variant,
+    lines_of_weight,
+    spread,
+    weight_variant,
+)
 from .plan_weight import SUMS_NBYTES, summed_weight
 from .plan_weight import Arrays as WeightArrays
 
@@ -69,20 +82,26 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
+    if w is None and bias is None:
+        return Plan()
     if goes_direct(device, conv, y):
         return direct_weight(device, conv, (x, y, w, bias))
+    if can_go_direct(device, conv, y):
+        return of_staged_output(
+            conv, y, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
+        )
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     if is_depthwise(conv) and of_w <= SUMS_NBYTES:
         return depthwise_weight(device, conv, (x, y, w, bias))
+    lines = lines_of_weight(conv, x, y) == "_lines"
+    variant = weight_variant(device, conv, y.dtype, tf32, lines=lines)
     if y.dtype.itemsize == BIAS_ITEMSIZE:
-        variant = weight_variant(device, conv, y.dtype, tf32)
         return summed_weight(device, conv, variant, (x, y, w, bias))
     plan = Plan() if bias is None else bias_gradient(device, y, bias)
     if w is None:
         return plan
-    variant = weight_variant(device, conv, y.dtype, tf32)
     return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
 
 
@@ -107,6 +126,12 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
+    if is_gradient and can_go_direct(device, conv, y):
+        return of_staged_output(
+            conv,
+            y,
+            lambda stands: gradients(device, convolution, (x, stands, of_w), image, w, bias),
+        )
     is_last = have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype)
     is_direct = (is_gradient or image is None) and goes_direct(device, conv, y)
     if is_last and not (is_direct or goes_by_lines(conv, x, y, image)):
@@ -136,6 +161,10 @@ def _written(
         return Plan()
     is_last = have_channels_last(read, w, written)
     is_last = is_last and not can_stage(device, conv, written.dtype)
+    if is_gradient and can_go_direct(device, conv, read):
+        return of_staged_output(
+            conv, read, lambda stands: direct_image(device, conv, (stands, w, bias, written))
+        )
     if is_gradient and goes_direct(device, conv, read):
         return direct_image(device, conv, arrays)
     if is_last and not goes_by_lines(conv, read, written):
@@ -149,7 +178,9 @@ def _written(
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
-    variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
+    lines = walked is conv and image_has_lines(conv, read, written)
+    how = {"is_gradient": is_gradient, "lines": lines}
+    variant = image_variant(device, walked, written.dtype, tf32, **how)
     return image_product(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
 
 

@@ -4,13 +4,26 @@ cuda_src/conv/direct.cuh."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from ...declare.schema import Spec
 from ...dtypes import FLOAT32
-from ...plan import Config, Device, Plan, ScratchMemory, by_value, ceil_div
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
 from .extents import Convolution, Shape
 from .facts import (
     DIRECT_COLUMNS,
@@ -26,11 +39,14 @@ from .facts import (
     STAGED_THREADS,
     THREADS,
     DirectLayout,
+    StagedArray,
+    StagingLayout,
 )
 from .plan_image import Arrays
 from .plan_launches import launch, summers, total
+from .plan_layouts import Copies, neighbours
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_variants import TENSOR_CORES, Variant
+from .plan_variants import TENSOR_CORES, Variant, lines_variant
 from .plan_weight import Arrays as WeightArrays
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
@@ -68,13 +84,13 @@ def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
     config = Config((blocks,), (STAGED_THREADS,), image_nbytes(conv))
     args = (y, w, bias, x, layout)
-    return Plan((launch("direct_image", config, args, _variant(y).slots),))
+    return Plan((launch("direct_image", config, args, lines_variant(y.dtype, sums=True).slots),))
 
 
 def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
     """Those of W and of a bias, the same of this whether W is wanted or not."""
     x, y, w, bias = arrays
-    slots = _variant(y).slots
+    slots = lines_variant(y.dtype, sums=True).slots
     layout = _layout(conv, x, w, conv.output, (1,) * 3, DIRECT_DEPTH)
     column_tiles = ceil_div(conv.kernel[1] * int(layout["window"][1]) * DIRECT_RUN, DIRECT_COLUMNS)
     parts = ceil_div(STAGED_BLOCKS * device.multiprocessors, column_tiles)
@@ -99,15 +115,44 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     return scratch.plan(summed, launch("direct_total", config, given, slots))
 
 
+def can_go_direct(device: Device, conv: Convolution, y: Spec) -> bool:
+    """The same of an output whose channels are put side by side before."""
+    stands = replace(y, channels_last=True, aligned=True)
+    return not y.channels_last and goes_direct(device, conv, stands)
+
+
+def of_staged_output(conv: Convolution, y: Spec, made: Callable[[Spec], Plan]) -> Plan:
+    """The plan that is made for what stands for Y."""
+    copies = Copies(y.dtype)
+    stands = copies.staged(y, functools.partial(_staging, conv))
+    return copies.plan(made(stands))
+
+
+def _staging(conv: Convolution, y: Spec, to: Scratch) -> Launch:
+    """Of Y alone, among all that a launch can stage."""
+    plane, width = math.prod(conv.output), VEC_NBYTES // y.dtype.itemsize
+    tiles = ceil_div(plane, PANEL)
+    array = by_value(
+        StagedArray,
+        channels=conv.filters,
+        padded=conv.filters,
+        plane=plane,
+        width=neighbours(plane, width, y),
+        plane_tiles=tiles,
+        blocks=conv.batch * tiles,
+    )
+    layout = np.zeros((), StagingLayout.of().dtype)
+    layout["y"] = array
+    config = Config((conv.batch * tiles,), (THREADS,))
+    args = (None, None, y, to, None, None, None, layout[()])
+    return launch("stage", config, args, Variant(y.dtype, PANEL, staged=True).slots)
+
+
 def image_nbytes(conv: Convolution) -> int:
     """Of shared memory: W, and what a tile's positions read."""
     window, _ = _window(conv)
     height, width = DIRECT_POSITIONS // DIRECT_WIDTH + window[0] - 1, DIRECT_WIDTH + window[1] - 1
     return (math.prod(window) * DIRECT_ROWS + height * width) * LINE_NBYTES
-
-
-def _variant(y: Spec) -> Variant:
-    return Variant(y.dtype, PANEL, staged=True)
 
 
 def _window(conv: Convolution) -> tuple[Shape, Shape]:
@@ -130,7 +175,7 @@ def _layout(
     window, pads = _window(conv)
     tile = (positions // DIRECT_WIDTH, DIRECT_WIDTH)
     walked = (ceil_div(n, s) for n, s in zip(extents[1:], steps[1:], strict=True))
-    run, is_last = conv.strides[2] * conv.channels, x.channels_last
+    is_last = x.channels_last
     each = zip(pads, conv.strides[1:], conv.pads[1:], strict=True)
     return by_value(
         DirectLayout,
@@ -149,7 +194,7 @@ def _layout(
         of_column=conv.channels if is_last else 1,
         of_channel=1 if is_last else math.prod(conv.image),
         w_channels_last=w is not None and w.channels_last,
-        in_pairs=is_last and x.aligned and run % 2 == 0,
+        in_pairs=x.aligned and conv.strides[2] * (conv.channels if is_last else 1) % 2 == 0,
     )
 
 

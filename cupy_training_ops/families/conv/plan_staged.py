@@ -43,6 +43,7 @@ from .facts import (
 from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
+from .plan_layouts import neighbours
 from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
 from .plan_variants import BIAS_ITEMSIZE, Variant
 
@@ -249,16 +250,9 @@ class _Staging:
 
 def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
     """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
-    found = _neighbours(plane, width, spec)
+    found = neighbours(plane, width, spec)
     are_as_one = found == 1 and plane <= PANEL and channels % width == 0
     return 0 if are_as_one and spec is not None and spec.aligned else found
-
-
-def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
-    """Positions that are loaded or stored together."""
-    if spec is None or not spec.aligned:
-        return 1
-    return next((n for n in (width, width // 2) if plane % n == 0), 1)
 
 
 class _Image:
@@ -291,7 +285,7 @@ class _Image:
         if image.channels_last:
             together = width if image.aligned and image.shape[1] % width == 0 else 1
         elif self.residues == 1:
-            together = _neighbours(math.prod(product.extents), width, image)
+            together = neighbours(math.prod(product.extents), width, image)
         depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
         w_row, w_tap = of_kernel * depth, depth
         if self.wanted.is_gradient and w.channels_last and not is_joined:

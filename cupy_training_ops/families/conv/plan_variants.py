@@ -40,9 +40,9 @@ class Variant:
     @property
     def slots(self) -> dict[str, str]:
         """The slots of cuda_src/conv/conv.cu, which says what is compiled with which."""
-        always_wide = self.dtype == FLOAT64 or (self.dtype.itemsize == 2 and self.rows == WIDE_ROWS)
-        is_wide = not (self.staged or self.lines) and (self.wide or always_wide)
-        offset = np.dtype(np.int64 if is_wide else np.uint32)
+        is_half = self.dtype.itemsize == 2
+        is_wide = self.rows == 2 * FEW_ROWS if is_half else self.wide or self.dtype == FLOAT64
+        offset = np.dtype(np.int64 if is_wide and not self.staged else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
         how = {"TF32": self.tf32, "STAGED": self.staged}
         return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
@@ -74,7 +74,13 @@ class Variant:
 
 
 def image_variant(
-    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, is_gradient: bool
+    device: Device,
+    conv: Convolution,
+    dtype: Dtype,
+    tf32: bool,
+    *,
+    is_gradient: bool,
+    lines: bool = False,
 ) -> Variant:
     """Of a convolution or its data gradient: the rows with which all blocks take least time."""
     rows, depth = conv.group_filters, conv.group_channels
@@ -83,7 +89,7 @@ def image_variant(
     if is_gradient:
         rows, depth, written, read = depth, rows, read, written
         n_residues = math.prod(residues(conv))
-    if depth * math.prod(read) > MAX_OFFSET:
+    if depth * math.prod(read) > MAX_OFFSET and not lines:
         return _wide(device, dtype)
     positions = conv.batch * ceil_div(math.prod(written), n_residues)
     blocks = conv.group * n_residues * ceil_div(positions, COLUMNS)
@@ -92,20 +98,24 @@ def image_variant(
         waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
         return waves * COST[of_tile]
 
-    return Variant(dtype, min(_gathered(device, dtype), key=cost), _rounds(device, dtype, tf32))
+    fitting = choices(device, dtype) if lines else _gathered(device, dtype)
+    return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
 
 
-def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> Variant:
+def weight_variant(
+    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, lines: bool = False
+) -> Variant:
     """Of the gradient of the weights, whose sum makes up for few tiles."""
     x = conv.group_channels * math.prod(conv.image)
     y = conv.group_filters * math.prod(conv.output)
-    if max(x, y) > MAX_OFFSET:
+    if max(x, y) > MAX_OFFSET and not lines:
         return _wide(device, dtype)
 
     def cost(of_tile: int) -> float:
         return ceil_div(conv.group_filters, of_tile) * COST[of_tile]
 
-    return Variant(dtype, min(_gathered(device, dtype), key=cost), _rounds(device, dtype, tf32))
+    fitting = choices(device, dtype) if lines else _gathered(device, dtype)
+    return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
 
 
 def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
@@ -148,15 +158,14 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
 
 
 def _gathered(device: Device, dtype: Dtype) -> list[int]:
-    """Rows of what is not staged; floats that have many are staged mostly."""
+    """Rows of what is not staged, nor lines; arrays that have many are staged mostly."""
     found = choices(device, dtype)
     stages = dtype == FLOAT32 and device.capability >= TENSOR_CORES
-    return [rows for rows in found if rows < WIDE_ROWS] if stages else found
+    return [n for n in found if n < WIDE_ROWS] if stages or dtype.itemsize == 2 else found
 
 
 def _wide(device: Device, dtype: Dtype) -> Variant:
-    rows = choices(device, dtype)[0]
-    return Variant(dtype, rows if dtype.itemsize == 2 else min(64, rows), wide=True)
+    return Variant(dtype, min(2 * FEW_ROWS, choices(device, dtype)[0]), wide=True)
 
 
 def small_variant(dtype: Dtype) -> Variant:
@@ -169,10 +178,9 @@ def small_variant(dtype: Dtype) -> Variant:
 def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
     """What kernels of groups of one channel, these side by side, are compiled with; `sums`: those
     that sum weights."""
-    if not sums:
-        return Variant(dtype, FEW_ROWS)
-    is_half = dtype.itemsize == 2
-    return Variant(dtype, 2 * FEW_ROWS, staged=True) if is_half else small_variant(dtype)
+    if dtype.itemsize == 2:
+        return Variant(dtype, FEW_ROWS, staged=True)
+    return small_variant(dtype) if sums else Variant(dtype, FEW_ROWS)
 
 
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
