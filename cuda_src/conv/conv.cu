@@ -5,7 +5,8 @@
 // convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
 // have kernels of their own.
 #include "conv/depthwise_lines.cuh"
-#include "conv/direct.cuh"
+#include "conv/direct_image.cuh"
+#include "conv/direct_weight.cuh"
 #include "conv/image.cuh"
 #include "conv/layouts.cuh"
 #include "conv/packing.cuh"
@@ -102,13 +103,15 @@ constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
 constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && HAS_ROWS;
 constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS);
-constexpr bool HAS_FEW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
+constexpr bool HAS_NARROW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
+constexpr bool HAS_FEW = HAS_NARROW && !CTO_TF32;
 constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS : IS_WIDE);
 constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;
-constexpr bool HAS_DEPTHWISE_LINES = HAS_HALF_LINES || (HAS_FEW && !CTO_TF32);
+constexpr bool HAS_DEPTHWISE_LINES = HAS_HALF_LINES || HAS_FEW;
 constexpr bool SUMS_DEPTHWISE_LINES = HAS_HALF_LINES || (sizeof(T) == 4 && WITHOUT_TILES);
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
-constexpr bool GOES_DIRECT = COPIES_AHEAD && HAS_HALF_LINES;
+constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && CTO_TF32));
+using DirectTile = conv::direct::DirectTile<T, CTO_TF32>;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
@@ -334,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                        const __grid_constant__ DirectLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (GOES_DIRECT)
-        conv::direct::write_direct<T, GOES_DIRECT>(y, w, bias, x, layout, shared);
+        conv::direct::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
@@ -342,7 +345,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                         const __grid_constant__ DirectLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (GOES_DIRECT)
-        conv::direct::sum_direct<T, GOES_DIRECT>(x, y, sums, y_sums, column_tiles, layout, shared);
+        conv::direct::sum_direct<DirectTile, GOES_DIRECT>(x, y, sums, y_sums, column_tiles, layout,
+                                                          shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)

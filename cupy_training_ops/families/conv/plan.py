@@ -84,9 +84,9 @@ def weight_gradient(
     conv = _checked(convolution)
     if w is None and bias is None:
         return Plan()
-    if goes_direct(device, conv, y):
+    if goes_direct(device, conv, y, tf32):
         return direct_weight(device, conv, (x, y, w, bias))
-    if can_go_direct(device, conv, y):
+    if can_go_direct(device, conv, y, tf32):
         return of_staged_output(
             conv, y, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
         )
@@ -126,14 +126,16 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
-    if is_gradient and can_go_direct(device, conv, y):
+    if is_gradient and can_go_direct(device, conv, y, tf32):
         return of_staged_output(
             conv,
             y,
-            lambda stands: gradients(device, convolution, (x, stands, of_w), image, w, bias),
+            lambda stands: gradients(
+                device, convolution, (x, stands, of_w), image, w, bias, tf32=tf32
+            ),
         )
     is_last = have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype)
-    is_direct = (is_gradient or image is None) and goes_direct(device, conv, y)
+    is_direct = (is_gradient or image is None) and goes_direct(device, conv, y, tf32)
     if is_last and not (is_direct or goes_by_lines(conv, x, y, image)):
         copies = Copies(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(of_w))
@@ -161,11 +163,11 @@ def _written(
         return Plan()
     is_last = have_channels_last(read, w, written)
     is_last = is_last and not can_stage(device, conv, written.dtype)
-    if is_gradient and can_go_direct(device, conv, read):
+    if is_gradient and can_go_direct(device, conv, read, tf32):
         return of_staged_output(
             conv, read, lambda stands: direct_image(device, conv, (stands, w, bias, written))
         )
-    if is_gradient and goes_direct(device, conv, read):
+    if is_gradient and goes_direct(device, conv, read, tf32):
         return direct_image(device, conv, arrays)
     if is_last and not goes_by_lines(conv, read, written):
         copies = Copies(written.dtype)

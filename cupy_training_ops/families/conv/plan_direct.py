@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...declare.schema import Spec
-from ...dtypes import FLOAT32
+from ...dtypes import FLOAT32, Dtype
 from ...plan import (
     VEC_NBYTES,
     Config,
@@ -42,19 +42,19 @@ from .facts import (
     StagedArray,
     StagingLayout,
 )
+from .plan_bias import bias_gradient
 from .plan_image import Arrays
 from .plan_launches import launch, summers, total
 from .plan_layouts import Copies, neighbours
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_variants import TENSOR_CORES, Variant, lines_variant
+from .plan_variants import BIAS_ITEMSIZE, TENSOR_CORES, Variant, direct_variant
 from .plan_weight import Arrays as WeightArrays
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
 MOST_TILES = 2**31 - 1
-SUMS_NBYTES = 2 * (DIRECT_DEPTH * LINE_NBYTES + DIRECT_HALO * 16)  # of shared memory
 
 
-def goes_direct(device: Device, conv: Convolution, y: Spec) -> bool:
+def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     """Whether there are kernels for the gradients of X and W."""
     run = conv.strides[2] * conv.channels
     fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1
@@ -62,7 +62,7 @@ def goes_direct(device: Device, conv: Convolution, y: Spec) -> bool:
     divides = all(i % s == 0 for i, s in zip(conv.image, conv.strides, strict=True))
     return (
         device.capability >= TENSOR_CORES
-        and y.dtype.itemsize == 2
+        and (y.dtype.itemsize == 2 or (tf32 and y.dtype == FLOAT32))
         and y.channels_last
         and y.aligned
         and fits
@@ -73,7 +73,8 @@ def goes_direct(device: Device, conv: Convolution, y: Spec) -> bool:
         and conv.batch * math.prod(conv.image) <= MOST_TILES
         and conv.batch * math.prod(conv.output) <= MOST_TILES
         and math.prod(_halo(conv)) <= DIRECT_HALO
-        and image_nbytes(conv) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        and max(image_nbytes(conv, y.dtype), sums_nbytes(y.dtype)) + OTHER_SHARED_NBYTES
+        <= device.max_shared_nbytes
     )
 
 
@@ -82,15 +83,20 @@ def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
     y, w, bias, x = arrays
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
-    config = Config((blocks,), (STAGED_THREADS,), image_nbytes(conv))
+    config = Config((blocks,), (STAGED_THREADS,), image_nbytes(conv, y.dtype))
     args = (y, w, bias, x, layout)
-    return Plan((launch("direct_image", config, args, lines_variant(y.dtype, sums=True).slots),))
+    return Plan((launch("direct_image", config, args, direct_variant(y.dtype).slots),))
 
 
 def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
     """Those of W and of a bias, the same of this whether W is wanted or not."""
     x, y, w, bias = arrays
-    slots = lines_variant(y.dtype, sums=True).slots
+    if bias is not None and y.dtype.itemsize != BIAS_ITEMSIZE:
+        alone = bias_gradient(device, y, bias, _staging_variant(y).slots)
+        return direct_weight(device, conv, (x, y, w, None)).then(alone)
+    if w is None and bias is None:
+        return Plan()
+    slots = direct_variant(y.dtype).slots
     layout = _layout(conv, x, w, conv.output, (1,) * 3, DIRECT_DEPTH)
     column_tiles = ceil_div(conv.kernel[1] * int(layout["window"][1]) * DIRECT_RUN, DIRECT_COLUMNS)
     parts = ceil_div(STAGED_BLOCKS * device.multiprocessors, column_tiles)
@@ -102,11 +108,12 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     if bias is not None:
         y_sums = scratch.take(parts * conv.filters, FLOAT32)
     blocks = parts * (column_tiles if w is not None else 1)
-    config = Config((blocks,), (STAGED_THREADS,), SUMS_NBYTES)
+    config = Config((blocks,), (STAGED_THREADS,), sums_nbytes(y.dtype))
     args = (x, y, sums, y_sums, column_tiles if w is not None else 1, layout)
     summed = launch("direct_weight", config, args, slots)
     if w is None:
-        return Plan() if bias is None else scratch.plan(summed, total(y_sums, bias, parts, slots))
+        assert bias is not None
+        return scratch.plan(summed, total(y_sums, bias, parts, slots))
     each = summers(parts)
     of_weights = column_tiles * PANEL * DIRECT_COLUMNS * each // THREADS
     more = 0 if bias is None else ceil_div(bias.size * each, THREADS)
@@ -115,10 +122,10 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     return scratch.plan(summed, launch("direct_total", config, given, slots))
 
 
-def can_go_direct(device: Device, conv: Convolution, y: Spec) -> bool:
+def can_go_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     """The same of an output whose channels are put side by side before."""
     stands = replace(y, channels_last=True, aligned=True)
-    return not y.channels_last and goes_direct(device, conv, stands)
+    return not y.channels_last and goes_direct(device, conv, stands, tf32)
 
 
 def of_staged_output(conv: Convolution, y: Spec, made: Callable[[Spec], Plan]) -> Plan:
@@ -145,14 +152,29 @@ def _staging(conv: Convolution, y: Spec, to: Scratch) -> Launch:
     layout["y"] = array
     config = Config((conv.batch * tiles,), (THREADS,))
     args = (None, None, y, to, None, None, None, layout[()])
-    return launch("stage", config, args, Variant(y.dtype, PANEL, staged=True).slots)
+    return launch("stage", config, args, _staging_variant(y).slots)
 
 
-def image_nbytes(conv: Convolution) -> int:
-    """Of shared memory: W, and what a tile's positions read."""
+def _staging_variant(y: Spec) -> Variant:
+    return Variant(y.dtype, PANEL, staged=True)
+
+
+def image_nbytes(conv: Convolution, dtype: Dtype) -> int:
+    """Of shared memory: W, and what a tile's positions read of a line of filters."""
     window, _ = _window(conv)
     height, width = DIRECT_POSITIONS // DIRECT_WIDTH + window[0] - 1, DIRECT_WIDTH + window[1] - 1
-    return (math.prod(window) * DIRECT_ROWS + height * width) * LINE_NBYTES
+    return (_panels(dtype) * math.prod(window) * DIRECT_ROWS + height * width) * LINE_NBYTES
+
+
+def sums_nbytes(dtype: Dtype) -> int:
+    """The same of positions of Y, and runs of X, on their way and being multiplied."""
+    of_y = _panels(dtype) * DIRECT_DEPTH * LINE_NBYTES
+    return 2 * (of_y + DIRECT_HALO * DIRECT_RUN * dtype.itemsize)
+
+
+def _panels(dtype: Dtype) -> int:
+    """Lines of PANEL filters."""
+    return PANEL * dtype.itemsize // LINE_NBYTES
 
 
 def _window(conv: Convolution) -> tuple[Shape, Shape]:

@@ -98,7 +98,7 @@ def image_variant(
         waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
         return waves * COST[of_tile]
 
-    fitting = choices(device, dtype) if lines else _gathered(device, dtype)
+    fitting = choices(device, dtype) if lines else _gathered(device, dtype, tf32)
     return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
 
 
@@ -114,7 +114,7 @@ def weight_variant(
     def cost(of_tile: int) -> float:
         return ceil_div(conv.group_filters, of_tile) * COST[of_tile]
 
-    fitting = choices(device, dtype) if lines else _gathered(device, dtype)
+    fitting = choices(device, dtype) if lines else _gathered(device, dtype, tf32)
     return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
 
 
@@ -157,10 +157,13 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
     return [128, 64, 32] if device.capability < (12, 0) else [64, 32]
 
 
-def _gathered(device: Device, dtype: Dtype) -> list[int]:
-    """Rows of what is not staged, nor lines; arrays that have many are staged mostly."""
+def _gathered(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
+    """Rows of what is not staged, nor lines; arrays that have many are staged mostly, and those of
+    TF32 that have few read from where channels lie side by side."""
     found = choices(device, dtype)
     stages = dtype == FLOAT32 and device.capability >= TENSOR_CORES
+    if _rounds(device, dtype, tf32):
+        return [2 * FEW_ROWS]
     return [n for n in found if n < WIDE_ROWS] if stages or dtype.itemsize == 2 else found
 
 
@@ -181,6 +184,12 @@ def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
     if dtype.itemsize == 2:
         return Variant(dtype, FEW_ROWS, staged=True)
     return small_variant(dtype) if sums else Variant(dtype, FEW_ROWS)
+
+
+def direct_variant(dtype: Dtype) -> Variant:
+    """What kernels of few channels are compiled with."""
+    is_half = dtype.itemsize == 2
+    return lines_variant(dtype, sums=True) if is_half else Variant(dtype, 2 * FEW_ROWS, tf32=True)
 
 
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:

@@ -86,10 +86,10 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     of = dict(slots)
     is_half, is_float = of["T"] not in ("float", "double"), of["T"] == "float"
     rows, is_wide = int(of["ROWS"]), of["OFFSET"] == "i64"
+    copies = int(architecture) >= 80
+    direct = {"direct_image", "direct_weight", "direct_total"} if copies else set()
     if of["STAGED"] == "1":
-        copies = int(architecture) >= 80
         if rows == 32:
-            direct = {"direct_image", "direct_weight", "direct_total"} if copies else set()
             return {"total", "depthwise_lines", "depthwise_lines_weight"} | direct
         sums = set() if is_half else {"channel_sums", "line_sums"}
         staged = {"stage", "staged", "staged_total"} if copies else set()
@@ -104,9 +104,9 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
             found |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
         if is_half:
             found |= {"image_lines", "weight_lines"}
+    few = {"pack_few", "image_few", "weight_few", "weight_total_few", "depthwise_lines"}
     if is_float and rows == 64 and not is_wide:
-        found |= {"pack_few", "image_few", "weight_few", "weight_total_few"}
-        found |= {"depthwise_lines"} if of["TF32"] == "0" else set()
+        found |= direct if of["TF32"] == "1" else few
     if is_float and is_wide:
         found |= {"depthwise_lines_weight"}
     return found | (WITHOUT_TILES if is_small else set())
