@@ -124,6 +124,59 @@ struct StagedRowSums {
     }
 };
 
+// The same of floats as they are, before tensor cores cut them: each thread adds up a row of a stage, or
+// half of one.
+template <class Tile>
+struct FloatRowSums {
+    static constexpr int SHARERS = STAGED_THREADS / Tile::ROWS, LINES = Tile::K / SHARERS;
+
+    float sum = 0, of_stage = 0;
+    bool wanted;
+
+    __device__ __forceinline__ void add(const u8* stage, int k) {
+        const int row = threadIdx.x % Tile::ROWS;
+        const int first = k * Tile::K + threadIdx.x / Tile::ROWS * LINES;
+        stage += row % Tile::VECTOR * 4;
+#pragma unroll
+        for (int i = 0; i < LINES; ++i)
+            of_stage += *reinterpret_cast<const float*>(
+                stage + place_of_position<Tile>(row / Tile::VECTOR, first + i));
+        if (k < SLICES - 1) return;
+        sum += of_stage;
+        of_stage = 0;
+    }
+    // By way of what was shared.
+    __device__ __forceinline__ void write(float* to, int count, float* shared) const {
+        if (!wanted) return;
+        shared[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x >= min(count, Tile::ROWS)) return;
+        float total = shared[threadIdx.x];
+        for (int i = 1; i < SHARERS; ++i) total += shared[i * Tile::ROWS + threadIdx.x];
+        to[threadIdx.x] = total;
+    }
+};
+
+// A multiplier, and the sums of rows of what it multiplies.
+template <class Tile, class Multiplier>
+struct AndRowSums {
+    Multiplier multiplier;
+
+    __device__ __forceinline__ explicit AndRowSums(const StagedProduct<Tile>& product)
+        : multiplier(product) {}
+    template <class Also>
+    __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
+                                        const Also& also) const {
+        if (also.sums.wanted) also.sums.add(stage, k);
+        if (also.multiplies) multiplier.add(stage, k, product, [](const auto&) {});
+    }
+};
+template <class Tile>
+struct AlsoRowSums {
+    FloatRowSums<Tile>& sums;
+    bool multiplies;
+};
+
 // Of columns from the first of a panel on.
 struct PanelColumns {
     i32 at;
@@ -198,14 +251,21 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
-        add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
-                                     [&](const tensor_core::A(&a)[Tile::DOWN]) {
-                                         if (row_sums.wanted) row_sums.add(a);
-                                     });
-        if (y_sums) {
-            const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
-            row_sums.write(y_sums + of_group * layout.rows + tile.first_row,
-                           layout.rows - tile.first_row);
+        const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
+        float* const of_y = y_sums ? y_sums + of_group * layout.rows + tile.first_row : nullptr;
+        if constexpr (Tile::IS_TF32) {
+            FloatRowSums<Tile> float_sums;
+            float_sums.wanted = y_sums && tile.first_column == 0;
+            AlsoRowSums<Tile> also{float_sums, sums != nullptr};
+            add_stages<Tile, AndRowSums<Tile, Multiplier>>(product, stages, copier.count, copier,
+                                                           also);
+            float_sums.write(of_y, layout.rows - tile.first_row, reinterpret_cast<float*>(stages));
+        } else {
+            add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
+                                         [&](const tensor_core::A(&a)[Tile::DOWN]) {
+                                             if (row_sums.wanted) row_sums.add(a);
+                                         });
+            if (y_sums) row_sums.write(of_y, layout.rows - tile.first_row);
         }
         if (!works) return;
         float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);

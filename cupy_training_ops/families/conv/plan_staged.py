@@ -75,10 +75,8 @@ class Wanted:
 
 def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
     """One launch that stages what others read, each array once."""
-    by_sums = dtype.itemsize == BIAS_ITEMSIZE
     of_bias, y = wanted.db, wanted.y
-    if of_bias is not None and not by_sums:
-        assert y is not None
+    if of_bias is not None and y is not None and not _sums_y(conv, y, tf32):
         rest = replace(wanted, db=None)
         rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
         slots = Variant(dtype, rows, tf32, staged=True).slots
@@ -100,6 +98,14 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     if sums is not None:
         steps.append(sums.totals(staging))
     return scratch.plan(*steps)
+
+
+def _sums_y(conv: Convolution, y: Spec, tf32: bool) -> bool:
+    """Whether tiles sum Y too: in TF32 they do where it is read as it lies, not rounded before."""
+    if y.dtype.itemsize == BIAS_ITEMSIZE:
+        return True
+    lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
+    return tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:

@@ -223,17 +223,21 @@ def test_other_orders_are_refused(rng) -> None:
         get_op("Conv")(**call.attributes)(x, w, np.zeros(32, FLOAT32)[::2])
 
 
-def test_sums_of_lines_are_those_of_planes(anywhere, rng) -> None:
-    """dB alone, and beside float64; as many lines as several blocks sum."""
-    for shape in ((3, 40, 9, 31), (1, 33, 700)):
+@pytest.mark.parametrize("tf32", [False, True])
+def test_sums_of_lines_are_those_of_planes(anywhere, rng, tf32) -> None:
+    """dB alone, and beside float64; as many lines as several blocks sum. It is not rounded to TF32,
+    also where tiles sum it."""
+    op = get_op("ConvGrad")(allow_tf32=tf32)
+    for shape in ((3, 40, 9, 31), (1, 33, 700), (2, 200, 40)):
         dy = rng.standard_normal(shape, FLOAT32)
         x = np.zeros((shape[0], 16, *shape[2:]), FLOAT32)
         w = np.zeros((shape[1], 16, *[1] * (len(shape) - 2)), FLOAT32)
         given = [last(a, anywhere.place) for a in (dy, x, w)]
-        *_, found = get_op("ConvGrad")()(*given, outputs=("dB",))
+        *_, found = op(*given, outputs=("dB",))
         wanted = dy.astype(FLOAT64).sum((0, *range(2, dy.ndim)))
         bound = tolerance_of(FLOAT32, math.prod(shape) // shape[1])
         assert_matches(anywhere.host(found).astype(FLOAT64), wanted, bound)
+        assert np.array_equal(anywhere.host(op(*given)[2]), anywhere.host(found))
 
 
 # X, filters, the kernel's extents, strides and pads: of several tiles of positions, of which some
