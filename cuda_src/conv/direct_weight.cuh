@@ -8,17 +8,14 @@ namespace cto::conv::direct {
 
 constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // of a tile
 
-// Runs of X that a tile reads, of which what is behind their last element stays zero.
+// Runs of X that a tile reads. What is behind their last element may be anything: it is of columns that no
+// weight has.
 template <class Tile>
 struct Runs {
     using E = typename Tile::E;
     int height, width;
     bool in_pairs;
 
-    __device__ __forceinline__ void clear(u8* to) const {
-        for (int i = threadIdx.x; i < height * width * Tile::RUN_NBYTES / 16; i += STAGED_THREADS)
-            *reinterpret_cast<uint4*>(to + i * 16) = uint4{};
-    }
     __device__ __forceinline__ void copy(const E* x, const DirectLayout& layout,
                                          const TileOfPositions& tile, const i32* places,
                                          u8* to) const {
@@ -243,8 +240,6 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
         const u32 column_tile = blockIdx.x - part * column_tiles, end = count_tiles(layout);
         const Runs<Tile> runs{(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
                               DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
-        runs.clear(memory + OF_Y);
-        runs.clear(memory + STAGE + OF_Y);
         __syncthreads();
         DirectSums<Tile> product(layout, column_tile * DIRECT_VECTORS, runs.width);
         const bool of_bias = y_sums && column_tile == 0;
