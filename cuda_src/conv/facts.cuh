@@ -16,6 +16,7 @@ constexpr int FEW_ROWS = 32;
 constexpr int SIDE = 32;
 constexpr int STRIP = 4;
 constexpr int TAPS = 3;
+constexpr int WIDE_TAPS = 5;
 constexpr int LINE_VECTORS = 32;
 constexpr int LINE_TAPS = 32;
 constexpr int LINE_SUMS = 4;
@@ -148,6 +149,7 @@ struct DepthwiseLayout {
     Divisor lines;
     Divisor of_plane;
     bool in_vectors;
+    bool has_wide_tiles;
 };
 static_assert(sizeof(DepthwiseLayout) == 168);
 
@@ -254,6 +256,7 @@ static_assert(offsetof(DepthwiseLayout, strips) == 88);
 static_assert(offsetof(DepthwiseLayout, lines) == 112);
 static_assert(offsetof(DepthwiseLayout, of_plane) == 136);
 static_assert(offsetof(DepthwiseLayout, in_vectors) == 160);
+static_assert(offsetof(DepthwiseLayout, has_wide_tiles) == 161);
 static_assert(offsetof(DirectLayout, image) == 0);
 static_assert(offsetof(DirectLayout, output) == 8);
 static_assert(offsetof(DirectLayout, kernel) == 16);

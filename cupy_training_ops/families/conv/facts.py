@@ -16,6 +16,7 @@ FEW_ROWS = 32  # kernels of floats in such tiles are compiled beside those with 
 SIDE = 32  # of tiles that are transposed, and channels of a block that sums lines of them
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
+WIDE_TAPS = 5  # where there are more, with a stride and dilation of 1, in types of at most 4 bytes
 LINE_VECTORS = 32  # of channels, that a block has where these lie side by side
 LINE_TAPS = 32  # at most, whose weights it has in shared memory
 LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights
@@ -146,6 +147,7 @@ DepthwiseLayout = Struct(
     lines=Divisor.one,
     of_plane=Divisor.one,
     in_vectors=flag,
+    has_wide_tiles=flag,
 )
 
 # Along two axes. `window`: taps of what has a channel for each residue of the strides, with these

@@ -31,6 +31,7 @@ from .facts import (
     STRIP,
     TAPS,
     THREADS,
+    WIDE_TAPS,
     DepthwiseLayout,
 )
 from .plan_image import Arrays
@@ -93,7 +94,8 @@ def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) ->
     by_lines = have_channels_last(y)
     variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
     slots = variant.slots
-    tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
+    at_once = WIDE_TAPS if not by_lines and _has_wide_tiles(conv, y) else TAPS
+    tiles = math.prod(ceil_div(k, at_once) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)
     parts, blocks = min(wanted, conv.batch), tiles * conv.filters  # of a part
     of_part: tuple[int, ...] = (parts,)
@@ -153,7 +155,14 @@ def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.v
         lines=divisor(max(1, strips[1])),
         of_plane=divisor(max(1, math.prod(strips))),
         in_vectors=_in_vectors(conv, arrays),
+        has_wide_tiles=_has_wide_tiles(conv, arrays[0]),
     )
+
+
+def _has_wide_tiles(conv: Convolution, array: Spec) -> bool:
+    """Whether a block sums more taps at a time."""
+    is_dense = conv.strides[2] == conv.dilations[2] == 1
+    return is_dense and array.dtype.itemsize <= 4 and max(conv.kernel[1:]) > TAPS
 
 
 def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:

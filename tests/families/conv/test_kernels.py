@@ -144,7 +144,7 @@ def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
 
 @floats
 @gradients
-@pytest.mark.parametrize("label", ["odd", "depthwise-strided"])
+@pytest.mark.parametrize("label", ["odd", "depthwise-strided", "depthwise-wide"])
 def test_each_gradient_alone_is_what_it_is_among_others(anywhere, rng, name, dtype, label) -> None:
     call = next(call for call in CALLS if call.label == label)
     given = [anywhere.place(a) for a in inputs(rng, name, call.convolution(name), dtype)]
