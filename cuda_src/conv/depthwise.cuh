@@ -25,7 +25,8 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
         return u < layout.image[axis] ? u : -1;
     }
     const i32 of_output = p - shift;
-    const i32 u = stride == 1 ? of_output : of_output / stride;
+    // Most strides take no division.
+    const i32 u = stride <= 2 ? of_output >> (stride - 1) : of_output / stride;
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
