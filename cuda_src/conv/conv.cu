@@ -332,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
 }
 
 // Gradients of few channels, of outputs whose channels lie side by side.
-extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
     conv__direct_image(const T* y, const T* w, const T* bias, T* x,
                        const __grid_constant__ DirectLayout layout) {
     extern __shared__ __align__(16) u8 shared[];

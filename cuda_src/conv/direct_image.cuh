@@ -14,7 +14,7 @@ __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectL
     using E = typename Tile::E;
     const i32 run = run_of(layout), taps = layout.window[0] * layout.window[1];
     const i32 pitch = layout.channels * layout.kernel[0] * layout.kernel[1];
-    for (int line = threadIdx.x; line < Tile::PANELS * taps * DIRECT_ROWS; line += STAGED_THREADS) {
+    for (int line = threadIdx.x; line < Tile::PANELS * taps * DIRECT_ROWS; line += DIRECT_THREADS) {
         const i32 panel = line / (taps * DIRECT_ROWS), row = line % DIRECT_ROWS;
         const i32 tap = line / DIRECT_ROWS - panel * taps, down = tap / layout.window[1];
         const i32 residue = row / run;
@@ -43,7 +43,7 @@ template <class Tile>
 __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const DirectLayout& layout,
                                           const TileOfPositions& tile, int panel, int height,
                                           int width, u8* halo) {
-    constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    constexpr int AT_ONCE = DIRECT_THREADS / LINE_VECTORS;
     const int vector = threadIdx.x % LINE_VECTORS;
     const int filter = panel * Tile::IN_LINE + vector * Tile::VECTOR;
     const i32 first0 = tile.at[0] + layout.window_pad[0] - (layout.window[0] - 1);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const Direc
 template <class Tile>
 struct DirectProduct {
     using E = typename Tile::E;
-    static constexpr int DOWN = DIRECT_POSITIONS / (STAGED_THREADS / WARP) / 16;
+    static constexpr int DOWN = DIRECT_POSITIONS / (DIRECT_THREADS / WARP) / 16;
     static constexpr int ACROSS = DIRECT_ROWS / 8;
     static_assert(ACROSS == 2);
 

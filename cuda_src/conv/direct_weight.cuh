@@ -256,7 +256,7 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
             async_copy::wait<0>();
             __syncthreads();
             if (end - number > parts) begin(number + parts, memory + (STAGE - from));
-#pragma unroll 1
+#pragma unroll 2
             for (int row = 0; row < HEIGHT; ++row)
                 product.add(memory + from + row * (DIRECT_WIDTH * LINE_NBYTES),
                             memory + from + OF_Y + row * step, sums != nullptr, of_bias);

@@ -30,6 +30,7 @@ constexpr int LINE_NBYTES = 128;
 constexpr int STAGED_TAPS = 32;
 constexpr int TOTAL_CHANNELS = 32;
 constexpr int TOTAL_LINES = 128;
+constexpr int DIRECT_THREADS = 256;
 constexpr int DIRECT_WIDTH = 16;
 constexpr int DIRECT_POSITIONS = 256;
 constexpr int DIRECT_ROWS = 16;

@@ -35,6 +35,7 @@ TOTAL_CHANNELS = 32  # of a block that adds up parts of W's gradient
 TOTAL_LINES = 128  # of so many weights, one for each filter and tap, of such a block
 
 # Gradients of few channels, of what lies in such lines: tiles of positions that read a halo.
+DIRECT_THREADS = 256  # that make a tile of an image
 DIRECT_WIDTH = 16  # of a tile of positions, along the lines of an image
 DIRECT_POSITIONS = 256  # of a tile of an image
 DIRECT_ROWS = 16  # residues of all channels, at most

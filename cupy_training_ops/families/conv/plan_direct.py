@@ -32,6 +32,7 @@ from .facts import (
     DIRECT_POSITIONS,
     DIRECT_ROWS,
     DIRECT_RUN,
+    DIRECT_THREADS,
     DIRECT_WIDTH,
     LINE_NBYTES,
     PANEL,
@@ -83,7 +84,7 @@ def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
     y, w, bias, x = arrays
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
-    config = Config((blocks,), (STAGED_THREADS,), image_nbytes(conv, y.dtype))
+    config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))
     args = (y, w, bias, x, layout)
     return Plan((launch("direct_image", config, args, direct_variant(y.dtype).slots),))
 
