@@ -58,14 +58,14 @@ __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent
 
 // Adds what a strip reads of one tap, which `read` has.
 template <int V, class E>
-__device__ __forceinline__ void add_products(const E* weights, const vec::Vec<E, V>* read,
+__device__ __forceinline__ void add_products(const E* weights, const Acc<E> (*read)[V],
                                              Acc<E> (&sums)[STRIP][V]) {
     Acc<E> of_tap[V];
     vec::widen<E>(weights, of_tap);
 #pragma unroll
     for (int i = 0; i < STRIP; ++i)
 #pragma unroll
-        for (int j = 0; j < V; ++j) sums[i][j] += of_tap[j] * to_acc(read[i].at[j]);
+        for (int j = 0; j < V; ++j) sums[i][j] += of_tap[j] * read[i][j];
 }
 
 // Adds what a strip reads of a line by all taps along it, whose weights are `pitch` apart.
@@ -82,24 +82,31 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
             const i32 first = is_gradient ? p + pad - k - (TAPS - 1) : p - pad + k;
             vec::Vec<E, V> window[STRIP + TAPS - 1];
             load_window(line, first, extent, layout.groups, window);
+            Acc<E> read[STRIP + TAPS - 1][V];
+#pragma unroll
+            for (int i = 0; i < STRIP + TAPS - 1; ++i)
+#pragma unroll
+                for (int c = 0; c < V; ++c) read[i][c] = to_acc(window[i].at[c]);
 #pragma unroll
             for (int j = 0; j < TAPS; ++j) {
                 const i32 tap = k + (is_gradient ? TAPS - 1 - j : j);
-                if (tap < taps) add_products(weights + tap * pitch, window + j, sums);
+                if (tap < taps) add_products(weights + tap * pitch, read + j, sums);
             }
         }
         return;
     }
 #pragma unroll 1
     for (i32 k = 0; k < taps; ++k, weights += pitch) {
-        vec::Vec<E, V> read[STRIP];
+        Acc<E> read[STRIP][V];
 #pragma unroll
         for (int i = 0; i < STRIP; ++i) {
             const i32 u = read_by(layout, 2, p + i, k, is_gradient);
-            read[i] = vec::Vec<E, V>{};
+            vec::Vec<E, V> found{};
             if (u >= 0)
-                read[i] = *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) *
-                                                                              layout.groups);
+                found = *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) *
+                                                                            layout.groups);
+#pragma unroll
+            for (int c = 0; c < V; ++c) read[i][c] = to_acc(found.at[c]);
         }
         add_products(weights, read, sums);
     }
@@ -171,12 +178,15 @@ struct LineSums {
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
         const int count = min(STRIP, layout.output[2] - strip.at[2]);
-        Vector slopes[STRIP];
-        load_window(y, 0, count, layout.groups, slopes);
+        Vector loaded[STRIP];
+        load_window(y, 0, count, layout.groups, loaded);
+        Acc<E> slopes[STRIP][LINE_SUMS];
 #pragma unroll
-        for (int p = 0; p < STRIP; ++p)
+        for (int p = 0; p < STRIP; ++p) {
+            widen(loaded[p], slopes[p]);
 #pragma unroll
-            for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += to_acc(slopes[p].at[c]);
+            for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[p][c];
+        }
         const i32 u0 = depthwise::read_by<false>(layout, 0, strip.at[0], tile.k0);
         if (!x || u0 < 0) return;
 #pragma unroll
@@ -189,33 +199,41 @@ struct LineSums {
                 Vector window[STRIP + TAPS - 1];
                 load_window(line, strip.at[2] - layout.pad[2] + tile.k2, layout.image[2],
                             layout.groups, window);
+                Acc<E> read[STRIP + TAPS - 1][LINE_SUMS];
+#pragma unroll
+                for (int j = 0; j < STRIP + TAPS - 1; ++j) widen(window[j], read[j]);
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
-                    if (p < count) add_position(of_taps[i], slopes[p], window + p);
+                    if (p < count) add_position(of_taps[i], slopes[p], read + p);
                 continue;
             }
 #pragma unroll
             for (int p = 0; p < STRIP; ++p) {
                 if (p >= count) break;
-                Vector found[TAPS];
+                Acc<E> read[TAPS][LINE_SUMS];
 #pragma unroll
                 for (int j = 0; j < TAPS; ++j) {
                     const i32 u2 =
                         depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
-                    load_window(line, u2, layout.image[2], layout.groups,
-                                reinterpret_cast<Vector(&)[1]>(found[j]));
+                    Vector found[1];
+                    load_window(line, u2, layout.image[2], layout.groups, found);
+                    widen(found[0], read[j]);
                 }
-                add_position(of_taps[i], slopes[p], found);
+                add_position(of_taps[i], slopes[p], read);
             }
         }
     }
+    static __device__ __forceinline__ void widen(const Vector& from, Acc<E> (&to)[LINE_SUMS]) {
+#pragma unroll
+        for (int c = 0; c < LINE_SUMS; ++c) to[c] = to_acc(from.at[c]);
+    }
     static __device__ __forceinline__ void add_position(Acc<E> (&sums)[TAPS][LINE_SUMS],
-                                                        const Vector& slopes, const Vector* read) {
+                                                        const Acc<E> (&slopes)[LINE_SUMS],
+                                                        const Acc<E> (*read)[LINE_SUMS]) {
 #pragma unroll
         for (int j = 0; j < TAPS; ++j)
 #pragma unroll
-            for (int c = 0; c < LINE_SUMS; ++c)
-                sums[j][c] += to_acc(slopes.at[c]) * to_acc(read[j].at[c]);
+            for (int c = 0; c < LINE_SUMS; ++c) sums[j][c] += slopes[c] * read[j][c];
     }
 };
 

@@ -150,10 +150,9 @@ struct DirectSums {
     float sums[DOWN][2 * PAIRS][4] = {}, of_y[4] = {};
     Fragments fragments;
     int x_at[PAIRS], next[PAIRS];  // of the vectors of this lane, by bytes
-    int n_pairs, n_rows;
+    int n_pairs;
 
     __device__ __forceinline__ DirectSums(const DirectLayout& layout, int first_vector, int width) {
-        n_rows = (layout.filters + 15) / 16;
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
         const auto place = [&](int vector) {
@@ -184,7 +183,6 @@ struct DirectSums {
                 fragments.load_b(x + x_at[j], next[j], k, b);
 #pragma unroll
                 for (int i = 0; i < DOWN; ++i) {
-                    if (i >= n_rows) break;
                     tensor_core::multiply<E>(sums[i][2 * j], a[i], b[0]);
                     tensor_core::multiply<E>(sums[i][2 * j + 1], a[i], b[1]);
                 }
