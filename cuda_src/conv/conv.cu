@@ -28,6 +28,10 @@
 #ifndef CTO_STAGED
 #define CTO_STAGED 0
 #endif
+// Whether warpgroups multiply what is staged, which 9.0 alone can.
+#ifndef CTO_WARPGROUPS
+#define CTO_WARPGROUPS 0
+#endif
 // Of an element in one image.
 #ifndef CTO_OFFSET
 #define CTO_OFFSET u32
@@ -111,7 +115,7 @@ constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile = conv::staged_tile::StagedTile<
-    T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE>;
+    T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE, CTO_WARPGROUPS && sizeof(T) == 2>;
 
 }  // namespace cto
 
@@ -297,16 +301,16 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
     if constexpr (CAN_STAGE) {
-        extern __shared__ __align__(16) u8 shared[];
+        extern __shared__ __align__(1024) u8 stages[];
         const u32 block = blockIdx.x - first_of_weights;
         if (block < blocks_of_weights)
             conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
-                                                                weight_layout, shared);
+                                                                weight_layout, stages);
         else
             conv::staged_image::staged_convolution<StagedTile>(
                 read, packed, bias, written, column_tiles, staged_image,
                 blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
-                image_layout, shared);
+                image_layout, stages);
     }
 }
 

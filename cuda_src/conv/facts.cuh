@@ -22,6 +22,7 @@ constexpr int LINE_SUMS = 4;
 constexpr int STAGED_THREADS = 128;
 constexpr int STAGED_BLOCKS = 2;
 constexpr int STAGED_STAGES = 2;
+constexpr int STAGED_PENDING = 0;
 constexpr int TALL_COLUMNS = 128;
 constexpr int FLAT_COLUMNS = 192;
 constexpr int PANEL = 64;

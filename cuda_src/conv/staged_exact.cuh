@@ -94,17 +94,22 @@ struct ExactWeights {
     }
 };
 
-template <class Tile, bool IS_EXACT>
+template <class Tile, bool IS_EXACT, bool BY_WARPGROUPS>
 struct MultipliersOf {
     using Image = ByTensorCores<Tile, ImageFragments<Tile>>;
     using Weights = ByTensorCores<Tile, WeightFragments<Tile>>;
 };
 template <class Tile>
-struct MultipliersOf<Tile, true> {
+struct MultipliersOf<Tile, true, false> {
     using Image = ExactImage<Tile>;
     using Weights = ExactWeights<Tile>;
 };
 template <class Tile>
-using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT>;
+struct MultipliersOf<Tile, false, true> {
+    using Image = ByWarpgroups<Tile, false>;
+    using Weights = ByWarpgroups<Tile, true>;
+};
+template <class Tile>
+using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT, Tile::BY_WARPGROUPS>;
 
 }  // namespace cto::conv::staged_exact

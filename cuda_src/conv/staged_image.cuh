@@ -271,8 +271,12 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         };
         StagedProduct<Tile> product;
         const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
-        add_stages<Tile, typename Multipliers<Tile>::Image>(
-            product, stages, parts, copier, [](const tensor_core::A(&)[Tile::DOWN]) {});
+        if constexpr (Tile::BY_WARPGROUPS)
+            add_stages_by_warpgroups<Tile, typename Multipliers<Tile>::Image>(
+                product, stages, parts, copier, [](const u8*) {});
+        else
+            add_stages<Tile, typename Multipliers<Tile>::Image>(
+                product, stages, parts, copier, [](const tensor_core::A(&)[Tile::DOWN]) {});
         const auto slab = reinterpret_cast<typename Tile::E*>(stages);
         if (staged.channels_last)
             write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);

@@ -19,12 +19,13 @@ using weight::WeightTile;
 
 // Rows are copied as many stages ahead of what they say is read as that is ahead of its sum; a stage
 // more would do, but for the first ones, which no barrier separates.
-constexpr int ROW_SLOTS = 2 * STAGED_STAGES - 2;
+template <class Tile>
+constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
 // What positions read of X, a stage in each slot.
 template <class Tile>
 struct WeightShared {
-    StagedRow rows[ROW_SLOTS][Tile::IN_LINE];
+    StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
 };
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
@@ -54,12 +55,12 @@ struct WeightCopier {
     __device__ __forceinline__ void copy_rows(i32 number) const {
         if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
             async_copy::copy<16>(
-                reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS]) + threadIdx.x * 16,
+                reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS<Tile>]) + threadIdx.x * 16,
                 rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
     }
     __device__ __forceinline__ void open() {
-        copy_rows(stage_number + STAGED_STAGES - 1);
-        reads = shared.rows[stage_number % ROW_SLOTS] + line;
+        copy_rows(stage_number + Tile::AHEAD);
+        reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
@@ -97,7 +98,7 @@ struct StagedRowSums {
     bool wanted;
 
     static __device__ __forceinline__ int warp_across() {
-        return threadIdx.x / WARP % Tile::WARPS_ACROSS;
+        return threadIdx.x / (Tile::BY_WARPGROUPS ? 4 * WARP : WARP) % Tile::WARPS_ACROSS;
     }
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
@@ -107,17 +108,35 @@ struct StagedRowSums {
             if (i % Tile::WARPS_ACROSS == warp_across())
                 tensor_core::multiply<E>(sums[i / Tile::WARPS_ACROSS], a[i], b);
     }
+    // The same of a stage, by warpgroups.
+    __device__ __forceinline__ void add(const u8* stage) {
+        const int lane = threadIdx.x % WARP;
+        const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
+        const int first_row = StagedProduct<Tile>::row_of_warp();
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k) {
+            tensor_core::A a[Tile::DOWN];
+#pragma unroll
+            for (int i = 0; i < Tile::DOWN; ++i) {
+                const int vector = (first_row + i * PANEL) / 8 + middle;
+                matrices<true>(stage + k * Tile::K * LINE_NBYTES +
+                                   place_of_position<Tile>(vector, low + high * 8),
+                               a[i][0], a[i][1], a[i][2], a[i][3]);
+            }
+            add(a);
+        }
+    }
     // Those of the first `count` rows, each of which four lanes have.
     __device__ __forceinline__ void write(float* to, int count) const {
         const int lane = threadIdx.x % WARP;
-        const int first = threadIdx.x / WARP / Tile::WARPS_ACROSS * PANEL + lane / 4;
+        const int first = StagedProduct<Tile>::row_of_warp() + lane / 4;
         if (!wanted || lane % 4 != 0) return;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i) {
             if (i % Tile::WARPS_ACROSS != warp_across()) continue;
 #pragma unroll
             for (int down = 0; down < 2; ++down) {
-                const int row = first + i * 16 + down * 8;
+                const int row = first + i * Tile::ROW_STEP + down * 8;
                 if (row < count) to[row] = sums[i / Tile::WARPS_ACROSS][2 * down];
             }
         }
@@ -187,7 +206,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
             copier.x_at[panel] = columns.at;
             copier.x_bits[panel] = sums ? columns.bit : 0;
         }
-        for (int i = 0; i + 1 < STAGED_STAGES; ++i) copier.copy_rows(i);
+        for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
         async_copy::wait<0>();
         __syncthreads();
@@ -198,10 +217,16 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
-        add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
-                                     [&](const tensor_core::A(&a)[Tile::DOWN]) {
-                                         if (row_sums.wanted) row_sums.add(a);
-                                     });
+        if constexpr (Tile::BY_WARPGROUPS)
+            add_stages_by_warpgroups<Tile, Multiplier>(
+                product, stages, copier.count, copier, [&](const u8* stage) {
+                    if (row_sums.wanted) row_sums.add(stage);
+                });
+        else
+            add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
+                                         [&](const tensor_core::A(&a)[Tile::DOWN]) {
+                                             if (row_sums.wanted) row_sums.add(a);
+                                         });
         if (y_sums) {
             const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
             row_sums.write(y_sums + of_group * layout.rows + tile.first_row,

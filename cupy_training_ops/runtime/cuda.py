@@ -225,6 +225,8 @@ class CudaBackend:
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """Compile for the current device, through CuPy's disk cache."""
         options += header_options()
+        if "-DCTO_WARPGROUPS=1" in options:
+            options += ("-arch=sm_90a",)
         module = cupy.RawModule(code=source.code, options=options)
         try:
             with usable():

@@ -25,6 +25,7 @@ LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights
 STAGED_THREADS = 128
 STAGED_BLOCKS = 2  # of a multiprocessor
 STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
+STAGED_PENDING = 0
 TALL_COLUMNS = 128
 FLAT_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together

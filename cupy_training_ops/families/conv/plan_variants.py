@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,6 +46,8 @@ class Variant:
         offset = np.dtype(np.int64 if is_wide else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
         how = {"TF32": self.tf32, "STAGED": self.staged}
+        if self.staged and self.dtype.itemsize == 2 and os.environ.get("CTO_PROTO"):
+            how["WARPGROUPS"] = True
         return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
 
     @property
