@@ -2,12 +2,13 @@
 // Products of staged floats that are not rounded: each thread multiplies 8 rows by its columns, in
 // vectors of 16 bytes. Sums have the places that StagedProduct gives them in an image.
 #pragma once
-#include "conv/staged_tile.cuh"
+#include "conv/staged_warpgroups.cuh"
 
 namespace cto::conv::staged_exact {
 
 using namespace image;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 // Of lines that are rows and columns of D, each with neighbours of the sum.
 template <class Tile>

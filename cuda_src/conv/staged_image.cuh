@@ -9,6 +9,7 @@ namespace cto::conv::staged_image {
 using namespace image;
 using namespace staged_exact;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 // What a tap reads, by vectors from what the first position reads at no shift, and where W has it.
 struct StagedTap {
@@ -83,7 +84,7 @@ struct StagedColumn {
 // the L1 cache.
 template <class Tile>
 struct ImageCopier {
-    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
@@ -135,7 +136,7 @@ __device__ __forceinline__ void write_columns(const typename Tile::E* slab, cons
                                               i64 plane, i32 rows, typename Tile::E* written) {
     using Word = vec::Vec<typename Tile::E, V>;
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR, IN_ROW = Tile::COLUMNS / V;
-    for (int i = threadIdx.x; i < Tile::ROWS * IN_ROW; i += STAGED_THREADS) {
+    for (int i = threadIdx.x; i < Tile::ROWS * IN_ROW; i += Tile::THREADS) {
         const int row = i / IN_ROW, column = i % IN_ROW * V;
         const i64 place = places[column];
         if (row < rows && place >= 0)
@@ -151,7 +152,7 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
                                                      typename Tile::E* written) {
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
     const int end = min(rows, Tile::ROWS);
-    for (int column = threadIdx.x; column < Tile::COLUMNS; column += STAGED_THREADS) {
+    for (int column = threadIdx.x; column < Tile::COLUMNS; column += Tile::THREADS) {
         const i64 place = places[column];
         if (place < 0) continue;
         typename Tile::E* to = written + place;
@@ -166,7 +167,7 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
                                             i32 rows, typename Tile::E* written) {
     using Word = vec::Vec<typename Tile::E, V>;
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR, IN_LINE = Tile::ROWS / V;
-    for (int i = threadIdx.x; i < Tile::COLUMNS * IN_LINE; i += STAGED_THREADS) {
+    for (int i = threadIdx.x; i < Tile::COLUMNS * IN_LINE; i += Tile::THREADS) {
         const int column = i / IN_LINE, row = i % IN_LINE * V;
         const i64 place = places[column];
         if (row < rows && place >= 0)
@@ -241,7 +242,7 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         __syncthreads();
         const i32 depth = vectors_of(layout.depth, Tile::VECTOR), vectors = depth * layout.groups;
         const int n_taps = count_taps(place.lines);
-        for (int i = threadIdx.x; i < Tile::COLUMNS; i += STAGED_THREADS) {
+        for (int i = threadIdx.x; i < Tile::COLUMNS; i += Tile::THREADS) {
             const StagedColumn column(layout, place, i, depth, vectors, staged.channels_last);
             shared.places[i] = column.place;
             shared.rows[i] = column.row;

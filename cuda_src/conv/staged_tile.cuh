@@ -9,13 +9,13 @@
 //     weights     positions, of which the sum is, each with PANEL rows or columns
 #pragma once
 #include "conv/staging.cuh"
-#include "conv/warpgroup.cuh"
 
 namespace cto::conv::staged_tile {
 
 using namespace image;
 
 constexpr int LINE_VECTORS = LINE_NBYTES / 16;
+constexpr int WARPGROUP = 4 * WARP;
 
 // Without EXISTS there is none for this type or GPU, and functions of it do nothing.
 template <class Element, int N_ROWS, int N_COLUMNS, bool TF32, bool IS_THERE, bool WARPGROUPS>
@@ -26,15 +26,20 @@ struct StagedTile {
     static constexpr int ROWS = N_ROWS, COLUMNS = N_COLUMNS;
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int K = tensor_core::K<E>;
-    static constexpr bool BY_WARPGROUPS = WARPGROUPS;
-    static constexpr int SHARERS = STAGED_THREADS / (BY_WARPGROUPS ? 4 * WARP : WARP);
-    static constexpr int PANELS = ROWS / PANEL;
-    static constexpr int SHARERS_DOWN = PANELS < SHARERS ? PANELS : SHARERS;
-    static constexpr int WARPS_ACROSS = SHARERS / SHARERS_DOWN;
+    static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // or by warps
+    static constexpr int THREADS = BY_WARPGROUPS ? WARPGROUP_THREADS : STAGED_THREADS;
+    static constexpr int STAGES = BY_WARPGROUPS ? WARPGROUP_STAGES : STAGED_STAGES;
+    // Stages that are copied before they are multiplied.
+    static constexpr int AHEAD = STAGES - 1 - (BY_WARPGROUPS ? WARPGROUP_PENDING : 0);
+    // Those that multiply have parts of as many rows, of ROW_STEP at a time.
+    static constexpr int MULTIPLIERS = THREADS / (BY_WARPGROUPS ? WARPGROUP : WARP);
+    static constexpr int MULTIPLIERS_DOWN =
+        ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;
+    static constexpr int MULTIPLIERS_ACROSS = MULTIPLIERS / MULTIPLIERS_DOWN;
     static constexpr int ROW_STEP = BY_WARPGROUPS ? PANEL : 16;
-    static constexpr int DOWN = ROWS / SHARERS_DOWN / ROW_STEP, ACROSS = COLUMNS / WARPS_ACROSS / 8;
+    static constexpr int DOWN = ROWS / MULTIPLIERS_DOWN / ROW_STEP;
+    static constexpr int ACROSS = COLUMNS / MULTIPLIERS_ACROSS / 8;
     static_assert(ACROSS % 2 == 0 && COLUMNS % PANEL == 0);
-    static constexpr int AHEAD = STAGED_STAGES - 1 - (BY_WARPGROUPS ? STAGED_PENDING : 0);
 
     // Rows of an image, or PANEL positions of weights, by bytes.
     static constexpr int A_NBYTES = ROWS * LINE_NBYTES;
@@ -56,14 +61,15 @@ struct StagedProduct {
 
     __device__ __forceinline__ StagedProduct() {
         first_row = row_of_warp();
-        first_column = sharer() % Tile::WARPS_ACROSS * (ACROSS * 8);
+        first_column = multiplier() % Tile::MULTIPLIERS_ACROSS * (ACROSS * 8);
     }
-    static __device__ __forceinline__ int sharer() {
-        return threadIdx.x / (Tile::BY_WARPGROUPS ? 4 * WARP : WARP);
+    // The number of this thread's warp, or warpgroup.
+    static __device__ __forceinline__ int multiplier() {
+        return threadIdx.x / (Tile::BY_WARPGROUPS ? WARPGROUP : WARP);
     }
     static __device__ __forceinline__ int row_of_warp() {
-        const int first = sharer() / Tile::WARPS_ACROSS * (DOWN * Tile::ROW_STEP);
-        return Tile::BY_WARPGROUPS ? first + threadIdx.x / WARP % 4 * 16 : first;
+        const int first = multiplier() / Tile::MULTIPLIERS_ACROSS * (DOWN * Tile::ROW_STEP);
+        return Tile::BY_WARPGROUPS ? first + threadIdx.x % WARPGROUP / WARP * 16 : first;
     }
     __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
                                              const tensor_core::B (&b)[ACROSS]) {
@@ -277,75 +283,11 @@ struct ByTensorCores {
     }
 };
 
-// The same by warpgroups, whose products go on while the next stage is copied.
-template <class Tile, bool TRANSPOSED>
-struct ByWarpgroups {
-    int a_at, b_at;
-
-    __device__ __forceinline__ explicit ByWarpgroups(const StagedProduct<Tile>&) {
-        const int sharer = threadIdx.x / (4 * WARP);
-        a_at = sharer / Tile::WARPS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
-        b_at = Tile::A_NBYTES +
-               sharer % Tile::WARPS_ACROSS * (Tile::COLUMNS / Tile::WARPS_ACROSS * LINE_NBYTES);
-    }
-    __device__ __forceinline__ void add(const u8* stage, StagedProduct<Tile>& product) const {
-        constexpr int K_STEP = TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
-        const warpgroup::Operand a = warpgroup::operand(stage + a_at);
-        const warpgroup::Operand b = warpgroup::operand(stage + b_at);
-        warpgroup::begin();
-#pragma unroll
-        for (int k = 0; k < SLICES; ++k)
-#pragma unroll
-            for (int i = 0; i < Tile::DOWN; ++i)
-                warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, TRANSPOSED>(
-                    product.sums[i],
-                    warpgroup::moved(a, k * K_STEP + i * warpgroup::PANEL_NBYTES),
-                    warpgroup::moved(b, k * K_STEP));
-        warpgroup::commit();
-    }
-    template <class F>
-    static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product,
-                                                     const F& f) {
-        product.each_pair(f);
-    }
-};
-
-template <class Tile, class Multiplier, class Copier, class Also>
-__device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
-                                                         i32 count, Copier& copier,
-                                                         const Also& also) {
-    constexpr int END = STAGED_STAGES * Tile::STAGE_NBYTES;
-    const Multiplier multiplier(product);
-    int to = 0, from = 0;
-    const auto copy = [&] {
-        copier.open();
-#pragma unroll
-        for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);
-        copier.close();
-        to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
-    };
-#pragma unroll 1
-    for (int i = 0; i < Tile::AHEAD; ++i) copy();
-    for (i32 rest = count; rest > 0; --rest) {
-        async_copy::wait<Tile::AHEAD - 1>();
-        warpgroup::show_copies();
-        __syncthreads();
-        multiplier.add(stages + from, product);
-        copy();
-        also(stages + from);
-        warpgroup::wait<STAGED_PENDING>();
-        from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
-    }
-    warpgroup::wait<0>();
-    async_copy::wait<0>();
-    __syncthreads();
-}
-
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
                                            Copier& copier, const Also& also) {
     static_assert(Tile::IN_LINE / Tile::K == SLICES);
-    constexpr int END = STAGED_STAGES * Tile::STAGE_NBYTES;
+    constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
     const Multiplier multiplier(product);
     int to = 0, from = 0;
     for (; to < END - Tile::STAGE_NBYTES; to += Tile::STAGE_NBYTES) {
@@ -355,7 +297,7 @@ __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* sta
         copier.close();
     }
     for (i32 rest = count; rest > 0; --rest) {
-        async_copy::wait<STAGED_STAGES - 2>();
+        async_copy::wait<Tile::AHEAD - 1>();
         __syncthreads();
         copier.open();
 #pragma unroll

@@ -12,6 +12,7 @@ using namespace image;
 using namespace staged_image;
 using namespace staged_exact;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 using weight::sum_parts;
 using weight::weight_tile;
@@ -32,7 +33,7 @@ struct WeightShared {
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
-    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
     static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // of this thread
     static constexpr int A_PANELS = Tile::ROWS / Tile::IN_LINE;
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
@@ -92,21 +93,21 @@ struct WeightCopier {
 template <class Tile>
 struct StagedRowSums {
     using E = typename Tile::E;
-    static constexpr int COUNT = (Tile::DOWN + Tile::WARPS_ACROSS - 1) / Tile::WARPS_ACROSS;
+    static constexpr int COUNT = (Tile::DOWN + Tile::MULTIPLIERS_ACROSS - 1) / Tile::MULTIPLIERS_ACROSS;
 
     float sums[COUNT][4] = {};
     bool wanted;
 
-    static __device__ __forceinline__ int warp_across() {
-        return threadIdx.x / (Tile::BY_WARPGROUPS ? 4 * WARP : WARP) % Tile::WARPS_ACROSS;
+    static __device__ __forceinline__ int across() {
+        return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            if (i % Tile::WARPS_ACROSS == warp_across())
-                tensor_core::multiply<E>(sums[i / Tile::WARPS_ACROSS], a[i], b);
+            if (i % Tile::MULTIPLIERS_ACROSS == across())
+                tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
     }
     // The same of a stage, by warpgroups.
     __device__ __forceinline__ void add(const u8* stage) {
@@ -133,11 +134,11 @@ struct StagedRowSums {
         if (!wanted || lane % 4 != 0) return;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i) {
-            if (i % Tile::WARPS_ACROSS != warp_across()) continue;
+            if (i % Tile::MULTIPLIERS_ACROSS != across()) continue;
 #pragma unroll
             for (int down = 0; down < 2; ++down) {
                 const int row = first + i * Tile::ROW_STEP + down * 8;
-                if (row < count) to[row] = sums[i / Tile::WARPS_ACROSS][2 * down];
+                if (row < count) to[row] = sums[i / Tile::MULTIPLIERS_ACROSS][2 * down];
             }
         }
     }

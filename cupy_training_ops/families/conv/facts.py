@@ -25,9 +25,16 @@ LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights
 STAGED_THREADS = 128
 STAGED_BLOCKS = 2  # of a multiprocessor
 STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
-STAGED_PENDING = 0
 TALL_COLUMNS = 128
 FLAT_COLUMNS = 192
+# The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
+# while the next is copied.
+WARPGROUP_THREADS = 128
+WARPGROUP_BLOCKS = 2
+WARPGROUP_STAGES = 3
+WARPGROUP_PENDING = 1
+WARPGROUP_TALL_COLUMNS = 128
+WARPGROUP_FLAT_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory
 STAGED_TAPS = 32  # at most, a bit for each

@@ -84,14 +84,16 @@ def _lines(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bo
     layout = _layout(conv, written, (arrays[0], arrays[-1]))
     config = Config((parts * tiles,), (THREADS,))
     args = (*arrays, of_block, is_gradient, layout)
-    return Plan((launch("depthwise_lines", config, args, lines_variant(dtype, sums=False).slots),))
+    return Plan(
+        (launch("depthwise_lines", config, args, lines_variant(device, dtype, sums=False).slots),)
+    )
 
 
 def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
     """Sums of parts of the strips, then their sum; the same of a bias with or without W."""
     x, y, w, bias = arrays
     by_lines = have_channels_last(y)
-    variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
+    variant = lines_variant(device, y.dtype, sums=True) if by_lines else small_variant(y.dtype)
     slots = variant.slots
     tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)

@@ -28,7 +28,6 @@ from .extents import Convolution
 from .facts import (
     LINE_NBYTES,
     PANEL,
-    STAGED_THREADS,
     THREADS,
     TOTAL_CHANNELS,
     TOTAL_LINES,
@@ -43,8 +42,8 @@ from .facts import (
 from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
-from .plan_variants import BIAS_ITEMSIZE, Variant
+from .plan_model import image_rows, joined, tile_nbytes, tiling, weight_tiles
+from .plan_variants import BIAS_ITEMSIZE, Variant, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
 
@@ -80,7 +79,7 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
         assert y is not None
         rest = replace(wanted, db=None)
         rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
-        slots = Variant(dtype, rows, tf32, staged=True).slots
+        slots = staged_variant(device, dtype, rows, tf32=tf32).slots
         bias = bias_gradient(device, y, of_bias, slots)
         has_more = rest.sums or rest.image is not None
         return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
@@ -90,12 +89,12 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
-    variant = Variant(dtype, rows, rounds, staged=True)
+    variant = staged_variant(device, dtype, rows, tf32=rounds)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
-        image = _Image(conv, variant, wanted)
-    steps = [*staging.launches(variant.slots), _product(variant, image, sums, staging)]
+        image = _Image(device, conv, variant, wanted)
+    steps = [*staging.launches(variant.slots), _product(device, variant, image, sums, staging)]
     if sums is not None:
         steps.append(sums.totals(staging))
     return scratch.plan(*steps)
@@ -110,7 +109,7 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -
 
 
 def _product(
-    variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
+    device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
 ) -> Launch:
     """Blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
@@ -118,9 +117,10 @@ def _product(
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    shared = tile_nbytes(variant.rows, variant.dtype)
+    threads = tiling(device, variant.dtype).threads
+    shared = tile_nbytes(device, variant.rows, variant.dtype)
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
-    config = Config((images + weights,), (STAGED_THREADS,), shared)
+    config = Config((images + weights,), (threads,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
     return launch("staged", config, args, variant.slots)
 
@@ -264,9 +264,9 @@ def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
 class _Image:
     """A convolution or its data gradient."""
 
-    def __init__(self, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+    def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.variant, self.wanted = conv, variant, wanted
-        columns = STAGED_COLUMNS[variant.rows]
+        columns = tiling(device, variant.dtype).columns[variant.rows]
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
@@ -319,7 +319,7 @@ class _Sums:
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.of = of  # whose groups are joined
-        self.columns = STAGED_COLUMNS[variant.rows]
+        self.columns = tiling(device, variant.dtype).columns[variant.rows]
         found = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = found.row_tiles
         self.column_tiles = found.column_tiles if wanted.dw is not None else 1

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +35,7 @@ class Variant:
     tf32: bool = False
     wide: bool = False  # offsets of 64 bits
     staged: bool = False
+    warpgroups: bool = False  # which multiply what is staged
     lines: bool = False  # vectors of which are copied, so that no element has an offset
 
     @property
@@ -45,9 +45,7 @@ class Variant:
         is_wide = not (self.staged or self.lines) and (self.wide or always_wide)
         offset = np.dtype(np.int64 if is_wide else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
-        how = {"TF32": self.tf32, "STAGED": self.staged}
-        if self.staged and self.dtype.itemsize == 2 and os.environ.get("CTO_PROTO"):
-            how["WARPGROUPS"] = True
+        how = {"TF32": self.tf32, "STAGED": self.staged, "WARPGROUPS": self.warpgroups}
         return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
 
     @property
@@ -169,13 +167,23 @@ def small_variant(dtype: Dtype) -> Variant:
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
-def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
+def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: bool = False) -> Variant:
+    """Of tiles over staged arrays."""
+    return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
+
+
+def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
+    """Whether warpgroups multiply what is staged, or warps."""
+    return device.has_warpgroups and dtype.itemsize == 2
+
+
+def lines_variant(device: Device, dtype: Dtype, *, sums: bool) -> Variant:
     """What kernels of groups of one channel, these side by side, are compiled with; `sums`: those
     that sum weights."""
     if not sums:
         return Variant(dtype, FEW_ROWS)
     is_half = dtype.itemsize == 2
-    return Variant(dtype, 2 * FEW_ROWS, staged=True) if is_half else small_variant(dtype)
+    return staged_variant(device, dtype, 2 * FEW_ROWS) if is_half else small_variant(dtype)
 
 
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:

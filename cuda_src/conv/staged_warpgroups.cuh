@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Products of staged tiles by warpgroups, which go on while the next stages are copied.
+#pragma once
+#include "conv/staged_tile.cuh"
+#include "conv/warpgroup.cuh"
+
+namespace cto::conv::staged_warpgroups {
+
+using namespace image;
+using namespace staged_tile;
+
+// Of lines that are rows and columns of D, or TRANSPOSED positions.
+template <class Tile, bool TRANSPOSED>
+struct ByWarpgroups {
+    using Product = StagedProduct<Tile>;
+    int a_at, b_at;  // of this warpgroup, by bytes
+#if defined(__CUDA_CPU__)
+    // Stages whose products are not made before they are waited for, as late as GPUs may.
+    const u8* pending[WARPGROUP_PENDING + 1];
+    int n_pending = 0;
+#endif
+
+    __device__ __forceinline__ ByWarpgroups() {
+        const int number = Product::multiplier();
+        a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
+        b_at = Tile::A_NBYTES +
+               number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
+    }
+    __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
+        constexpr int K_NBYTES = TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
+        const warpgroup::Operand a = warpgroup::operand(stage + a_at);
+        const warpgroup::Operand b = warpgroup::operand(stage + b_at);
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k)
+#pragma unroll
+            for (int i = 0; i < Tile::DOWN; ++i)
+                warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, TRANSPOSED>(
+                    product.sums[i],
+                    warpgroup::moved(a, k * K_NBYTES + i * warpgroup::PANEL_NBYTES),
+                    warpgroup::moved(b, k * K_NBYTES));
+    }
+    __device__ __forceinline__ void begin(const u8* stage, Product& product) {
+#if defined(__CUDA_CPU__)
+        pending[n_pending++] = stage;
+#else
+        warpgroup::begin();
+        multiply(stage, product);
+        warpgroup::commit();
+#endif
+    }
+    // Ends the products of all stages but the last N.
+    template <int N>
+    __device__ __forceinline__ void end(Product& product) {
+#if defined(__CUDA_CPU__)
+        for (; n_pending > N; --n_pending) {
+            multiply(pending[0], product);
+            for (int i = 1; i < n_pending; ++i) pending[i - 1] = pending[i];
+        }
+#else
+        warpgroup::wait<N>();
+#endif
+    }
+    template <class F>
+    static __device__ __forceinline__ void each_pair(const Product& product, const F& f) {
+        product.each_pair(f);
+    }
+};
+
+// Adds `count` parts of the sum. The copier copies them in their order, and zeros behind the last.
+// also(stage) gets each of them.
+template <class Tile, class Multiplier, class Copier, class Also>
+__device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
+                                                         i32 count, Copier& copier,
+                                                         const Also& also) {
+    constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
+    Multiplier multiplier;
+    int to = 0, from = 0;
+    const auto copy = [&] {
+        copier.open();
+#pragma unroll
+        for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);
+        copier.close();
+        to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
+    };
+#pragma unroll 1
+    for (int i = 0; i < Tile::AHEAD; ++i) copy();
+    for (i32 rest = count; rest > 0; --rest) {
+        async_copy::wait<Tile::AHEAD - 1>();
+        warpgroup::show_copies();
+        __syncthreads();
+        multiplier.begin(stages + from, product);
+        copy();
+        also(stages + from);
+        multiplier.template end<WARPGROUP_PENDING>(product);
+        from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
+    }
+    multiplier.template end<0>(product);
+    async_copy::wait<0>();
+    __syncthreads();
+}
+
+}  // namespace cto::conv::staged_warpgroups
