@@ -144,6 +144,13 @@ struct StagedRowSums {
     }
 };
 
+// Columns are the channels of each tap. Where channels are whole panels, the taps of a panel come before
+// other channels: what one reads is mostly what the one before it read, and is still in the L1 cache.
+__device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
+    if (channels % panel != 0) return tap * channels + channel;
+    return (channel / panel * taps + tap) * panel + channel % panel;
+}
+
 // Of columns from the first of a panel on.
 struct PanelColumns {
     i32 at;
@@ -151,8 +158,13 @@ struct PanelColumns {
 
     __device__ __forceinline__ PanelColumns(const WeightLayout& layout, i32 vector, i32 depth,
                                             i32 group) {
-        i32 tap = vector / depth;
-        const bool exists = tap < volume(layout.kernel);
+        const i32 taps = static_cast<i32>(volume(layout.kernel));
+        i32 tap = vector / depth, of_tap = vector - tap * depth;
+        if (depth % LINE_VECTORS == 0) {  // as column_of has them
+            const i32 panel = vector / LINE_VECTORS, channels = panel / taps;
+            tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
+            of_tap = channels * LINE_VECTORS + vector % LINE_VECTORS;
+        }
         i32 rest = tap, shift = 0, pitch = 1;
         for (int axis = 2; axis >= 0; --axis) {
             const i32 next = rest / layout.kernel[axis];
@@ -160,8 +172,8 @@ struct PanelColumns {
             pitch *= layout.image[axis];
             rest = next;
         }
-        at = shift * depth * layout.groups + group * depth + (vector - tap * depth);
-        bit = exists ? 1u << tap : 0;
+        at = shift * depth * layout.groups + group * depth + of_tap;
+        bit = tap < taps ? 1u << tap : 0;
     }
 };
 
@@ -259,8 +271,8 @@ struct FourWeights {
         constexpr int FOURS = TOTAL_CHANNELS / 4;
         const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
         const int tap = line - filter * taps, row = first + filter;
-        const i32 column = tap * layout.padded_channels + row / joined_filters * layout.channels +
-                           first_channel + channel;
+        const i32 of_tap = row / joined_filters * layout.channels + first_channel + channel;
+        const i32 column = column_of(tap, of_tap, layout.padded_channels, taps, Tile::IN_LINE);
         const i64 tile =
             (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
             column / Tile::COLUMNS;

@@ -61,7 +61,7 @@ def drawn(rng: np.random.Generator, most: int = MOST_PRODUCTS) -> Case:
     assert math.prod(kernel) <= STAGED_TAPS
     strides, dilations = several(rng, 1, 4, rank), several(rng, 1, 3, rank)
     pads, group = several(rng, 0, 4, 2 * rank), int(rng.choice([1, 1, 2, 8]))
-    sizes = [16, 24, 40, 72, 136] if group > 1 else [16, 17, 40, 66, 130, 200]
+    sizes = [16, 24, 64, 72, 136] if group > 1 else [16, 17, 40, 64, 66, 128, 130, 200]
     if group > 2:  # groups that are joined
         sizes = [4, 8, 12]
     channels, filters = (group * int(n) for n in rng.choice(sizes, 2))
