@@ -129,6 +129,7 @@ struct StagedImage {
     int width;
     int w_row;
     int w_tap;
+    bool as_it_lies;
     bool channels_last;
 };
 static_assert(sizeof(StagedImage) == 16);
@@ -219,7 +220,8 @@ static_assert(offsetof(StagingLayout, vectors) == 184);
 static_assert(offsetof(StagedImage, width) == 0);
 static_assert(offsetof(StagedImage, w_row) == 4);
 static_assert(offsetof(StagedImage, w_tap) == 8);
-static_assert(offsetof(StagedImage, channels_last) == 12);
+static_assert(offsetof(StagedImage, as_it_lies) == 12);
+static_assert(offsetof(StagedImage, channels_last) == 13);
 static_assert(offsetof(DepthwiseLayout, image) == 0);
 static_assert(offsetof(DepthwiseLayout, output) == 12);
 static_assert(offsetof(DepthwiseLayout, kernel) == 24);

@@ -81,14 +81,14 @@ struct StagedColumn {
 
 // Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
 // other channels where they can: what one reads is mostly what the one before it read, and is still in
-// the L1 cache.
-template <class Tile>
+// the L1 cache. Lines of W are rows, or where it is read AS_IT_LIES, neighbours of the sum.
+template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
-    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on
+    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on; vectors AS_IT_LIES
     bool taps_first;                   // all of the same vectors: lines have neither more nor less
     i32 tap, vector;                   // of the depth
     int line, own;                     // own: where this thread's first vector is in a stage
@@ -99,16 +99,21 @@ struct ImageCopier {
     __device__ __forceinline__ void open() {
         bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];
-        w_of = w + (at.w + vector);
+        w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
-        for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES)
-            async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
-                                          w_of + static_cast<i64>(i) * w_pitch,
-                                          bit != 0 && i * AT_ONCE < rows);
+        for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES) {
+            // AS_IT_LIES: of a panel after the other.
+            constexpr int OF_PANEL = PANEL / AT_ONCE;
+            const int panel = AS_IT_LIES ? i / OF_PANEL : 0, step = i - panel * OF_PANEL;
+            async_copy::copy_or_zeros<16>(
+                to + i * (AT_ONCE * LINE_NBYTES),
+                w_of + (static_cast<i64>(step) * w_pitch + panel * LINE_VECTORS),
+                bit != 0 && (AS_IT_LIES ? panel * LINE_VECTORS : i * AT_ONCE) < rows);
+        }
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
             const StagedRow row = shared.rows[line + i * AT_ONCE];
@@ -123,6 +128,7 @@ struct ImageCopier {
             if (tap == n_taps) {
                 tap = 0;
                 vector += LINE_VECTORS;
+                if (AS_IT_LIES) w += static_cast<i64>(w_pitch) * (PANEL / AT_ONCE);
             }
         } else {
             for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
@@ -222,6 +228,46 @@ __device__ __forceinline__ void write_staged_image(
         write_single_columns<Tile>(slab, shared.places, plane, rows, written);
 }
 
+template <class Tile, bool AS_IT_LIES>
+__device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
+                                           const ImageShared<Tile>& shared,
+                                           const typename Tile::E* read, const typename Tile::E* w,
+                                           const StagedImage& staged, int n_taps,
+                                           const ImageLayout& layout, u8* stages) {
+    using Copier = ImageCopier<Tile, AS_IT_LIES>;
+    const Place& place = shared.place;
+    const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
+    const i32 depth = vectors_of(layout.depth, Tile::VECTOR);
+    const i64 of_group = layout.rows * volume(layout.kernel) * depth;
+    const i32 first_vector = place.first_row / Tile::VECTOR + vector;
+    const i64 first = AS_IT_LIES ? static_cast<i64>(line) * staged.w_row + first_vector
+                                 : static_cast<i64>(place.first_row + line) * staged.w_row;
+    Copier copier{
+        shared,
+        reinterpret_cast<const uint4*>(read),
+        reinterpret_cast<const uint4*>(w) + (place.group * of_group + first),
+        n_taps,
+        depth,
+        staged.w_row * Copier::AT_ONCE,
+        AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
+                   : layout.rows - place.first_row - line,
+        depth % LINE_VECTORS == 0,
+        vector / depth,
+        vector % depth,
+        line,
+        line * LINE_NBYTES + place_in_line(vector, line),
+    };
+    const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
+    using Of = Multipliers<Tile>;
+    if constexpr (Tile::BY_WARPGROUPS)
+        add_stages_by_warpgroups<
+            Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
+            product, stages, parts, copier, [](const u8*) {});
+    else
+        add_stages<Tile, typename Of::Image>(product, stages, parts, copier,
+                                             [](const tensor_core::A(&)[Tile::DOWN]) {});
+}
+
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,
@@ -252,32 +298,15 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                 threadIdx.x < n_taps ? staged_tap(layout, place, threadIdx.x, staged.w_tap, vectors)
                                      : StagedTap{};
         __syncthreads();
-        const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
-        const i64 of_group = layout.rows * volume(layout.kernel) * depth;
-        const i64 first =
-            place.group * of_group + static_cast<i64>(place.first_row + line) * staged.w_row;
-        ImageCopier<Tile> copier{
-            shared,
-            reinterpret_cast<const uint4*>(read),
-            reinterpret_cast<const uint4*>(w) + first,
-            n_taps,
-            depth,
-            staged.w_row * ImageCopier<Tile>::AT_ONCE,
-            layout.rows - place.first_row - line,
-            depth % LINE_VECTORS == 0,
-            vector / depth,
-            vector % depth,
-            line,
-            line * LINE_NBYTES + place_in_line(vector, line),
-        };
         StagedProduct<Tile> product;
-        const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
-        if constexpr (Tile::BY_WARPGROUPS)
-            add_stages_by_warpgroups<Tile, typename Multipliers<Tile>::Image>(
-                product, stages, parts, copier, [](const u8*) {});
-        else
-            add_stages<Tile, typename Multipliers<Tile>::Image>(
-                product, stages, parts, copier, [](const tensor_core::A(&)[Tile::DOWN]) {});
+        if constexpr (Tile::BY_WARPGROUPS) {
+            if (staged.as_it_lies)
+                add_staged<Tile, true>(product, shared, read, w, staged, n_taps, layout, stages);
+            else
+                add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+        } else {
+            add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+        }
         const auto slab = reinterpret_cast<typename Tile::E*>(stages);
         if (staged.channels_last)
             write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);

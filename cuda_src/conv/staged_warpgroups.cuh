@@ -9,8 +9,8 @@ namespace cto::conv::staged_warpgroups {
 using namespace image;
 using namespace staged_tile;
 
-// Of lines that are rows and columns of D, or TRANSPOSED positions.
-template <class Tile, bool TRANSPOSED>
+// Of lines of A that are rows of D, and of B columns, or TRANSPOSED, neighbours of the sum.
+template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
     int a_at, b_at;  // of this warpgroup, by bytes
@@ -27,17 +27,18 @@ struct ByWarpgroups {
                number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
     __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
-        constexpr int K_NBYTES = TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
+        constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
+        constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         const warpgroup::Operand a = warpgroup::operand(stage + a_at);
         const warpgroup::Operand b = warpgroup::operand(stage + b_at);
 #pragma unroll
         for (int k = 0; k < SLICES; ++k)
 #pragma unroll
             for (int i = 0; i < Tile::DOWN; ++i)
-                warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, TRANSPOSED>(
+                warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, A_TRANSPOSED, B_TRANSPOSED>(
                     product.sums[i],
-                    warpgroup::moved(a, k * K_NBYTES + i * warpgroup::PANEL_NBYTES),
-                    warpgroup::moved(b, k * K_NBYTES));
+                    warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
+                    warpgroup::moved(b, k * B_STEP));
     }
     __device__ __forceinline__ void begin(const u8* stage, Product& product) {
 #if defined(__CUDA_CPU__)

@@ -86,20 +86,20 @@ __device__ __forceinline__ void wait() {
 #define PRODUCT(SHAPE, NUMBERS, AFTER, ...)                                                      \
     asm volatile("wgmma.mma_async.sync.aligned." SHAPE " {" NUMBERS "}, " AFTER ";"              \
                  : __VA_ARGS__                                                                   \
-                 : "l"(a), "l"(b), "n"(TRANSPOSED))
+                 : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED))
 #define PRODUCT_OF(TYPES)                                                                        \
     if constexpr (N == 128)                                                                      \
-        PRODUCT("m64n128k16.f32." TYPES, NUMBERS_TO_63, "%64, %65, 1, 1, 1, %66, %66",           \
+        PRODUCT("m64n128k16.f32." TYPES, NUMBERS_TO_63, "%64, %65, 1, 1, 1, %66, %67",           \
                 SIXTY_FOUR(0));                                                                  \
     else if constexpr (N == 192)                                                                 \
-        PRODUCT("m64n192k16.f32." TYPES, NUMBERS_TO_95, "%96, %97, 1, 1, 1, %98, %98",           \
+        PRODUCT("m64n192k16.f32." TYPES, NUMBERS_TO_95, "%96, %97, 1, 1, 1, %98, %99",           \
                 SIXTY_FOUR(0), SIXTEEN(16), SIXTEEN(20));                                        \
     else                                                                                         \
-        PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %130",      \
+        PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %131",      \
                 SIXTY_FOUR(0), SIXTY_FOUR(16))
 
 // D += A B
-template <class E, int N, bool TRANSPOSED>
+template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
     static_assert(N == 128 || N == 192 || N == 256);
     if constexpr (ARE_SAME<E, __half>) {
@@ -128,17 +128,17 @@ __device__ __forceinline__ float element(Operand operand, int of_row, int k) {
     return to_acc(*reinterpret_cast<const E*>(at ^ (at / LINE_NBYTES % 8 * 16)));
 }
 
-template <class E, int N, bool TRANSPOSED>
+template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
     const int lane = threadIdx.x % WARP;
     const int row = threadIdx.x / WARP % WARPS * 16 + lane / 4, column = lane % 4 * 2;
     for (int k = 0; k < K<E>; ++k) {
-        const float rows[2] = {element<E, TRANSPOSED>(a, row, k),
-                               element<E, TRANSPOSED>(a, row + 8, k)};
+        const float rows[2] = {element<E, A_TRANSPOSED>(a, row, k),
+                               element<E, A_TRANSPOSED>(a, row + 8, k)};
         for (int j = 0; j < N / 8; ++j)
             for (int i = 0; i < 4; ++i)
                 d[j][i] +=
-                    rows[i / 2] * element<E, TRANSPOSED>(b, 8 * j + column + i % 2, k);
+                    rows[i / 2] * element<E, B_TRANSPOSED>(b, 8 * j + column + i % 2, k);
     }
 }
 #endif

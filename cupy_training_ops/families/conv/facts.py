@@ -130,8 +130,11 @@ StagingLayout = Struct(
 )
 
 # How an image is written: `width` neighbouring columns together, or rows where it has its channels
-# last. Rows of W are so many vectors of 16 bytes apart, and its taps.
-StagedImage = Struct("StagedImage", width=i32, w_row=i32, w_tap=i32, channels_last=flag)
+# last. Rows of W are so many vectors of 16 bytes apart, and its taps; or neighbours of the sum are,
+# each with all rows, where it is read `as_it_lies`.
+StagedImage = Struct(
+    "StagedImage", width=i32, w_row=i32, w_tap=i32, as_it_lies=flag, channels_last=flag
+)
 
 # What is walked through are strips of what is written, and in the gradient of weights of the
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.

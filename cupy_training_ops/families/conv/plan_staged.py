@@ -85,11 +85,11 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
         return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
     of, conv = conv, joined(conv, dtype)
-    staging = _Staging(conv, dtype, scratch, wanted, of)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
     variant = staged_variant(device, dtype, rows, tf32=rounds)
+    staging = _Staging(conv, variant, scratch, wanted, of)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
@@ -137,14 +137,15 @@ class _Staging:
     def __init__(
         self,
         conv: Convolution,
-        dtype: Dtype,
+        variant: Variant,
         scratch: ScratchMemory,
         wanted: Wanted,
         of: Convolution,
     ) -> None:
         self.of, self.n_joined = of, of.group // conv.group
-        self.conv, self.dtype, self.is_gradient = conv, dtype, wanted.is_gradient
-        self.width = VEC_NBYTES // dtype.itemsize
+        self.conv, self.dtype, self.is_gradient = conv, variant.dtype, wanted.is_gradient
+        self.by_warpgroups = variant.warpgroups
+        self.width = VEC_NBYTES // self.dtype.itemsize
         reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
         reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
         self.given = {
@@ -180,7 +181,19 @@ class _Staging:
         spec, (n, channels, plane) = self.given[name], self.lines[name]
         if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
             return spec
+        if name == "w" and self.w_as_it_lies:
+            return spec
         return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
+
+    @property
+    def w_as_it_lies(self) -> bool:
+        """Whether X's gradient reads W, whose channels lie side by side and whose filters are
+        summed, without its being staged."""
+        w, conv = self.given["w"], self.conv
+        lies = w is not None and w.aligned and (w.channels_last or math.prod(conv.kernel) == 1)
+        fits = conv.group_channels % self.width == 0 and conv.group_filters % PANEL == 0
+        can = self.by_warpgroups and self.is_gradient and self.n_joined == 1
+        return can and lies and fits
 
     def _is_last(self, name: str) -> bool:
         """Whether channels lie side by side; those of W that are summed."""
@@ -279,12 +292,13 @@ class _Image:
         read = staging.at["y" if wanted.is_gradient else "x"]
         given = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        how = self._staged(staging.width, staging.n_joined > 1)
+        how = self._staged(staging)
         return (*given, product.column_tiles, how, layout)
 
-    def _staged(self, width: int, is_joined: bool) -> np.void:
+    def _staged(self, staging: _Staging) -> np.void:
         """How it is written, and where W is."""
         product, image, w = self.product, self.wanted.image, self.wanted.w
+        width = staging.width
         assert image is not None
         assert w is not None
         together = 1
@@ -294,13 +308,17 @@ class _Image:
             together = _neighbours(math.prod(product.extents), width, image)
         depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
         w_row, w_tap = of_kernel * depth, depth
-        if self.wanted.is_gradient and w.channels_last and not is_joined:
+        if staging.w_as_it_lies:
+            w_tap = product.rows // width
+            w_row = of_kernel * w_tap
+        elif self.wanted.is_gradient and w.channels_last and staging.n_joined == 1:
             w_row, w_tap = depth, product.rows * depth
         return by_value(
             StagedImage,
             width=together,
             w_row=w_row,
             w_tap=w_tap,
+            as_it_lies=staging.w_as_it_lies,
             channels_last=image.channels_last,
         )
 
