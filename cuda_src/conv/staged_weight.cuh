@@ -39,9 +39,12 @@ struct WeightCopier {
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
     static constexpr int PANEL_NBYTES = Tile::IN_LINE * LINE_NBYTES;
     static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
+    static constexpr bool COMPUTES_ROWS = Tile::BY_WARPGROUPS;  // which go on multiplying meanwhile
 
     WeightShared<Tile>& shared;
-    const uint4* rows;     // of the part
+    const WeightLayout& layout;
+    i64 begin;             // of the part
+    const uint4* rows;     // of the part, unless they are computed
     i32 count;             // stages of the part
     const uint4 *y, *x;    // y: of this thread's first position
     i64 y_step;            // to the thread's next position
@@ -54,13 +57,18 @@ struct WeightCopier {
 
     // Those of one stage.
     __device__ __forceinline__ void copy_rows(i32 number) const {
-        if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
+        if constexpr (COMPUTES_ROWS) {
+            if (threadIdx.x < Tile::IN_LINE && number < count)
+                shared.rows[number % ROW_SLOTS<Tile>][threadIdx.x] = staging::row_of(
+                    layout, begin + number * Tile::IN_LINE + threadIdx.x,
+                    layout.padded_channels / Tile::VECTOR * layout.groups);
+        } else if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
             async_copy::copy<16>(
                 reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS<Tile>]) + threadIdx.x * 16,
                 rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
     }
     __device__ __forceinline__ void open() {
-        copy_rows(stage_number + Tile::AHEAD);
+        if constexpr (!COMPUTES_ROWS) copy_rows(stage_number + Tile::AHEAD);
         reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) {
@@ -84,6 +92,7 @@ struct WeightCopier {
     }
     __device__ __forceinline__ void close() {
         async_copy::commit();
+        if constexpr (COMPUTES_ROWS) copy_rows(stage_number + Tile::AHEAD);
         ++stage_number;
         rest -= Tile::IN_LINE;
     }
@@ -196,7 +205,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const i32 filters = vectors_of(layout.rows, Tile::VECTOR);
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
         const i32 y_vector = tile.first_row / Tile::VECTOR + vector;
-        Copier copier{shared};
+        Copier copier{shared, layout, begin};
         copier.rows = reinterpret_cast<const uint4*>(rows + begin);
         copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
         const i64 y_pitch = static_cast<i64>(filters) * layout.groups;

@@ -160,8 +160,9 @@ class _Staging:
         }
         self.at = {name: self._place(scratch, name) for name in self.given}
         self.positions = conv.batch * math.prod(conv.output)
-        self.n_rows = align_up(self.positions, PANEL) if wanted.sums else 0
-        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
+        has_rows = wanted.sums and not variant.warpgroups  # which compute them
+        self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
+        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
 
     def _lines_of_w(self) -> tuple[int, int, int]:
         """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
