@@ -20,7 +20,8 @@ from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depth
 from .plan_image import Arrays, image_product
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
-from .plan_staged import Wanted, staged
+from .plan_staged import staged
+from .plan_staging import Wanted
 from .plan_variants import BIAS_ITEMSIZE, image_variant, spread, weight_variant
 from .plan_weight import SUMS_NBYTES, summed_weight
 from .plan_weight import Arrays as WeightArrays

@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ...declare.facts import Struct
-from ...declare.schema import Spec
 from ...dtypes import FLOAT32, Dtype
 from ...plan import (
-    VEC_NBYTES,
     Config,
     Device,
     Launch,
     Plan,
-    Scratch,
     ScratchMemory,
     align_up,
     by_value,
@@ -32,40 +28,17 @@ from .facts import (
     TOTAL_CHANNELS,
     TOTAL_LINES,
     ImageLayout,
-    JoinedGroups,
-    StagedArray,
     StagedImage,
-    StagedRow,
-    StagingLayout,
     WeightLayout,
 )
 from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
 from .plan_model import image_rows, joined, tile_nbytes, tiling, weight_tiles
+from .plan_staging import Staging, Wanted, neighbours
 from .plan_variants import BIAS_ITEMSIZE, Variant, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is computed of X, Y and W, all of them of one type: an image, from Y or X, and the
-    gradients of W and of a bias."""
-
-    x: Spec | None
-    y: Spec | None
-    w: Spec | None = None
-    image: Spec | None = None
-    bias: Spec | None = None  # that is added to the image
-    is_gradient: bool = False
-    dw: Spec | None = None
-    db: Spec | None = None
-
-    @property
-    def sums(self) -> bool:
-        """Whether there is a sum over positions."""
-        return self.dw is not None or self.db is not None
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -89,7 +62,7 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
     variant = staged_variant(device, dtype, rows, tf32=rounds)
-    staging = _Staging(conv, variant, scratch, wanted, of)
+    staging = Staging(conv, variant, scratch, wanted, of)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
@@ -109,7 +82,7 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -
 
 
 def _product(
-    device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
+    device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: Staging
 ) -> Launch:
     """Blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
@@ -131,150 +104,6 @@ def _blank(struct: Struct) -> np.void:
     return blank
 
 
-class _Staging:
-    """What is staged, and where."""
-
-    def __init__(
-        self,
-        conv: Convolution,
-        variant: Variant,
-        scratch: ScratchMemory,
-        wanted: Wanted,
-        of: Convolution,
-    ) -> None:
-        self.of, self.n_joined = of, of.group // conv.group
-        self.conv, self.dtype, self.is_gradient = conv, variant.dtype, wanted.is_gradient
-        self.by_warpgroups = variant.warpgroups
-        self.width = VEC_NBYTES // self.dtype.itemsize
-        reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
-        reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
-        self.given = {
-            "x": wanted.x if reads_x else None,
-            "y": wanted.y if reads_y else None,
-            "w": wanted.w if wanted.image is not None else None,
-        }
-        self.lines = {
-            "x": (conv.batch, conv.channels, math.prod(conv.image)),
-            "y": (conv.batch, conv.filters, math.prod(conv.output)),
-            "w": self._lines_of_w(),
-        }
-        self.at = {name: self._place(scratch, name) for name in self.given}
-        self.positions = conv.batch * math.prod(conv.output)
-        has_rows = wanted.sums and not variant.warpgroups  # which compute them
-        self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
-        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
-
-    def _lines_of_w(self) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
-        channels last, the former is (taps, channel, filter)."""
-        conv, of_kernel = self.conv, math.prod(self.conv.kernel)
-        if self.n_joined > 1:
-            rows, depth = conv.filters, conv.group_channels
-            if self.is_gradient:
-                rows, depth = conv.channels, conv.group_filters
-            return of_kernel, rows, depth
-        if self.is_gradient:
-            return conv.group, conv.group_filters, conv.group_channels * of_kernel
-        return conv.filters, conv.group_channels, of_kernel
-
-    def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
-        """Where tiles read it: the array itself where it lies as they do."""
-        spec, (n, channels, plane) = self.given[name], self.lines[name]
-        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
-            return spec
-        if name == "w" and self.w_as_it_lies:
-            return spec
-        return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
-
-    @property
-    def w_as_it_lies(self) -> bool:
-        """Whether X's gradient reads W, whose channels lie side by side and whose filters are
-        summed, without its being staged."""
-        w, conv = self.given["w"], self.conv
-        lies = w is not None and w.aligned and (w.channels_last or math.prod(conv.kernel) == 1)
-        fits = conv.group_channels % self.width == 0 and conv.group_filters % PANEL == 0
-        can = self.by_warpgroups and self.is_gradient and self.n_joined == 1
-        return can and lies and fits
-
-    def _is_last(self, name: str) -> bool:
-        """Whether channels lie side by side; those of W that are summed."""
-        spec, (_, _, plane) = self.given[name], self.lines[name]
-        if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
-            return False
-        return spec.channels_last or plane == 1
-
-    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
-        """Of all that is staged, if there is something."""
-        fields = {name: self._array(name) for name in self.given}
-        blocks = sum(int(field["blocks"]) for field in fields.values())
-        if not blocks and not self.n_rows:
-            return []
-        layout = by_value(
-            StagingLayout,
-            **fields,
-            groups=self._groups(),
-            image=self.conv.image,
-            output=self.conv.output,
-            **taps(self.conv),
-            n_rows=self.n_rows,
-            positions=self.positions,
-            vectors=align_up(self.conv.channels, self.width) // self.width,
-        )
-        args = [
-            a
-            for name, field in fields.items()
-            for a in ((self.given[name], self.at[name]) if field["blocks"] else (None, None))
-        ]
-        config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return [launch("stage", config, (*args, self.rows, layout), dict(slots))]
-
-    def _groups(self) -> np.void:
-        of, w = self.of, self.given["w"]
-        return by_value(
-            JoinedGroups,
-            joined=self.n_joined if self.n_joined > 1 else 0,
-            filters=of.group_filters,
-            channels=of.group_channels,
-            taps=math.prod(of.kernel),
-            is_gradient=self.is_gradient,
-            channels_last=w is not None and w.channels_last,
-        )
-
-    def _array(self, name: str) -> np.void:
-        n, channels, plane = self.lines[name]
-        spec, padded = self.given[name], align_up(channels, self.width)
-        plane_tiles = ceil_div(plane, PANEL)
-        blocks = n * plane_tiles * ceil_div(padded, PANEL)
-        if name == "w" and self.n_joined > 1:
-            blocks = ceil_div(n * channels * plane // self.width, THREADS)
-        is_staged = isinstance(self.at[name], Scratch)
-        return by_value(
-            StagedArray,
-            channels=channels,
-            padded=padded,
-            plane=plane,
-            width=-1
-            if self._is_last(name)
-            else _loaded_together(channels, plane, self.width, spec),
-            plane_tiles=plane_tiles,
-            blocks=blocks if is_staged else 0,
-        )
-
-
-def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
-    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
-    found = _neighbours(plane, width, spec)
-    are_as_one = found == 1 and plane <= PANEL and channels % width == 0
-    return 0 if are_as_one and spec is not None and spec.aligned else found
-
-
-def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
-    """Positions that are loaded or stored together."""
-    if spec is None or not spec.aligned:
-        return 1
-    return next((n for n in (width, width // 2) if plane % n == 0), 1)
-
-
 class _Image:
     """A convolution or its data gradient."""
 
@@ -287,7 +116,7 @@ class _Image:
         self.blocks = self.tiles * self.product.column_tiles * self.residues
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
-    def args(self, staging: _Staging) -> tuple[object, ...]:
+    def args(self, staging: Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
@@ -296,7 +125,7 @@ class _Image:
         how = self._staged(staging)
         return (*given, product.column_tiles, how, layout)
 
-    def _staged(self, staging: _Staging) -> np.void:
+    def _staged(self, staging: Staging) -> np.void:
         """How it is written, and where W is."""
         product, image, w = self.product, self.wanted.image, self.wanted.w
         width = staging.width
@@ -306,7 +135,7 @@ class _Image:
         if image.channels_last:
             together = width if image.aligned and image.shape[1] % width == 0 else 1
         elif self.residues == 1:
-            together = _neighbours(math.prod(product.extents), width, image)
+            together = neighbours(math.prod(product.extents), width, image)
         depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
         w_row, w_tap = of_kernel * depth, depth
         if staging.w_as_it_lies:
@@ -356,12 +185,12 @@ class _Sums:
 
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
-    def args(self, staging: _Staging) -> tuple[object, ...]:
+    def args(self, staging: Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
         return (*given, self._layout(staging.width, self.conv.group_channels))
 
-    def totals(self, staging: _Staging) -> Launch:
+    def totals(self, staging: Staging) -> Launch:
         """What parts add up to."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
