@@ -44,10 +44,12 @@ def specs(c: Convolution, dtype: Any, *, channels_last: bool = True) -> tuple[Sp
     )
 
 
-def gradients(c: Convolution, dtype: Any, **how: Any) -> tuple[Plan, tuple[Spec, ...]]:
+def gradients(
+    c: Convolution, dtype: Any, device: Device = H200, **how: Any
+) -> tuple[Plan, tuple[Spec, ...]]:
     x, y, w = specs(c, dtype, **how)
     dx, dw = replace(x, place=3), replace(w, place=4)
-    made = plan.gradients(H200, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
+    made = plan.gradients(device, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
     return made, (x, y, w, dx, dw)
 
 
@@ -71,6 +73,29 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert found.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
     forward = plan.forward(H200, LAYER, x, w, None, y)
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
+
+
+def test_warpgroups_stage_nothing_that_has_its_channels_last() -> None:
+    """Nor W of 1 x 1 layers, unless a stage would have filters of two taps."""
+    device = replace(H200, has_warpgroups=True)
+    found, (_, _, w, *_) = gradients(LAYER, FLOAT16, device)
+    staged, total = launches(found)
+    assert [staged.symbol, total.symbol] == ["conv__staged", "conv__staged_total"]
+    assert (staged.args[2], staged.args[8]) == (None, w)
+    image = staged.args[12]
+    assert [image[n] for n in ("as_it_lies", "w_tap", "w_row")] == [True, 16, 9 * 16]
+    single = replace(LAYER, channels=512, filters=512, kernel=(1, 1), pads=(0, 0))
+    for c, last, blocks in (
+        (single, False, "xy"),
+        (LAYER, False, "xyw"),
+        (replace(LAYER, filters=72), True, "w"),
+    ):
+        found, _ = gradients(c, FLOAT16, device, channels_last=last)
+        stage, staged, _ = launches(found)
+        fields = stage.args[-1]
+        assert "".join(name for name in "xyw" if fields[name]["blocks"]) == blocks
+        assert fields["n_rows"] == 0
+        assert staged.args[12]["as_it_lies"] == (blocks == "xy")
 
 
 def test_what_no_tiles_read_is_copied() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,20 @@ def test_variants_of_known_layers(name) -> None:
         assert main(found["X"], "image", "staged")[0] == ("staged" if is_staged else "image")
         assert main(found["W"], "weight", "staged")[0] == ("staged" if is_staged else "weight")
         assert {step.slots["TF32"] for step in launches(found["X"])} == {str(int(tf32))}
+
+
+def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
+    """In modules of their own; all else is as it is without them."""
+    c = layer(*LAYERS["l3 3x3"])
+    device = replace(H200, has_warpgroups=True)
+    for dtype in FLOATS:
+        is_half = dtype.itemsize == 2
+        found, without = plans(c, dtype, device), plans(c, dtype)
+        for key in "YXW":
+            for step in launches(found[key]):
+                assert step.slots["WARPGROUPS"] == str(int(is_half))
+            assert (str(found[key]) == str(without[key])) is not is_half
+        assert str(found["b"]) == str(without["b"])
 
 
 @pytest.mark.parametrize(

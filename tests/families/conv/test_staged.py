@@ -19,7 +19,7 @@ from cupy_training_ops.backend import ArrayInfo
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.conv import plan, plan_model, plan_variants
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
-from cupy_training_ops.families.conv.facts import STAGED_TAPS
+from cupy_training_ops.families.conv.facts import PANEL, STAGED_TAPS
 from cupy_training_ops.families.conv.plan_variants import residues
 from cupy_training_ops.frame.backends import info
 from cupy_training_ops.plan import Device, align_up, ceil_div
@@ -225,6 +225,18 @@ def test_four_operators_are_jax(run, seed, staged, tile, layout) -> None:
     staged(*tile[1:])
     rng = np.random.default_rng((seed, rows, len(layout)))
     check(run, rng, drawn(rng), *TYPES[types], layout)
+
+
+@pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
+def test_many_stages(run, rng, staged, by_warpgroups) -> None:
+    """So many that each place of them is written and read again."""
+    staged(2 * PANEL, by_warpgroups)
+    x = rng.standard_normal((1, 16, 40)).astype(FLOAT16)
+    dy = rng.standard_normal((1, 512, 40)).astype(FLOAT16)
+    w = rng.standard_normal((512, 16, 1)).astype(FLOAT16)
+    dx, *_ = get_op("ConvGrad")()(*map(run.place, (dy, x, w)), outputs=("dX",))
+    expected = np.einsum("nmi,mco->nci", *(a.astype(FLOAT64) for a in (dy, w)))
+    assert_matches(run.host(dx).astype(FLOAT64), expected, tolerance_of(FLOAT16, 512, False))
 
 
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
