@@ -115,12 +115,8 @@ constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS && sizeof(T) == 2;
-constexpr int STAGED_COLUMNS =
-    BY_WARPGROUPS ? (STAGED_ROWS == PANEL ? WARPGROUP_FLAT_COLUMNS : WARPGROUP_TALL_COLUMNS)
-                  : (STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS);
-constexpr int STAGED_TILE_BLOCKS = BY_WARPGROUPS ? WARPGROUP_BLOCKS : STAGED_BLOCKS;
-using StagedTile = conv::staged_tile::StagedTile<T, STAGED_ROWS, STAGED_COLUMNS, CTO_TF32,
-                                                 CAN_STAGE, BY_WARPGROUPS>;
+using StagedTile =
+    conv::staged_tile::StagedTile<T, STAGED_ROWS, CTO_TF32, CAN_STAGE, BY_WARPGROUPS>;
 
 }  // namespace cto
 
@@ -298,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 
 // Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
 // its data gradient, in one launch, so that each fill what the last ones of the other leave idle.
-extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, STAGED_TILE_BLOCKS)
+extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
                  const T* bias, T* written, u32 column_tiles,

@@ -260,8 +260,7 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
     const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
     using Of = Multipliers<Tile>;
     if constexpr (Tile::BY_WARPGROUPS)
-        add_stages_by_warpgroups<
-            Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
+        add_stages_by_warpgroups<Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
             product, stages, parts, copier, [](const u8*) {});
     else
         add_stages<Tile, typename Of::Image>(product, stages, parts, copier,

@@ -18,23 +18,36 @@ constexpr int LINE_VECTORS = LINE_NBYTES / 16;
 constexpr int WARPGROUP = 4 * WARP;
 
 // Without EXISTS there is none for this type or GPU, and functions of it do nothing.
-template <class Element, int N_ROWS, int N_COLUMNS, bool TF32, bool IS_THERE, bool WARPGROUPS>
+template <class Element, int N_ROWS, bool TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
     static constexpr bool EXISTS = IS_THERE;
     static constexpr bool IS_TF32 = TF32, IS_EXACT = sizeof(E) == 4 && !TF32;
-    static constexpr int ROWS = N_ROWS, COLUMNS = N_COLUMNS;
+    static constexpr int ROWS = N_ROWS;
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int K = tensor_core::K<E>;
     static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // or by warps
-    static constexpr int THREADS = BY_WARPGROUPS ? WARPGROUP_THREADS : STAGED_THREADS;
-    static constexpr int STAGES = BY_WARPGROUPS ? WARPGROUP_STAGES : STAGED_STAGES;
+    static constexpr bool IS_FLAT = ROWS == PANEL;
+    static constexpr int COLUMNS = BY_WARPGROUPS
+                                       ? (IS_FLAT ? FLAT_GROUPS_COLUMNS : TALL_GROUPS_COLUMNS)
+                                       : (IS_FLAT ? FLAT_COLUMNS : TALL_COLUMNS);
+    static constexpr int THREADS = !BY_WARPGROUPS ? STAGED_THREADS
+                                   : IS_FLAT      ? FLAT_GROUPS_THREADS
+                                                  : TALL_GROUPS_THREADS;
+    static constexpr int BLOCKS = !BY_WARPGROUPS ? STAGED_BLOCKS
+                                  : IS_FLAT      ? FLAT_GROUPS_BLOCKS
+                                                 : TALL_GROUPS_BLOCKS;
+    static constexpr int STAGES = !BY_WARPGROUPS ? STAGED_STAGES
+                                  : IS_FLAT      ? FLAT_GROUPS_STAGES
+                                                 : TALL_GROUPS_STAGES;
+    static constexpr int PENDING = !BY_WARPGROUPS ? 0
+                                   : IS_FLAT      ? FLAT_GROUPS_PENDING
+                                                  : TALL_GROUPS_PENDING;
     // Stages that are copied before they are multiplied.
-    static constexpr int AHEAD = STAGES - 1 - (BY_WARPGROUPS ? WARPGROUP_PENDING : 0);
+    static constexpr int AHEAD = STAGES - 1 - PENDING;
     // Those that multiply have parts of as many rows, of ROW_STEP at a time.
     static constexpr int MULTIPLIERS = THREADS / (BY_WARPGROUPS ? WARPGROUP : WARP);
-    static constexpr int MULTIPLIERS_DOWN =
-        ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;
+    static constexpr int MULTIPLIERS_DOWN = ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;
     static constexpr int MULTIPLIERS_ACROSS = MULTIPLIERS / MULTIPLIERS_DOWN;
     static constexpr int ROW_STEP = BY_WARPGROUPS ? PANEL : 16;
     static constexpr int DOWN = ROWS / MULTIPLIERS_DOWN / ROW_STEP;

@@ -16,15 +16,15 @@ struct ByWarpgroups {
     int a_at, b_at;  // of this warpgroup, by bytes
 #if defined(__CUDA_CPU__)
     // Stages whose products are not made before they are waited for, as late as GPUs may.
-    const u8* pending[WARPGROUP_PENDING + 1];
+    const u8* pending[Tile::PENDING + 1];
     int n_pending = 0;
 #endif
 
     __device__ __forceinline__ ByWarpgroups() {
         const int number = Product::multiplier();
         a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
-        b_at = Tile::A_NBYTES +
-               number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
+        b_at =
+            Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
     __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
@@ -36,8 +36,7 @@ struct ByWarpgroups {
 #pragma unroll
             for (int i = 0; i < Tile::DOWN; ++i)
                 warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, A_TRANSPOSED, B_TRANSPOSED>(
-                    product.sums[i],
-                    warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
+                    product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
     }
     __device__ __forceinline__ void begin(const u8* stage, Product& product) {
@@ -92,7 +91,7 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
         multiplier.begin(stages + from, product);
         copy();
         also(stages + from);
-        multiplier.template end<WARPGROUP_PENDING>(product);
+        multiplier.template end<Tile::PENDING>(product);
         from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
     }
     multiplier.template end<0>(product);

@@ -39,12 +39,11 @@ struct WeightCopier {
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
     static constexpr int PANEL_NBYTES = Tile::IN_LINE * LINE_NBYTES;
     static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
-    static constexpr bool COMPUTES_ROWS = Tile::BY_WARPGROUPS;  // which go on multiplying meanwhile
 
     WeightShared<Tile>& shared;
-    const WeightLayout& layout;
-    i64 begin;             // of the part
-    const uint4* rows;     // of the part, unless they are computed
+    const uint4* rows;     // of the part; none where each position reads the one that it is
+    i32 first_position;    // of the part
+    i32 x_vectors;         // of a position
     i32 count;             // stages of the part
     const uint4 *y, *x;    // y: of this thread's first position
     i64 y_step;            // to the thread's next position
@@ -57,18 +56,16 @@ struct WeightCopier {
 
     // Those of one stage.
     __device__ __forceinline__ void copy_rows(i32 number) const {
-        if constexpr (COMPUTES_ROWS) {
-            if (threadIdx.x < Tile::IN_LINE && number < count)
-                shared.rows[number % ROW_SLOTS<Tile>][threadIdx.x] = staging::row_of(
-                    layout, begin + number * Tile::IN_LINE + threadIdx.x,
-                    layout.padded_channels / Tile::VECTOR * layout.groups);
-        } else if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
-            async_copy::copy<16>(
-                reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS<Tile>]) + threadIdx.x * 16,
-                rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
+        StagedRow* const to = shared.rows[number % ROW_SLOTS<Tile>];
+        const int at = threadIdx.x;
+        if (rows && at < ROWS_NBYTES / 16 && number < count)
+            async_copy::copy<16>(reinterpret_cast<uint4*>(to) + at,
+                                 rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + at);
+        if (!rows && at < Tile::IN_LINE)
+            to[at] = {(first_position + number * Tile::IN_LINE + at) * x_vectors, 1};
     }
     __device__ __forceinline__ void open() {
-        if constexpr (!COMPUTES_ROWS) copy_rows(stage_number + Tile::AHEAD);
+        copy_rows(stage_number + Tile::AHEAD);
         reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) {
@@ -92,7 +89,6 @@ struct WeightCopier {
     }
     __device__ __forceinline__ void close() {
         async_copy::commit();
-        if constexpr (COMPUTES_ROWS) copy_rows(stage_number + Tile::AHEAD);
         ++stage_number;
         rest -= Tile::IN_LINE;
     }
@@ -102,7 +98,8 @@ struct WeightCopier {
 template <class Tile>
 struct StagedRowSums {
     using E = typename Tile::E;
-    static constexpr int COUNT = (Tile::DOWN + Tile::MULTIPLIERS_ACROSS - 1) / Tile::MULTIPLIERS_ACROSS;
+    static constexpr int COUNT =
+        (Tile::DOWN + Tile::MULTIPLIERS_ACROSS - 1) / Tile::MULTIPLIERS_ACROSS;
 
     float sums[COUNT][4] = {};
     bool wanted;
@@ -205,8 +202,10 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const i32 filters = vectors_of(layout.rows, Tile::VECTOR);
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
         const i32 y_vector = tile.first_row / Tile::VECTOR + vector;
-        Copier copier{shared, layout, begin};
-        copier.rows = reinterpret_cast<const uint4*>(rows + begin);
+        Copier copier{shared};
+        copier.rows = rows ? reinterpret_cast<const uint4*>(rows + begin) : nullptr;
+        copier.first_position = static_cast<i32>(begin);
+        copier.x_vectors = depth * layout.groups;
         copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
         const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
         copier.y_step = Copier::AT_ONCE * y_pitch;
@@ -240,10 +239,10 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
         if constexpr (Tile::BY_WARPGROUPS)
-            add_stages_by_warpgroups<Tile, Multiplier>(
-                product, stages, copier.count, copier, [&](const u8* stage) {
-                    if (row_sums.wanted) row_sums.add(stage);
-                });
+            add_stages_by_warpgroups<Tile, Multiplier>(product, stages, copier.count, copier,
+                                                       [&](const u8* stage) {
+                                                           if (row_sums.wanted) row_sums.add(stage);
+                                                       });
         else
             add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
                                          [&](const tensor_core::A(&a)[Tile::DOWN]) {

@@ -177,28 +177,27 @@ __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&exten
     return inside;
 }
 
-// What position `index` of the output reads of X, which has so many vectors for each of its own.
-template <class Layout>
-__device__ __forceinline__ StagedRow row_of(const Layout& layout, i64 index, i32 vectors) {
-    if (index >= layout.positions) return {};
-    i32 at[3];
-    u32 rest = static_cast<u32>(index);  // of fewer than 2^31 vectors
-#pragma unroll
-    for (int axis = 2; axis >= 0; --axis) {
-        const u32 extent = layout.output[axis], next = rest / extent;
-        at[axis] =
-            static_cast<i32>(rest - next * extent) * layout.stride[axis] - layout.pad[axis];
-        rest = next;
-    }
-    i32 place = rest;
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) place = place * layout.image[axis] + at[axis];
-    return {place * vectors, taps_inside(at, layout.image, layout.kernel, layout.dilation)};
-}
-
 __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& layout, u32 block) {
     const i64 index = static_cast<i64>(block) * THREADS + threadIdx.x;
-    if (index < layout.n_rows) rows[index] = row_of(layout, index, layout.vectors);
+    if (index >= layout.n_rows) return;
+    StagedRow row{};
+    if (index < layout.positions) {
+        i32 at[3];
+        i64 rest = index;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const i64 next = divide(rest, layout.output[axis]);
+            at[axis] = static_cast<i32>(rest - next * layout.output[axis]) * layout.stride[axis] -
+                       layout.pad[axis];
+            rest = next;
+        }
+        i64 place = rest;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) place = place * layout.image[axis] + at[axis];
+        row.offset = static_cast<i32>(place * layout.vectors);
+        row.inside = taps_inside(at, layout.image, layout.kernel, layout.dilation);
+    }
+    rows[index] = row;
 }
 
 template <class E, bool TF32, bool EXISTS>

@@ -69,33 +69,33 @@ __device__ __forceinline__ void wait() {
 #define FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
 #define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 4), SIXTEEN(i + 8), SIXTEEN(i + 12)
-#define NUMBERS_TO_63                                                                            \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "            \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "            \
+#define NUMBERS_TO_63                                                                  \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NUMBERS_TO_95                                                                            \
-    NUMBERS_TO_63                                                                                \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "          \
+#define NUMBERS_TO_95                                                                    \
+    NUMBERS_TO_63                                                                        \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define NUMBERS_TO_127                                                                           \
     NUMBERS_TO_95                                                                                \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "    \
-    "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "  \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+    "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
     "%126, %127"
-#define PRODUCT(SHAPE, NUMBERS, AFTER, ...)                                                      \
-    asm volatile("wgmma.mma_async.sync.aligned." SHAPE " {" NUMBERS "}, " AFTER ";"              \
-                 : __VA_ARGS__                                                                   \
+#define PRODUCT(SHAPE, NUMBERS, AFTER, ...)                                         \
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE " {" NUMBERS "}, " AFTER ";" \
+                 : __VA_ARGS__                                                      \
                  : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED))
-#define PRODUCT_OF(TYPES)                                                                        \
-    if constexpr (N == 128)                                                                      \
-        PRODUCT("m64n128k16.f32." TYPES, NUMBERS_TO_63, "%64, %65, 1, 1, 1, %66, %67",           \
-                SIXTY_FOUR(0));                                                                  \
-    else if constexpr (N == 192)                                                                 \
-        PRODUCT("m64n192k16.f32." TYPES, NUMBERS_TO_95, "%96, %97, 1, 1, 1, %98, %99",           \
-                SIXTY_FOUR(0), SIXTEEN(16), SIXTEEN(20));                                        \
-    else                                                                                         \
-        PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %131",      \
+#define PRODUCT_OF(TYPES)                                                                   \
+    if constexpr (N == 128)                                                                 \
+        PRODUCT("m64n128k16.f32." TYPES, NUMBERS_TO_63, "%64, %65, 1, 1, 1, %66, %67",      \
+                SIXTY_FOUR(0));                                                             \
+    else if constexpr (N == 192)                                                            \
+        PRODUCT("m64n192k16.f32." TYPES, NUMBERS_TO_95, "%96, %97, 1, 1, 1, %98, %99",      \
+                SIXTY_FOUR(0), SIXTEEN(16), SIXTEEN(20));                                   \
+    else                                                                                    \
+        PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %131", \
                 SIXTY_FOUR(0), SIXTY_FOUR(16))
 
 // D += A B
@@ -137,8 +137,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
                                element<E, A_TRANSPOSED>(a, row + 8, k)};
         for (int j = 0; j < N / 8; ++j)
             for (int i = 0; i < 4; ++i)
-                d[j][i] +=
-                    rows[i / 2] * element<E, B_TRANSPOSED>(b, 8 * j + column + i % 2, k);
+                d[j][i] += rows[i / 2] * element<E, B_TRANSPOSED>(b, 8 * j + column + i % 2, k);
     }
 }
 #endif

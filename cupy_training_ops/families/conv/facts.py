@@ -29,12 +29,16 @@ TALL_COLUMNS = 128
 FLAT_COLUMNS = 192
 # The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
 # while the next is copied.
-WARPGROUP_THREADS = 128
-WARPGROUP_BLOCKS = 2
-WARPGROUP_STAGES = 3
-WARPGROUP_PENDING = 1
-WARPGROUP_TALL_COLUMNS = 128
-WARPGROUP_FLAT_COLUMNS = 192
+TALL_GROUPS_THREADS = 256
+TALL_GROUPS_BLOCKS = 1
+TALL_GROUPS_STAGES = 4
+TALL_GROUPS_PENDING = 1
+TALL_GROUPS_COLUMNS = 256
+FLAT_GROUPS_THREADS = 128
+FLAT_GROUPS_BLOCKS = 2
+FLAT_GROUPS_STAGES = 3
+FLAT_GROUPS_PENDING = 1
+FLAT_GROUPS_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory
 STAGED_TAPS = 32  # at most, a bit for each

@@ -14,6 +14,10 @@ from ...plan import SCRATCH_ALIGNMENT, VEC_NBYTES, Device, align_up, ceil_div
 from .extents import Convolution
 from .facts import (
     FLAT_COLUMNS,
+    FLAT_GROUPS_BLOCKS,
+    FLAT_GROUPS_COLUMNS,
+    FLAT_GROUPS_STAGES,
+    FLAT_GROUPS_THREADS,
     LINE_NBYTES,
     PANEL,
     STAGED_BLOCKS,
@@ -21,11 +25,10 @@ from .facts import (
     STAGED_TAPS,
     STAGED_THREADS,
     TALL_COLUMNS,
-    WARPGROUP_BLOCKS,
-    WARPGROUP_FLAT_COLUMNS,
-    WARPGROUP_STAGES,
-    WARPGROUP_TALL_COLUMNS,
-    WARPGROUP_THREADS,
+    TALL_GROUPS_BLOCKS,
+    TALL_GROUPS_COLUMNS,
+    TALL_GROUPS_STAGES,
+    TALL_GROUPS_THREADS,
     StagedRow,
 )
 from .plan_layouts import have_channels_last
@@ -49,31 +52,43 @@ LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """Tiles that are multiplied alike, and what they cost, in stages of the sum of a tall one."""
+class Tile:
+    """What a block multiplies, and what a stage of its sum costs."""
 
-    columns: dict[int, int]  # by rows of a tile, as `step_cost`, of a stage
-    step_cost: dict[int, float]
+    columns: int
     threads: int
     blocks: int  # of a multiprocessor
     stages: int
-    block_cost: float = 3.0  # beside its stages
-    sum_cost: float = 0.03  # of adding up a tile's part
+    step_cost: float
 
 
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles by their rows, and what others cost, in stages of the sum of a tall one."""
+
+    tiles: dict[int, Tile]
+    block_cost: float  # beside its stages
+    sum_cost: float  # of adding up a tile's part
+
+
+_STAGED = (STAGED_THREADS, STAGED_BLOCKS, STAGED_STAGES)
+_TALL_GROUPS = (TALL_GROUPS_THREADS, TALL_GROUPS_BLOCKS, TALL_GROUPS_STAGES)
+_FLAT_GROUPS = (FLAT_GROUPS_THREADS, FLAT_GROUPS_BLOCKS, FLAT_GROUPS_STAGES)
 OF_WARPS = Tiling(
-    columns={2 * PANEL: TALL_COLUMNS, PANEL: FLAT_COLUMNS},
-    step_cost={2 * PANEL: 1.0, PANEL: 0.9},
-    threads=STAGED_THREADS,
-    blocks=STAGED_BLOCKS,
-    stages=STAGED_STAGES,
+    {
+        2 * PANEL: Tile(TALL_COLUMNS, *_STAGED, step_cost=1.0),
+        PANEL: Tile(FLAT_COLUMNS, *_STAGED, step_cost=0.9),
+    },
+    block_cost=3.0,
+    sum_cost=0.03,
 )
 OF_WARPGROUPS = Tiling(
-    columns={2 * PANEL: WARPGROUP_TALL_COLUMNS, PANEL: WARPGROUP_FLAT_COLUMNS},
-    step_cost={2 * PANEL: 1.0, PANEL: 0.9},
-    threads=WARPGROUP_THREADS,
-    blocks=WARPGROUP_BLOCKS,
-    stages=WARPGROUP_STAGES,
+    {
+        2 * PANEL: Tile(TALL_GROUPS_COLUMNS, *_TALL_GROUPS, step_cost=1.0),
+        PANEL: Tile(FLAT_GROUPS_COLUMNS, *_FLAT_GROUPS, step_cost=0.9),
+    },
+    block_cost=3.0,
+    sum_cost=0.03,
 )
 
 
@@ -166,7 +181,7 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
     of_w = conv.group * padded * math.prod(conv.kernel)
     tiles = weight_tiles(device, conv, dtype)
-    columns = tiling(device, dtype).columns[tiles.rows]
+    columns = tiling(device, dtype).tiles[tiles.rows].columns
     sums = tiles.parts * (tiles.count * tiles.rows * columns + conv.filters)
     nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
     nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
@@ -181,7 +196,7 @@ def tile_choices(device: Device, dtype: Dtype) -> list[int]:
     """Rows of tiles that have room, of those that there are kernels with."""
     return [
         rows
-        for rows in tiling(device, dtype).columns
+        for rows in tiling(device, dtype).tiles
         if tile_nbytes(device, rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
         and rows in choices(device, dtype)
     ]
@@ -189,10 +204,9 @@ def tile_choices(device: Device, dtype: Dtype) -> list[int]:
 
 def tile_nbytes(device: Device, rows: int, dtype: Dtype) -> int:
     """Of shared memory of a block, for stages, and then for what is written of an image."""
-    tiles = tiling(device, dtype)
-    columns = tiles.columns[rows]
-    written = rows * (columns * dtype.itemsize + VEC_NBYTES)
-    return max(tiles.stages * (rows + columns) * LINE_NBYTES, written)
+    tile = tiling(device, dtype).tiles[rows]
+    written = rows * (tile.columns * dtype.itemsize + VEC_NBYTES)
+    return max(tile.stages * (rows + tile.columns) * LINE_NBYTES, written)
 
 
 @dataclass(frozen=True)
@@ -204,7 +218,7 @@ class Blocks:
 
 
 def image_blocks(
-    tiles: Tiling, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
+    of: Tiling, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
     """Of a convolution or its data gradient; residues of strides count as alike."""
     written, read, positions = conv.group_filters, conv.group_channels, conv.output
@@ -212,19 +226,19 @@ def image_blocks(
     if is_gradient:
         written, read, positions = read, written, conv.image
         n_residues = math.prod(residues(conv))
-    columns = ceil_div(conv.batch * math.prod(positions), n_residues * tiles.columns[rows])
+    columns = ceil_div(conv.batch * math.prod(positions), n_residues * of.tiles[rows].columns)
     steps = math.prod(conv.kernel) * read / n_residues * dtype.itemsize / LINE_NBYTES
     count = conv.group * n_residues * ceil_div(written, rows) * columns
-    return Blocks(count, steps * tiles.step_cost[rows] + tiles.block_cost)
+    return Blocks(count, steps * of.tiles[rows].step_cost + of.block_cost)
 
 
 def image_rows(device: Device, conv: Convolution, dtype: Dtype, *, is_gradient: bool) -> int:
     """Rows of an image's tiles, with which all blocks take least time."""
-    tiles = tiling(device, dtype)
+    of = tiling(device, dtype)
 
     def cost(rows: int) -> float:
-        blocks = image_blocks(tiles, conv, dtype, rows, is_gradient=is_gradient)
-        return time_of(slots_of(device, tiles), [blocks])
+        blocks = image_blocks(of, conv, dtype, rows, is_gradient=is_gradient)
+        return time_of(slots_of(device, of.tiles[rows]), [blocks])
 
     return min(tile_choices(device, dtype), key=cost)
 
@@ -254,25 +268,26 @@ def tiles_and_cost(
     of = tiling(device, dtype)
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     row_tiles = ceil_div(conv.group_filters, rows)
-    column_tiles = ceil_div(math.prod(conv.kernel) * padded, of.columns[rows])
+    tile = of.tiles[rows]
+    column_tiles = ceil_div(math.prod(conv.kernel) * padded, tile.columns)
     tiles = conv.group * row_tiles * column_tiles
     steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
     image = image_blocks(of, conv, dtype, rows, is_gradient=True)
-    slots = slots_of(device, of)
+    slots = slots_of(device, tile)
 
     def cost(parts: int) -> float:
-        weights = Blocks(tiles * parts, ceil_div(steps, parts) * of.step_cost[rows] + of.block_cost)
+        weights = Blocks(tiles * parts, ceil_div(steps, parts) * tile.step_cost + of.block_cost)
         return time_of(slots, [image, weights]) + of.sum_cost * tiles * parts
 
-    most = MOST_SUMS_NBYTES // (tiles * rows * of.columns[rows] * 4)
+    most = MOST_SUMS_NBYTES // (tiles * rows * tile.columns * 4)
     useful = ceil_div(2 * slots, tiles)
     parts = min(range(1, max(1, min(most, steps, useful)) + 1), key=cost)
     return WeightTiles(rows, row_tiles, column_tiles, tiles, parts), cost(parts)
 
 
-def slots_of(device: Device, tiles: Tiling) -> int:
+def slots_of(device: Device, tile: Tile) -> int:
     """Blocks that run at a time."""
-    return tiles.blocks * device.multiprocessors
+    return tile.blocks * device.multiprocessors
 
 
 def time_of(slots: int, blocks: list[Blocks]) -> float:

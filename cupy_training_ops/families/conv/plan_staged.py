@@ -90,7 +90,7 @@ def _product(
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    threads = tiling(device, variant.dtype).threads
+    threads = tiling(device, variant.dtype).tiles[variant.rows].threads
     shared = tile_nbytes(device, variant.rows, variant.dtype)
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
     config = Config((images + weights,), (threads,), shared)
@@ -109,7 +109,7 @@ class _Image:
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.variant, self.wanted = conv, variant, wanted
-        columns = tiling(device, variant.dtype).columns[variant.rows]
+        columns = tiling(device, variant.dtype).tiles[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
@@ -167,7 +167,7 @@ class _Sums:
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.of = of  # whose groups are joined
-        self.columns = tiling(device, variant.dtype).columns[variant.rows]
+        self.columns = tiling(device, variant.dtype).tiles[variant.rows].columns
         found = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = found.row_tiles
         self.column_tiles = found.column_tiles if wanted.dw is not None else 1

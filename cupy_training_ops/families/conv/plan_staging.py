@@ -14,7 +14,7 @@ from ...plan import VEC_NBYTES, Config, Launch, Scratch, ScratchMemory, align_up
 from .extents import Convolution
 from .facts import PANEL, THREADS, JoinedGroups, StagedArray, StagedRow, StagingLayout
 from .plan_launches import launch, taps
-from .plan_variants import Variant
+from .plan_variants import Variant, is_single
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Staging:
         }
         self.at = {name: self._place(scratch, name) for name in self.given}
         self.positions = conv.batch * math.prod(conv.output)
-        has_rows = wanted.sums and not variant.warpgroups  # which compute them
+        has_rows = wanted.sums and not is_single(conv)  # whose positions read what they are
         self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
 
@@ -97,7 +97,7 @@ class Staging:
         """Whether X's gradient reads W, whose channels lie side by side and whose filters are
         summed, without its being staged."""
         w, conv = self.given["w"], self.conv
-        lies = w is not None and w.aligned and (w.channels_last or math.prod(conv.kernel) == 1)
+        lies = w is not None and w.aligned and is_single(conv)
         fits = conv.group_channels % self.width == 0 and conv.group_filters % PANEL == 0
         can = self.by_warpgroups and self.is_gradient and self.n_joined == 1
         return can and lies and fits

@@ -75,26 +75,29 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
 
 
-def test_warpgroups_stage_nothing_that_has_its_channels_last() -> None:
-    """Nor W of 1 x 1 layers, unless a stage would have filters of two taps."""
+SINGLE = replace(LAYER, channels=512, filters=512, kernel=(1, 1), pads=(0, 0))
+
+
+def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
+    """Unless a stage would have filters that are no whole vectors; what positions read of X is
+    clear."""
     device = replace(H200, has_warpgroups=True)
-    found, (_, _, w, *_) = gradients(LAYER, FLOAT16, device)
+    found, (_, _, w, *_) = gradients(SINGLE, FLOAT16, device)
     staged, total = launches(found)
     assert [staged.symbol, total.symbol] == ["conv__staged", "conv__staged_total"]
     assert (staged.args[2], staged.args[8]) == (None, w)
-    image = staged.args[12]
-    assert [image[n] for n in ("as_it_lies", "w_tap", "w_row")] == [True, 16, 9 * 16]
-    single = replace(LAYER, channels=512, filters=512, kernel=(1, 1), pads=(0, 0))
-    for c, last, blocks in (
-        (single, False, "xy"),
-        (LAYER, False, "xyw"),
-        (replace(LAYER, filters=72), True, "w"),
+    assert [staged.args[12][n] for n in ("as_it_lies", "w_row")] == [True, 64]
+    for c, of, last, blocks in (
+        (SINGLE, device, False, "xy"),
+        (LAYER, device, True, "w"),
+        (replace(SINGLE, filters=520), device, True, "w"),
+        (SINGLE, H200, True, "w"),
     ):
-        found, _ = gradients(c, FLOAT16, device, channels_last=last)
+        found, _ = gradients(c, FLOAT16, of, channels_last=last)
         stage, staged, _ = launches(found)
         fields = stage.args[-1]
         assert "".join(name for name in "xyw" if fields[name]["blocks"]) == blocks
-        assert fields["n_rows"] == 0
+        assert bool(fields["n_rows"]) is (c == LAYER)
         assert staged.args[12]["as_it_lies"] == (blocks == "xy")
 
 

@@ -17,12 +17,9 @@ from cupy_training_ops.families.conv.facts import AXES
 from cupy_training_ops.plan import Device
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-MEASURED = {
-    multipliers: json.loads((DATA / name).read_text(encoding="utf-8"))
-    for multipliers, name in (
-        ("warps", "conv_variants.json"),
-        ("warpgroups", "conv_variants_warpgroups.json"),
-    )
+MEASURED = {  # halves multiplied by warps, or by warpgroups
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(DATA.glob("conv_variants*.json"))
 }
 each = pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
 TYPES = {"f2": (FLOAT16, False), "f4,tf32": (FLOAT32, True)}
