@@ -36,7 +36,7 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     i64 read = 0, read_pitch = 1;
     for (int axis = 2; axis >= 0; --axis) {
         const Line& line = place.lines[axis];
-        const i32 next = rest / line.taps, i = rest - next * line.taps;
+        const i32 next = static_cast<i32>(divide(rest, line.taps)), i = rest - next * line.taps;
         read += i * line.jump * read_pitch;
         index += (line.first_tap + i * line.tap_step) * pitch;
         read_pitch *= layout.read[axis];
@@ -292,10 +292,10 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
             shared.places[i] = column.place;
             shared.rows[i] = column.row;
         }
-        if (threadIdx.x < STAGED_TAPS)
-            shared.taps[threadIdx.x] =
-                threadIdx.x < n_taps ? staged_tap(layout, place, threadIdx.x, staged.w_tap, vectors)
-                                     : StagedTap{};
+        const int tap = Tile::THREADS - 1 - threadIdx.x;  // the last warp may have no columns
+        if (tap < STAGED_TAPS)
+            shared.taps[tap] =
+                tap < n_taps ? staged_tap(layout, place, tap, staged.w_tap, vectors) : StagedTap{};
         __syncthreads();
         StagedProduct<Tile> product;
         if constexpr (Tile::BY_WARPGROUPS) {
