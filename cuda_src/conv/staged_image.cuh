@@ -191,11 +191,17 @@ __device__ __forceinline__ void write_staged_lines(
     const Place& place = shared.place;
     const i32 rows = layout.rows - place.first_row;
     if (bias) bias += place.group * layout.rows + place.first_row;
-    product.each_pair([&](int row, int column, const float* sums) {
-        const float more = bias && row < rows ? to_acc(bias[row]) : 0.0f;
-        slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
-        slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
-    });
+    const auto more_of = [&](int row) {
+        return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f;
+    };
+    if constexpr (Tile::BY_WARPGROUPS)
+        store_lines(product, more_of, slab);
+    else
+        product.each_pair([&](int row, int column, const float* sums) {
+            const float more = more_of(row);
+            slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
+            slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
+        });
     __syncthreads();
     written += place.first_row;
     if (width == Tile::VECTOR)

@@ -99,4 +99,29 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
     __syncthreads();
 }
 
+// D as lines that are columns, with more for each row, in a slab of lines of all rows and a vector.
+template <class Tile, class More>
+__device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product, const More& more_of,
+                                            typename Tile::E* slab) {
+    constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
+    const int lane = threadIdx.x % WARP, matrix = lane / 8;
+#pragma unroll
+    for (int i = 0; i < Tile::DOWN; ++i) {
+        const int first = product.first_row + i * Tile::ROW_STEP;
+        const float more[2] = {more_of(first + lane / 4), more_of(first + lane / 4 + 8)};
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS; j += 2) {
+            u32 words[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float* const sums = product.sums[i][j + k / 2] + k % 2 * 2;
+                const float both[2] = {sums[0] + more[k % 2], sums[1] + more[k % 2]};
+                vec::round_pair(both, reinterpret_cast<typename Tile::E*>(words + k));
+            }
+            const int column = product.first_column + (j + matrix / 2) * 8 + lane % 8;
+            warpgroup::store_transposed(slab + column * PITCH + first + matrix % 2 * 8, words);
+        }
+    }
+}
+
 }  // namespace cto::conv::staged_warpgroups

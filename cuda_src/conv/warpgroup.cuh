@@ -142,4 +142,23 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 }
 #endif
 
+// Stores four matrices of 8 x 8 elements of two bytes, of which each lane has a word as fragments have
+// them, transposed: lane l gives where row l of what is stored begins.
+__device__ __forceinline__ void store_transposed(void* row, const u32 (&words)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     static_cast<u32>(__cvta_generic_to_shared(row))),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+#else
+    const int lane = threadIdx.x % WARP;
+    const u64 own = reinterpret_cast<u64>(row);
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 2; ++j) {
+            const u64 to = __shfl_sync(ALL_LANES, own, i * 8 + lane % 4 * 2 + j);
+            reinterpret_cast<u16*>(to)[lane / 4] = static_cast<u16>(words[i] >> 16 * j);
+        }
+#endif
+}
+
 }  // namespace cto::warpgroup
