@@ -30,6 +30,10 @@
 #ifndef CTO_STAGED
 #define CTO_STAGED 0
 #endif
+// Whether warpgroups multiply what is staged, which 9.0 alone can.
+#ifndef CTO_WARPGROUPS
+#define CTO_WARPGROUPS 0
+#endif
 // Of an element in one image.
 #ifndef CTO_OFFSET
 #define CTO_OFFSET u32
@@ -114,8 +118,9 @@ constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && C
 using DirectTile = conv::direct::DirectTile<T, CTO_TF32>;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
-using StagedTile = conv::staged_tile::StagedTile<
-    T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE>;
+constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS && sizeof(T) == 2;
+using StagedTile =
+    conv::staged_tile::StagedTile<T, STAGED_ROWS, CTO_TF32, CAN_STAGE, BY_WARPGROUPS>;
 
 }  // namespace cto
 
@@ -293,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 
 // Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
 // its data gradient, in one launch, so that each fill what the last ones of the other leave idle.
-extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
                  const T* bias, T* written, u32 column_tiles,
@@ -301,16 +306,16 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
     if constexpr (CAN_STAGE) {
-        extern __shared__ __align__(16) u8 shared[];
+        extern __shared__ __align__(1024) u8 stages[];
         const u32 block = blockIdx.x - first_of_weights;
         if (block < blocks_of_weights)
             conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
-                                                                weight_layout, shared);
+                                                                weight_layout, stages);
         else
             conv::staged_image::staged_convolution<StagedTile>(
                 read, packed, bias, written, column_tiles, staged_image,
                 blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
-                image_layout, shared);
+                image_layout, stages);
     }
 }
 

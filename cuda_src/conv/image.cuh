@@ -36,6 +36,7 @@ __device__ __forceinline__ Line line_of(const ImageLayout& layout, int axis, i32
     const i32 stride = layout.stride[axis], dilation = layout.dilation[axis];
     const i32 pad = layout.pad[axis], tap_step = layout.tap_steps[axis];
     if (!layout.is_gradient) return {written, 0, 1, kernel, 0, 1, -pad, stride, dilation};
+    if (stride == 1) return {written, 0, 1, kernel, 0, 1, pad, 1, -dilation};
     Line line{(written - residue + stride - 1) / stride, residue, stride, 0, 0, tap_step, 0, 1, 0};
     const i32 from = residue + pad, end = min(kernel, tap_step);
     i32 tap = 0;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block,
     const u32 column_tile = rest - residue * column_tiles;
     i32 of_thread = 0;
     for (int axis = 2; axis >= 0; --axis) {
-        const u32 next = residue / static_cast<u32>(layout.residues[axis]);
+        const u32 next = static_cast<u32>(divide(residue, layout.residues[axis]));
         if (threadIdx.x == axis) of_thread = residue - next * layout.residues[axis];
         residue = next;
     }

@@ -12,6 +12,7 @@ using namespace image;
 using namespace staged_image;
 using namespace staged_exact;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 using weight::sum_parts;
 using weight::weight_tile;
@@ -19,19 +20,20 @@ using weight::WeightTile;
 
 // Rows are copied as many stages ahead of what they say is read as that is ahead of its sum; a stage
 // more would do, but for the first ones, which no barrier separates.
-constexpr int ROW_SLOTS = 2 * STAGED_STAGES - 2;
+template <class Tile>
+constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
 // What positions read of X, a stage in each slot.
 template <class Tile>
 struct WeightShared {
-    StagedRow rows[ROW_SLOTS][Tile::IN_LINE];
+    StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
 };
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
-    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
     static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // of this thread
     static constexpr int A_PANELS = Tile::ROWS / Tile::IN_LINE;
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
@@ -39,7 +41,9 @@ struct WeightCopier {
     static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
 
     WeightShared<Tile>& shared;
-    const uint4* rows;     // of the part
+    const uint4* rows;     // of the part; none where each position reads the one that it is
+    i32 first_position;    // of the part
+    i32 x_vectors;         // of a position
     i32 count;             // stages of the part
     const uint4 *y, *x;    // y: of this thread's first position
     i64 y_step;            // to the thread's next position
@@ -52,14 +56,17 @@ struct WeightCopier {
 
     // Those of one stage.
     __device__ __forceinline__ void copy_rows(i32 number) const {
-        if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
-            async_copy::copy<16>(
-                reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS]) + threadIdx.x * 16,
-                rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
+        StagedRow* const to = shared.rows[number % ROW_SLOTS<Tile>];
+        const int at = threadIdx.x;
+        if (rows && at < ROWS_NBYTES / 16 && number < count)
+            async_copy::copy<16>(reinterpret_cast<uint4*>(to) + at,
+                                 rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + at);
+        if (!rows && at < Tile::IN_LINE)
+            to[at] = {(first_position + number * Tile::IN_LINE + at) * x_vectors, 1};
     }
     __device__ __forceinline__ void open() {
-        copy_rows(stage_number + STAGED_STAGES - 1);
-        reads = shared.rows[stage_number % ROW_SLOTS] + line;
+        copy_rows(stage_number + Tile::AHEAD);
+        reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
@@ -91,34 +98,53 @@ struct WeightCopier {
 template <class Tile>
 struct StagedRowSums {
     using E = typename Tile::E;
-    static constexpr int COUNT = (Tile::DOWN + Tile::WARPS_ACROSS - 1) / Tile::WARPS_ACROSS;
+    static constexpr int COUNT =
+        (Tile::DOWN + Tile::MULTIPLIERS_ACROSS - 1) / Tile::MULTIPLIERS_ACROSS;
 
     float sums[COUNT][4] = {};
     bool wanted;
 
-    static __device__ __forceinline__ int warp_across() {
-        return threadIdx.x / WARP % Tile::WARPS_ACROSS;
+    static __device__ __forceinline__ int across() {
+        return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            if (i % Tile::WARPS_ACROSS == warp_across())
-                tensor_core::multiply<E>(sums[i / Tile::WARPS_ACROSS], a[i], b);
+            if (i % Tile::MULTIPLIERS_ACROSS == across())
+                tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
+    }
+    // The same of a stage, by warpgroups.
+    __device__ __forceinline__ void add(const u8* stage) {
+        const int lane = threadIdx.x % WARP;
+        const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
+        const int first_row = StagedProduct<Tile>::row_of_warp();
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k) {
+            tensor_core::A a[Tile::DOWN];
+#pragma unroll
+            for (int i = 0; i < Tile::DOWN; ++i) {
+                const int vector = (first_row + i * PANEL) / 8 + middle;
+                matrices<true>(stage + k * Tile::K * LINE_NBYTES +
+                                   place_of_position<Tile>(vector, low + high * 8),
+                               a[i][0], a[i][1], a[i][2], a[i][3]);
+            }
+            add(a);
+        }
     }
     // Those of the first `count` rows, each of which four lanes have.
     __device__ __forceinline__ void write(float* to, int count) const {
         const int lane = threadIdx.x % WARP;
-        const int first = threadIdx.x / WARP / Tile::WARPS_ACROSS * PANEL + lane / 4;
+        const int first = StagedProduct<Tile>::row_of_warp() + lane / 4;
         if (!wanted || lane % 4 != 0) return;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i) {
-            if (i % Tile::WARPS_ACROSS != warp_across()) continue;
+            if (i % Tile::MULTIPLIERS_ACROSS != across()) continue;
 #pragma unroll
             for (int down = 0; down < 2; ++down) {
-                const int row = first + i * 16 + down * 8;
-                if (row < count) to[row] = sums[i / Tile::WARPS_ACROSS][2 * down];
+                const int row = first + i * Tile::ROW_STEP + down * 8;
+                if (row < count) to[row] = sums[i / Tile::MULTIPLIERS_ACROSS][2 * down];
             }
         }
     }
@@ -177,6 +203,13 @@ struct AlsoRowSums {
     bool multiplies;
 };
 
+// Columns are the channels of each tap. Where channels are whole panels, the taps of a panel come before
+// other channels: what one reads is mostly what the one before it read, and is still in the L1 cache.
+__device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
+    if (channels % panel != 0) return tap * channels + channel;
+    return (channel / panel * taps + tap) * panel + channel % panel;
+}
+
 // Of columns from the first of a panel on.
 struct PanelColumns {
     i32 at;
@@ -184,8 +217,13 @@ struct PanelColumns {
 
     __device__ __forceinline__ PanelColumns(const WeightLayout& layout, i32 vector, i32 depth,
                                             i32 group) {
-        i32 tap = vector / depth;
-        const bool exists = tap < volume(layout.kernel);
+        const i32 taps = static_cast<i32>(volume(layout.kernel));
+        i32 tap = vector / depth, of_tap = vector - tap * depth;
+        if (depth % LINE_VECTORS == 0) {  // as column_of has them
+            const i32 panel = vector / LINE_VECTORS, channels = panel / taps;
+            tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
+            of_tap = channels * LINE_VECTORS + vector % LINE_VECTORS;
+        }
         i32 rest = tap, shift = 0, pitch = 1;
         for (int axis = 2; axis >= 0; --axis) {
             const i32 next = rest / layout.kernel[axis];
@@ -193,8 +231,8 @@ struct PanelColumns {
             pitch *= layout.image[axis];
             rest = next;
         }
-        at = shift * depth * layout.groups + group * depth + (vector - tap * depth);
-        bit = exists ? 1u << tap : 0;
+        at = shift * depth * layout.groups + group * depth + of_tap;
+        bit = tap < taps ? 1u << tap : 0;
     }
 };
 
@@ -218,7 +256,9 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
         const i32 y_vector = tile.first_row / Tile::VECTOR + vector;
         Copier copier{shared};
-        copier.rows = reinterpret_cast<const uint4*>(rows + begin);
+        copier.rows = rows ? reinterpret_cast<const uint4*>(rows + begin) : nullptr;
+        copier.first_position = static_cast<i32>(begin);
+        copier.x_vectors = depth * layout.groups;
         copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
         const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
         copier.y_step = Copier::AT_ONCE * y_pitch;
@@ -240,7 +280,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
             copier.x_at[panel] = columns.at;
             copier.x_bits[panel] = sums ? columns.bit : 0;
         }
-        for (int i = 0; i + 1 < STAGED_STAGES; ++i) copier.copy_rows(i);
+        for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
         async_copy::wait<0>();
         __syncthreads();
@@ -260,11 +300,18 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
             add_stages<Tile, AndRowSums<Tile, Multiplier>>(product, stages, copier.count, copier,
                                                            also);
             float_sums.write(of_y, layout.rows - tile.first_row, reinterpret_cast<float*>(stages));
+        } else if constexpr (Tile::BY_WARPGROUPS) {
+            add_stages_by_warpgroups<Tile, Multiplier>(product, stages, copier.count, copier,
+                                                       [&](const u8* stage) {
+                                                           if (row_sums.wanted) row_sums.add(stage);
+                                                       });
         } else {
             add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
                                          [&](const tensor_core::A(&a)[Tile::DOWN]) {
                                              if (row_sums.wanted) row_sums.add(a);
                                          });
+        }
+        if constexpr (!Tile::IS_TF32) {
             if (y_sums) row_sums.write(of_y, layout.rows - tile.first_row);
         }
         if (!works) return;
@@ -293,8 +340,8 @@ struct FourWeights {
         constexpr int FOURS = TOTAL_CHANNELS / 4;
         const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
         const int tap = line - filter * taps, row = first + filter;
-        const i32 column = tap * layout.padded_channels + row / joined_filters * layout.channels +
-                           first_channel + channel;
+        const i32 of_tap = row / joined_filters * layout.channels + first_channel + channel;
+        const i32 column = column_of(tap, of_tap, layout.padded_channels, taps, Tile::IN_LINE);
         const i64 tile =
             (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
             column / Tile::COLUMNS;

@@ -21,6 +21,10 @@ from .kernel_cache import importing
 from .source import Source
 
 LANGUAGE = "--std=c++17"
+# A slot that, as 1, has a module compiled for 9.0 with instructions that no other architecture has.
+# CuPy's own option follows, and does not take them back; NVRTC before 12.9 refuses two.
+WARPGROUPS = "WARPGROUPS"
+_WITH_WARPGROUPS, _HAS_WARPGROUPS, _WARPGROUPS_SINCE = "-arch=sm_90a", (9, 0), (12, 9)
 _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 
@@ -98,7 +102,13 @@ def _load_at_once(
 def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:
     """Compiler options of a slot binding: {"T": "__half"} is -DCTO_T=__half."""
     defines = tuple(f"-DCTO_{name}={value}" for name, value in sorted(slots.items()))
-    return (LANGUAGE, *defines)
+    own = (_WITH_WARPGROUPS,) if slots.get(WARPGROUPS) == "1" else ()
+    return (LANGUAGE, *defines, *own)
+
+
+def has_warpgroups(capability: tuple[int, int]) -> bool:
+    """Whether modules with WARPGROUPS can be compiled, and run there."""
+    return capability == _HAS_WARPGROUPS and nvrtc().getVersion() >= _WARPGROUPS_SINCE
 
 
 @functools.cache

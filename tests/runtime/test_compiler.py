@@ -9,12 +9,13 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from cupy_training_ops import CompileError
 from cupy_training_ops.runtime import compiler
-from cupy_training_ops.runtime.compiler import compile_ahead, kernel, slot_options
+from cupy_training_ops.runtime.compiler import compile_ahead, has_warpgroups, kernel, slot_options
 from cupy_training_ops.runtime.source import Source, signatures
 
 TEXT = """
@@ -188,6 +189,22 @@ def test_a_backend_that_loads_one_at_a_time_compiles_nothing_ahead(source) -> No
 def test_slots_become_prefixed_defines() -> None:
     options = slot_options({"U": "i64", "T": "__half"})
     assert options == ("--std=c++17", "-DCTO_T=__half", "-DCTO_U=i64")
+
+
+def test_a_slot_asks_for_the_instructions_of_warpgroups() -> None:
+    assert "-arch=sm_90a" not in slot_options({"T": "__half", "WARPGROUPS": "0"})
+    assert slot_options({"WARPGROUPS": "1"})[-2:] == ("-DCTO_WARPGROUPS=1", "-arch=sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "expected"),
+    [((9, 0), (12, 9), True), ((9, 0), (13, 0), True), ((9, 0), (12, 8), False),
+     ((10, 0), (13, 0), False), ((8, 9), (12, 9), False)],
+)  # fmt: skip
+def test_where_warpgroups_are(monkeypatch, capability, version, expected) -> None:
+    """NVRTC before 12.9 refuses an architecture beside the one that CuPy names."""
+    monkeypatch.setattr(compiler, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: version))
+    assert has_warpgroups(capability) is expected
 
 
 def headers(folder, version=None):

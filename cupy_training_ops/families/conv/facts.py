@@ -28,6 +28,18 @@ STAGED_BLOCKS = 2  # of a multiprocessor
 STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
 TALL_COLUMNS = 128
 FLAT_COLUMNS = 192
+# The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
+# while the next is copied.
+TALL_GROUPS_THREADS = 256
+TALL_GROUPS_BLOCKS = 1
+TALL_GROUPS_STAGES = 4
+TALL_GROUPS_PENDING = 1
+TALL_GROUPS_COLUMNS = 256
+FLAT_GROUPS_THREADS = 128
+FLAT_GROUPS_BLOCKS = 2
+FLAT_GROUPS_STAGES = 3
+FLAT_GROUPS_PENDING = 1
+FLAT_GROUPS_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory
 STAGED_TAPS = 32  # at most, a bit for each
@@ -133,8 +145,11 @@ StagingLayout = Struct(
 )
 
 # How an image is written: `width` neighbouring columns together, or rows where it has its channels
-# last. Rows of W are so many vectors of 16 bytes apart, and its taps.
-StagedImage = Struct("StagedImage", width=i32, w_row=i32, w_tap=i32, channels_last=flag)
+# last. Rows of W are so many vectors of 16 bytes apart, and its taps; or neighbours of the sum are,
+# each with all rows, where it is read `as_it_lies`.
+StagedImage = Struct(
+    "StagedImage", width=i32, w_row=i32, w_tap=i32, as_it_lies=flag, channels_last=flag
+)
 
 # What is walked through are strips of what is written, and in the gradient of weights of the
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.

@@ -27,7 +27,8 @@ from .plan_direct import (
 from .plan_image import Arrays, image_product
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
-from .plan_staged import Wanted, staged
+from .plan_staged import staged
+from .plan_staging import Wanted
 from .plan_variants import (
     BIAS_ITEMSIZE,
     image_has_lines,
@@ -88,7 +89,7 @@ def weight_gradient(
         return direct_weight(device, conv, (x, y, w, bias))
     if can_go_direct(device, conv, y, tf32):
         return of_staged_output(
-            conv, y, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
+            device, conv, y, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
         )
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
@@ -128,6 +129,7 @@ def gradients(
     conv = _checked(convolution)
     if is_gradient and can_go_direct(device, conv, y, tf32):
         return of_staged_output(
+            device,
             conv,
             y,
             lambda stands: gradients(
@@ -165,7 +167,10 @@ def _written(
     is_last = is_last and not can_stage(device, conv, written.dtype)
     if is_gradient and can_go_direct(device, conv, read, tf32):
         return of_staged_output(
-            conv, read, lambda stands: direct_image(device, conv, (stands, w, bias, written))
+            device,
+            conv,
+            read,
+            lambda stands: direct_image(device, conv, (stands, w, bias, written)),
         )
     if is_gradient and goes_direct(device, conv, read, tf32):
         return direct_image(device, conv, arrays)

@@ -46,9 +46,10 @@ from .facts import (
 from .plan_bias import bias_gradient
 from .plan_image import Arrays
 from .plan_launches import launch, summers, total
-from .plan_layouts import Copies, neighbours
+from .plan_layouts import Copies
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_variants import BIAS_ITEMSIZE, TENSOR_CORES, Variant, direct_variant
+from .plan_staging import neighbours
+from .plan_variants import BIAS_ITEMSIZE, TENSOR_CORES, direct_variant, staged_variant
 from .plan_weight import Arrays as WeightArrays
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
@@ -93,7 +94,7 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     """Those of W and of a bias, the same of this whether W is wanted or not."""
     x, y, w, bias = arrays
     if bias is not None and y.dtype.itemsize != BIAS_ITEMSIZE:
-        alone = bias_gradient(device, y, bias, _staging_variant(y).slots)
+        alone = bias_gradient(device, y, bias, staged_variant(device, y.dtype, PANEL).slots)
         return direct_weight(device, conv, (x, y, w, None)).then(alone)
     if w is None and bias is None:
         return Plan()
@@ -129,14 +130,16 @@ def can_go_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> boo
     return not y.channels_last and goes_direct(device, conv, stands, tf32)
 
 
-def of_staged_output(conv: Convolution, y: Spec, made: Callable[[Spec], Plan]) -> Plan:
+def of_staged_output(
+    device: Device, conv: Convolution, y: Spec, made: Callable[[Spec], Plan]
+) -> Plan:
     """The plan that is made for what stands for Y."""
     copies = Copies(y.dtype)
-    stands = copies.staged(y, functools.partial(_staging, conv))
+    stands = copies.staged(y, functools.partial(_staging, device, conv))
     return copies.plan(made(stands))
 
 
-def _staging(conv: Convolution, y: Spec, to: Scratch) -> Launch:
+def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
     """Of Y alone, among all that a launch can stage."""
     plane, width = math.prod(conv.output), VEC_NBYTES // y.dtype.itemsize
     tiles = ceil_div(plane, PANEL)
@@ -153,11 +156,7 @@ def _staging(conv: Convolution, y: Spec, to: Scratch) -> Launch:
     layout["y"] = array
     config = Config((conv.batch * tiles,), (THREADS,))
     args = (None, None, y, to, None, None, None, layout[()])
-    return launch("stage", config, args, _staging_variant(y).slots)
-
-
-def _staging_variant(y: Spec) -> Variant:
-    return Variant(y.dtype, PANEL, staged=True)
+    return launch("stage", config, args, staged_variant(device, y.dtype, PANEL).slots)
 
 
 def image_nbytes(conv: Convolution, dtype: Dtype) -> int:

@@ -23,13 +23,6 @@ def have_channels_last(*arrays: Spec | None) -> bool:
     return any(spec is not None and spec.channels_last for spec in arrays)
 
 
-def neighbours(plane: int, width: int, spec: Spec | None) -> int:
-    """Positions that are loaded or stored together."""
-    if spec is None or not spec.aligned:
-        return 1
-    return next((n for n in (width, width // 2) if plane % n == 0), 1)
-
-
 class Copies:
     """C-contiguous arrays in scratch memory, of those that are read and those that are written."""
 

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from ...plan import (
     Device,
     Launch,
     Plan,
-    Scratch,
     ScratchMemory,
     align_up,
     by_value,
@@ -28,46 +26,21 @@ from .extents import Convolution
 from .facts import (
     LINE_NBYTES,
     PANEL,
-    STAGED_THREADS,
     THREADS,
     TOTAL_CHANNELS,
     TOTAL_LINES,
     ImageLayout,
-    JoinedGroups,
-    StagedArray,
     StagedImage,
-    StagedRow,
-    StagingLayout,
     WeightLayout,
 )
 from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_layouts import neighbours
-from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
-from .plan_variants import BIAS_ITEMSIZE, Variant
+from .plan_model import image_rows, joined, tile_nbytes, tiling, weight_tiles
+from .plan_staging import Staging, Wanted, neighbours
+from .plan_variants import BIAS_ITEMSIZE, Variant, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is computed of X, Y and W, all of them of one type: an image, from Y or X, and the
-    gradients of W and of a bias."""
-
-    x: Spec | None
-    y: Spec | None
-    w: Spec | None = None
-    image: Spec | None = None
-    bias: Spec | None = None  # that is added to the image
-    is_gradient: bool = False
-    dw: Spec | None = None
-    db: Spec | None = None
-
-    @property
-    def sums(self) -> bool:
-        """Whether there is a sum over positions."""
-        return self.dw is not None or self.db is not None
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -79,22 +52,22 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     if of_bias is not None and y is not None and not _sums_y(conv, y, tf32):
         rest = replace(wanted, db=None)
         rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
-        slots = Variant(dtype, rows, tf32, staged=True).slots
+        slots = staged_variant(device, dtype, rows, tf32=tf32).slots
         bias = bias_gradient(device, y, of_bias, slots)
         has_more = rest.sums or rest.image is not None
         return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
     of, conv = conv, joined(conv, dtype)
-    staging = _Staging(conv, dtype, scratch, wanted, of)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
-    variant = Variant(dtype, rows, rounds, staged=True)
+    variant = staged_variant(device, dtype, rows, tf32=rounds)
+    staging = Staging(conv, variant, scratch, wanted, of)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
-        image = _Image(conv, variant, wanted)
-    steps = [*staging.launches(variant.slots), _product(variant, image, sums, staging)]
+        image = _Image(device, conv, variant, wanted)
+    steps = [*staging.launches(variant.slots), _product(device, variant, image, sums, staging)]
     if sums is not None:
         steps.append(sums.totals(staging))
     return scratch.plan(*steps)
@@ -117,7 +90,7 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -
 
 
 def _product(
-    variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
+    device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: Staging
 ) -> Launch:
     """Blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
@@ -125,9 +98,10 @@ def _product(
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    shared = tile_nbytes(variant.rows, variant.dtype)
+    threads = tiling(device, variant.dtype).tiles[variant.rows].threads
+    shared = tile_nbytes(device, variant.rows, variant.dtype)
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
-    config = Config((images + weights,), (STAGED_THREADS,), shared)
+    config = Config((images + weights,), (threads,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
     return launch("staged", config, args, variant.slots)
 
@@ -138,153 +112,31 @@ def _blank(struct: Struct) -> np.void:
     return blank
 
 
-class _Staging:
-    """What is staged, and where."""
-
-    def __init__(
-        self,
-        conv: Convolution,
-        dtype: Dtype,
-        scratch: ScratchMemory,
-        wanted: Wanted,
-        of: Convolution,
-    ) -> None:
-        self.of, self.n_joined = of, of.group // conv.group
-        self.conv, self.dtype, self.is_gradient = conv, dtype, wanted.is_gradient
-        self.width = VEC_NBYTES // dtype.itemsize
-        reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
-        reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
-        self.given = {
-            "x": wanted.x if reads_x else None,
-            "y": wanted.y if reads_y else None,
-            "w": wanted.w if wanted.image is not None else None,
-        }
-        self.lines = {
-            "x": (conv.batch, conv.channels, math.prod(conv.image)),
-            "y": (conv.batch, conv.filters, math.prod(conv.output)),
-            "w": self._lines_of_w(),
-        }
-        self.at = {name: self._place(scratch, name) for name in self.given}
-        self.positions = conv.batch * math.prod(conv.output)
-        self.n_rows = align_up(self.positions, PANEL) if wanted.sums else 0
-        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
-
-    def _lines_of_w(self) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
-        channels last, the former is (taps, channel, filter)."""
-        conv, of_kernel = self.conv, math.prod(self.conv.kernel)
-        if self.n_joined > 1:
-            rows, depth = conv.filters, conv.group_channels
-            if self.is_gradient:
-                rows, depth = conv.channels, conv.group_filters
-            return of_kernel, rows, depth
-        if self.is_gradient:
-            return conv.group, conv.group_filters, conv.group_channels * of_kernel
-        return conv.filters, conv.group_channels, of_kernel
-
-    def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
-        """Where tiles read it: the array itself where it lies as they do."""
-        spec, (n, channels, plane) = self.given[name], self.lines[name]
-        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
-            return spec
-        return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
-
-    def _is_last(self, name: str) -> bool:
-        """Whether channels lie side by side; those of W that are summed."""
-        spec, (_, _, plane) = self.given[name], self.lines[name]
-        if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
-            return False
-        return spec.channels_last or plane == 1
-
-    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
-        """Of all that is staged, if there is something."""
-        fields = {name: self._array(name) for name in self.given}
-        blocks = sum(int(field["blocks"]) for field in fields.values())
-        if not blocks and not self.n_rows:
-            return []
-        layout = by_value(
-            StagingLayout,
-            **fields,
-            groups=self._groups(),
-            image=self.conv.image,
-            output=self.conv.output,
-            **taps(self.conv),
-            n_rows=self.n_rows,
-            positions=self.positions,
-            vectors=align_up(self.conv.channels, self.width) // self.width,
-        )
-        args = [
-            a
-            for name, field in fields.items()
-            for a in ((self.given[name], self.at[name]) if field["blocks"] else (None, None))
-        ]
-        config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return [launch("stage", config, (*args, self.rows, layout), dict(slots))]
-
-    def _groups(self) -> np.void:
-        of, w = self.of, self.given["w"]
-        return by_value(
-            JoinedGroups,
-            joined=self.n_joined if self.n_joined > 1 else 0,
-            filters=of.group_filters,
-            channels=of.group_channels,
-            taps=math.prod(of.kernel),
-            is_gradient=self.is_gradient,
-            channels_last=w is not None and w.channels_last,
-        )
-
-    def _array(self, name: str) -> np.void:
-        n, channels, plane = self.lines[name]
-        spec, padded = self.given[name], align_up(channels, self.width)
-        plane_tiles = ceil_div(plane, PANEL)
-        blocks = n * plane_tiles * ceil_div(padded, PANEL)
-        if name == "w" and self.n_joined > 1:
-            blocks = ceil_div(n * channels * plane // self.width, THREADS)
-        is_staged = isinstance(self.at[name], Scratch)
-        return by_value(
-            StagedArray,
-            channels=channels,
-            padded=padded,
-            plane=plane,
-            width=-1
-            if self._is_last(name)
-            else _loaded_together(channels, plane, self.width, spec),
-            plane_tiles=plane_tiles,
-            blocks=blocks if is_staged else 0,
-        )
-
-
-def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
-    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
-    found = neighbours(plane, width, spec)
-    are_as_one = found == 1 and plane <= PANEL and channels % width == 0
-    return 0 if are_as_one and spec is not None and spec.aligned else found
-
-
 class _Image:
     """A convolution or its data gradient."""
 
-    def __init__(self, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+    def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.variant, self.wanted = conv, variant, wanted
-        columns = STAGED_COLUMNS[variant.rows]
+        columns = tiling(device, variant.dtype).tiles[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
         self.blocks = self.tiles * self.product.column_tiles * self.residues
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
-    def args(self, staging: _Staging) -> tuple[object, ...]:
+    def args(self, staging: Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         given = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        how = self._staged(staging.width, staging.n_joined > 1)
+        how = self._staged(staging)
         return (*given, product.column_tiles, how, layout)
 
-    def _staged(self, width: int, is_joined: bool) -> np.void:
+    def _staged(self, staging: Staging) -> np.void:
         """How it is written, and where W is."""
         product, image, w = self.product, self.wanted.image, self.wanted.w
+        width = staging.width
         assert image is not None
         assert w is not None
         together = 1
@@ -294,13 +146,17 @@ class _Image:
             together = neighbours(math.prod(product.extents), width, image)
         depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
         w_row, w_tap = of_kernel * depth, depth
-        if self.wanted.is_gradient and w.channels_last and not is_joined:
+        if staging.w_as_it_lies:
+            w_tap = product.rows // width
+            w_row = of_kernel * w_tap
+        elif self.wanted.is_gradient and w.channels_last and staging.n_joined == 1:
             w_row, w_tap = depth, product.rows * depth
         return by_value(
             StagedImage,
             width=together,
             w_row=w_row,
             w_tap=w_tap,
+            as_it_lies=staging.w_as_it_lies,
             channels_last=image.channels_last,
         )
 
@@ -319,7 +175,7 @@ class _Sums:
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.of = of  # whose groups are joined
-        self.columns = STAGED_COLUMNS[variant.rows]
+        self.columns = tiling(device, variant.dtype).tiles[variant.rows].columns
         found = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = found.row_tiles
         self.column_tiles = found.column_tiles if wanted.dw is not None else 1
@@ -337,12 +193,12 @@ class _Sums:
 
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
-    def args(self, staging: _Staging) -> tuple[object, ...]:
+    def args(self, staging: Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
         return (*given, self._layout(staging.width, self.conv.group_channels))
 
-    def totals(self, staging: _Staging) -> Launch:
+    def totals(self, staging: Staging) -> Launch:
         """What parts add up to."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:

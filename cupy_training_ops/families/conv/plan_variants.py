@@ -35,6 +35,7 @@ class Variant:
     tf32: bool = False
     wide: bool = False  # offsets of 64 bits
     staged: bool = False
+    warpgroups: bool = False  # which multiply what is staged
     lines: bool = False  # vectors of which are copied, so that no element has an offset
 
     @property
@@ -44,7 +45,7 @@ class Variant:
         is_wide = self.rows == 2 * FEW_ROWS if is_half else self.wide or self.dtype == FLOAT64
         offset = np.dtype(np.int64 if is_wide and not self.staged else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
-        how = {"TF32": self.tf32, "STAGED": self.staged}
+        how = {"TF32": self.tf32, "STAGED": self.staged, "WARPGROUPS": self.warpgroups}
         return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
 
     @property
@@ -176,6 +177,16 @@ def small_variant(dtype: Dtype) -> Variant:
     if dtype.itemsize == 2:
         return Variant(dtype, WIDE_ROWS, lines=True)
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
+
+
+def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: bool = False) -> Variant:
+    """Of tiles over staged arrays."""
+    return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
+
+
+def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
+    """Whether warpgroups multiply what is staged, or warps."""
+    return device.has_warpgroups and dtype.itemsize == 2
 
 
 def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:

@@ -45,10 +45,12 @@ def specs(c: Convolution, dtype: Any, *, channels_last: bool = True) -> tuple[Sp
     )
 
 
-def gradients(c: Convolution, dtype: Any, **how: Any) -> tuple[Plan, tuple[Spec, ...]]:
+def gradients(
+    c: Convolution, dtype: Any, device: Device = H200, **how: Any
+) -> tuple[Plan, tuple[Spec, ...]]:
     x, y, w = specs(c, dtype, **how)
     dx, dw = replace(x, place=3), replace(w, place=4)
-    made = plan.gradients(H200, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
+    made = plan.gradients(device, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
     return made, (x, y, w, dx, dw)
 
 
@@ -72,6 +74,32 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert found.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
     forward = plan.forward(H200, LAYER, x, w, None, y)
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
+
+
+SINGLE = replace(LAYER, channels=512, filters=512, kernel=(1, 1), pads=(0, 0))
+
+
+def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
+    """Unless a stage would have filters that are no whole vectors; what positions read of X is
+    clear."""
+    device = replace(H200, has_warpgroups=True)
+    found, (_, _, w, *_) = gradients(SINGLE, FLOAT16, device)
+    staged, total = launches(found)
+    assert [staged.symbol, total.symbol] == ["conv__staged", "conv__staged_total"]
+    assert (staged.args[2], staged.args[8]) == (None, w)
+    assert [staged.args[12][n] for n in ("as_it_lies", "w_row")] == [True, 64]
+    for c, of, last, blocks in (
+        (SINGLE, device, False, "xy"),
+        (LAYER, device, True, "w"),
+        (replace(SINGLE, filters=520), device, True, "w"),
+        (SINGLE, H200, True, "w"),
+    ):
+        found, _ = gradients(c, FLOAT16, of, channels_last=last)
+        stage, staged, _ = launches(found)
+        fields = stage.args[-1]
+        assert "".join(name for name in "xyw" if fields[name]["blocks"]) == blocks
+        assert bool(fields["n_rows"]) is (c == LAYER)
+        assert staged.args[12]["as_it_lies"] == (blocks == "xy")
 
 
 def test_what_no_tiles_read_is_copied() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,20 @@ def test_variants_of_known_layers(name) -> None:
         assert launches(found["X"])[-1].slots["TF32"] == str(int(tf32))
 
 
+def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
+    """In modules of their own; all else is as it is without them."""
+    c = layer(*LAYERS["l3 3x3"])
+    device = replace(H200, has_warpgroups=True)
+    for dtype in FLOATS:
+        is_half = dtype.itemsize == 2
+        found, without = plans(c, dtype, device), plans(c, dtype)
+        for key in "YXW":
+            for step in launches(found[key]):
+                assert step.slots["WARPGROUPS"] == str(int(is_half))
+            assert (str(found[key]) == str(without[key])) is not is_half
+        assert str(found["b"]) == str(without["b"])
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -149,11 +164,11 @@ def test_what_is_staged(change, expected) -> None:
 def test_a_model_of_waves() -> None:
     """Of 264 slots; those that take longest begin first."""
     one = Blocks(264, 10.0)
-    assert time_of(H200, [one]) == 10
-    assert time_of(H200, [Blocks(265, 10.0)]) == 20
-    assert time_of(H200, [one, Blocks(1, 3.0)]) == 13
-    assert time_of(H200, [Blocks(132, 10.0), Blocks(132 + 264, 5.0)]) == 15
-    assert time_of(H200, [Blocks(132, 5.0), Blocks(132, 10.0)]) == 10
+    assert time_of(264, [one]) == 10
+    assert time_of(264, [Blocks(265, 10.0)]) == 20
+    assert time_of(264, [one, Blocks(1, 3.0)]) == 13
+    assert time_of(264, [Blocks(132, 10.0), Blocks(132 + 264, 5.0)]) == 15
+    assert time_of(264, [Blocks(132, 5.0), Blocks(132, 10.0)]) == 10
 
 
 def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
