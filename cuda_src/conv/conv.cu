@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    if constexpr (CTO_STAGED || WITHOUT_TILES) {
+    if constexpr (CTO_STAGED || WITHOUT_TILES || GOES_DIRECT) {
         write_total<T>(parts, total, count, summers, size, blockIdx.x);
     }
 }

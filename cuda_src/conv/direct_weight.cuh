@@ -145,7 +145,8 @@ struct DirectSums {
     using E = typename Tile::E;
     using Fragments = DirectFragmentsOf<Tile, Tile::IS_TF32>;
     static constexpr int DOWN = PANEL / 16, PAIRS = DIRECT_VECTORS / 8;
-    static_assert(STAGED_THREADS / WARP == 4 && DIRECT_WIDTH == 16);
+    static constexpr int HALF = DIRECT_DEPTH / 2;
+    static_assert(STAGED_THREADS / WARP == 4 && STAGED_THREADS == 2 * PANEL);
 
     float sums[DOWN][2 * PAIRS][4] = {}, of_y[4] = {};
     Fragments fragments;
@@ -196,6 +197,18 @@ struct DirectSums {
         for (int i = 0; i < DOWN; ++i)
             if (i == static_cast<int>(threadIdx.x / WARP)) tensor_core::multiply<E>(of_y, a[i], b);
     }
+    // Floats of a tile as they are: each thread adds up half of a filter's.
+    __device__ __forceinline__ void add_floats(const u8* y) {
+        const int filter = threadIdx.x % PANEL, in_line = filter % Tile::IN_LINE;
+        const int first = threadIdx.x / PANEL * HALF;
+        y += filter / Tile::IN_LINE * Tile::Y_NBYTES + in_line % Tile::VECTOR * 4;
+        float sum = 0;
+#pragma unroll 8
+        for (int i = 0; i < HALF; ++i)
+            sum += *reinterpret_cast<const float*>(
+                y + place_of_position<Tile>(in_line / Tile::VECTOR, first + i));
+        of_y[0] += sum;
+    }
     __device__ __forceinline__ void write(float* to) const {
         using Pair = vec::Vec<float, 2>;
         const int lane = threadIdx.x % WARP;
@@ -212,12 +225,20 @@ struct DirectSums {
                                              lane % 4 * 2) = Pair{pair[0], pair[1]};
                 }
     }
-    __device__ __forceinline__ void write_of_y(float* to, i32 filters) const {
-        const int lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane / 4;
-        if (lane % 4 != 0) return;
+    // Floats by way of shared memory.
+    __device__ __forceinline__ void write_of_y(float* to, i32 filters, float* shared) const {
+        if constexpr (sizeof(E) == 4) {
+            __syncthreads();
+            shared[threadIdx.x] = of_y[0];
+            __syncthreads();
+            if (threadIdx.x < filters) to[threadIdx.x] = of_y[0] + shared[PANEL + threadIdx.x];
+        } else {
+            const int lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane / 4;
+            if (lane % 4 != 0) return;
 #pragma unroll
-        for (int down = 0; down < 2; ++down)
-            if (row + down * 8 < filters) to[row + down * 8] = of_y[2 * down];
+            for (int down = 0; down < 2; ++down)
+                if (row + down * 8 < filters) to[row + down * 8] = of_y[2 * down];
+        }
     }
 };
 
@@ -254,6 +275,8 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
             async_copy::wait<0>();
             __syncthreads();
             if (end - number > parts) begin(number + parts, memory + (STAGE - from));
+            if constexpr (sizeof(*y) == 4)
+                if (of_bias) product.add_floats(memory + from);
 #pragma unroll 2
             for (int row = 0; row < HEIGHT; ++row)
                 product.add(memory + from + row * (DIRECT_WIDTH * LINE_NBYTES),
@@ -261,7 +284,8 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
             from = STAGE - from;
         }
         if (of_bias)
-            product.write_of_y(y_sums + static_cast<i64>(part) * layout.filters, layout.filters);
+            product.write_of_y(y_sums + static_cast<i64>(part) * layout.filters, layout.filters,
+                               reinterpret_cast<float*>(memory));
         if (sums) product.write(sums + static_cast<i64>(blockIdx.x) * (PANEL * DIRECT_COLUMNS));
     }
 }

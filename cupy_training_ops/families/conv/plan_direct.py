@@ -43,13 +43,12 @@ from .facts import (
     StagedArray,
     StagingLayout,
 )
-from .plan_bias import bias_gradient
 from .plan_image import Arrays
 from .plan_launches import launch, summers, total
 from .plan_layouts import Copies
 from .plan_model import OTHER_SHARED_NBYTES
 from .plan_staging import neighbours
-from .plan_variants import BIAS_ITEMSIZE, TENSOR_CORES, direct_variant, staged_variant
+from .plan_variants import TENSOR_CORES, direct_variant, staged_variant
 from .plan_weight import Arrays as WeightArrays
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
@@ -93,9 +92,6 @@ def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
 def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
     """Those of W and of a bias, the same of this whether W is wanted or not."""
     x, y, w, bias = arrays
-    if bias is not None and y.dtype.itemsize != BIAS_ITEMSIZE:
-        alone = bias_gradient(device, y, bias, staged_variant(device, y.dtype, PANEL).slots)
-        return direct_weight(device, conv, (x, y, w, None)).then(alone)
     if w is None and bias is None:
         return Plan()
     slots = direct_variant(y.dtype).slots

@@ -106,7 +106,7 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
             found |= {"image_lines", "weight_lines"}
     few = {"pack_few", "image_few", "weight_few", "weight_total_few", "depthwise_lines"}
     if is_float and rows == 64 and not is_wide:
-        found |= direct if of["TF32"] == "1" else few
+        found |= {"total", *direct} if of["TF32"] == "1" else few
     if is_float and is_wide:
         found |= {"depthwise_lines_weight"}
     return found | (WITHOUT_TILES if is_small else set())
