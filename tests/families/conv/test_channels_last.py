@@ -286,7 +286,7 @@ DIRECT = (
 def test_gradients_of_few_channels_are_those_of_numpy(
     anywhere, rng, shape, filters, kernel, strides, pads, dtype
 ) -> None:
-    """All lie so, none, or some; each gradient alone too. Floats are rounded to TF32, but for dB."""
+    """All lie so, none, or some; each gradient alone too. TF32 rounds all but dB."""
     how: dict[str, Any] = {"strides": strides, "pads": pads * 2, "allow_tf32": True}
     x = rng.standard_normal(shape).astype(dtype)
     w = rng.standard_normal((filters, shape[1], *kernel)).astype(dtype)
