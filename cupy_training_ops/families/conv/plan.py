@@ -17,13 +17,7 @@ from .extents import Convolution
 from .facts import AXES
 from .plan_bias import bias_gradient
 from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
-from .plan_direct import (
-    can_go_direct,
-    direct_image,
-    direct_weight,
-    goes_direct,
-    of_staged_output,
-)
+from .plan_direct import both_direct, direct_image, direct_weight, directly
 from .plan_image import Arrays, image_product
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
@@ -85,12 +79,11 @@ def weight_gradient(
     conv = _checked(convolution)
     if w is None and bias is None:
         return Plan()
-    if goes_direct(device, conv, y, tf32):
-        return direct_weight(device, conv, (x, y, w, bias))
-    if can_go_direct(device, conv, y, tf32):
-        return of_staged_output(
-            device, conv, y, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
-        )
+    direct = directly(
+        device, conv, y, tf32, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
+    )
+    if direct is not None:
+        return direct
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
@@ -127,23 +120,24 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
-    if is_gradient and can_go_direct(device, conv, y, tf32):
-        return of_staged_output(
+    results = image, w, bias
+    if is_gradient:
+        direct = directly(
             device,
             conv,
             y,
-            lambda stands: gradients(
-                device, convolution, (x, stands, of_w), image, w, bias, tf32=tf32
-            ),
+            tf32,
+            lambda stands: both_direct(device, conv, (x, stands, of_w), results),
         )
+        if direct is not None:
+            return direct
     is_last = have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype)
-    is_direct = (is_gradient or image is None) and goes_direct(device, conv, y, tf32)
-    if is_last and not (is_direct or goes_by_lines(conv, x, y, image)):
+    if is_last and not goes_by_lines(conv, x, y, image):
         copies = Copies(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(of_w))
-        results = copies.written(image), copies.written(w), bias
+        written = copies.written(image), copies.written(w), bias
         of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
-        return copies.plan(of_copies(device, convolution, copied, *results))
+        return copies.plan(of_copies(device, convolution, copied, *written))
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
@@ -163,17 +157,18 @@ def _written(
     conv, (read, w, bias, written) = _checked(convolution), arrays
     if not written.size:
         return Plan()
-    is_last = have_channels_last(read, w, written)
-    is_last = is_last and not can_stage(device, conv, written.dtype)
-    if is_gradient and can_go_direct(device, conv, read, tf32):
-        return of_staged_output(
+    if is_gradient:
+        direct = directly(
             device,
             conv,
             read,
+            tf32,
             lambda stands: direct_image(device, conv, (stands, w, bias, written)),
         )
-    if is_gradient and goes_direct(device, conv, read, tf32):
-        return direct_image(device, conv, arrays)
+        if direct is not None:
+            return direct
+    is_last = have_channels_last(read, w, written)
+    is_last = is_last and not can_stage(device, conv, written.dtype)
     if is_last and not goes_by_lines(conv, read, written):
         copies = Copies(written.dtype)
         found = (copies.read(read), copies.read(w), bias, copies.written_as(written))

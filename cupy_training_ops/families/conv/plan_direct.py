@@ -120,19 +120,33 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     return scratch.plan(summed, launch("direct_total", config, given, slots))
 
 
-def can_go_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
-    """The same of an output whose channels are put side by side before."""
-    stands = replace(y, channels_last=True, aligned=True)
-    return not y.channels_last and goes_direct(device, conv, stands, tf32)
-
-
-def of_staged_output(
-    device: Device, conv: Convolution, y: Spec, made: Callable[[Spec], Plan]
-) -> Plan:
-    """The plan that is made for what stands for Y."""
+def directly(
+    device: Device, conv: Convolution, y: Spec, tf32: bool, made: Callable[[Spec], Plan]
+) -> Plan | None:
+    """The plan that is made for Y, or for what stands for it with its channels side by side, if
+    kernels read it so."""
+    if goes_direct(device, conv, y, tf32):
+        return made(y)
+    lies_so = replace(y, channels_last=True, aligned=True)
+    if y.channels_last or not goes_direct(device, conv, lies_so, tf32):
+        return None
     copies = Copies(y.dtype)
     stands = copies.staged(y, functools.partial(_staging, device, conv))
     return copies.plan(made(stands))
+
+
+def both_direct(
+    device: Device,
+    conv: Convolution,
+    given: tuple[Spec, Spec, Spec],
+    wanted: tuple[Spec | None, Spec | None, Spec | None],
+) -> Plan:
+    """What is wanted of an image, W and a bias, from (X, Y, W)."""
+    (x, y, of_w), (image, w, bias) = given, wanted
+    sums = direct_weight(device, conv, (x, y, w, bias))
+    if image is None:
+        return sums
+    return direct_image(device, conv, (y, of_w, None, image)).then(sums)
 
 
 def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
