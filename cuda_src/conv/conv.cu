@@ -238,7 +238,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
+        sum_depthwise_weights<TAPS>(x, y, sums, y_sums, parts, layout);
+    }
+}
+
+// The same of WIDE_TAPS at a time.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
+                                const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (WITHOUT_TILES && sizeof(T) <= 4) {
+        sum_depthwise_weights<WIDE_TAPS>(x, y, sums, y_sums, parts, layout);
     }
 }
 

@@ -252,9 +252,9 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
 // A block has a tile of taps of one filter, and every `parts`-th image. sums: (part, filter, tap), with
 // X; y_sums, where they are wanted: (part, filter).
 template <int N, class E>
-__device__ __forceinline__ void sum_tile_of_taps(const E* x, const E* y, Acc<E>* sums,
-                                                 Acc<E>* y_sums, i32 parts,
-                                                 const DepthwiseLayout& layout) {
+__device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
+                                                      Acc<E>* y_sums, i32 parts,
+                                                      const DepthwiseLayout& layout) {
     static_assert(STRIP == 4);
     __shared__ Acc<E> of_threads[N * N + 1][THREADS];
     const u32 tiles1 = (layout.kernel[1] + N - 1) / N, tiles2 = (layout.kernel[2] + N - 1) / N;
@@ -290,16 +290,6 @@ __device__ __forceinline__ void sum_tile_of_taps(const E* x, const E* y, Acc<E>*
                  (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
         }
     }
-}
-
-template <class E>
-__device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
-                                                      Acc<E>* y_sums, i32 parts,
-                                                      const DepthwiseLayout& layout) {
-    if constexpr (sizeof(E) <= 4)
-        if (layout.has_wide_tiles)
-            return sum_tile_of_taps<WIDE_TAPS>(x, y, sums, y_sums, parts, layout);
-    sum_tile_of_taps<TAPS>(x, y, sums, y_sums, parts, layout);
 }
 
 // ---- the gradient of the bias -------------------------------------------------------------------

@@ -161,7 +161,6 @@ struct DepthwiseLayout {
     Divisor lines;
     Divisor of_plane;
     bool in_vectors;
-    bool has_wide_tiles;
 };
 static_assert(sizeof(DepthwiseLayout) == 168);
 
@@ -269,7 +268,6 @@ static_assert(offsetof(DepthwiseLayout, strips) == 88);
 static_assert(offsetof(DepthwiseLayout, lines) == 112);
 static_assert(offsetof(DepthwiseLayout, of_plane) == 136);
 static_assert(offsetof(DepthwiseLayout, in_vectors) == 160);
-static_assert(offsetof(DepthwiseLayout, has_wide_tiles) == 161);
 static_assert(offsetof(DirectLayout, image) == 0);
 static_assert(offsetof(DirectLayout, output) == 8);
 static_assert(offsetof(DirectLayout, kernel) == 16);

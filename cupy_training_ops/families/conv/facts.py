@@ -163,7 +163,6 @@ DepthwiseLayout = Struct(
     lines=Divisor.one,
     of_plane=Divisor.one,
     in_vectors=flag,
-    has_wide_tiles=flag,
 )
 
 # Along two axes. `window`: taps of what has a channel for each residue of the strides, with these

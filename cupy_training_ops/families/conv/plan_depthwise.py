@@ -94,7 +94,8 @@ def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) ->
     by_lines = have_channels_last(y)
     variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
     slots = variant.slots
-    at_once = WIDE_TAPS if not by_lines and _has_wide_tiles(conv, y) else TAPS
+    is_wide = not by_lines and _has_wide_tiles(conv, y)
+    at_once = WIDE_TAPS if is_wide else TAPS
     tiles = math.prod(ceil_div(k, at_once) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)
     parts, blocks = min(wanted, conv.batch), tiles * conv.filters  # of a part
@@ -120,6 +121,7 @@ def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) ->
         layout = _layout(conv, conv.output, (x, y))
         args = (None if w is None else x, y, *sums, *of_part, layout)
         kernel = "depthwise_lines_weight" if by_lines else "depthwise_weight"
+        kernel += "_wide" if is_wide else ""
         steps.insert(0, launch(kernel, config, args, slots))
     return scratch.plan(*steps)
 
@@ -155,7 +157,6 @@ def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.v
         lines=divisor(max(1, strips[1])),
         of_plane=divisor(max(1, math.prod(strips))),
         in_vectors=_in_vectors(conv, arrays),
-        has_wide_tiles=_has_wide_tiles(conv, arrays[0]),
     )
 
 

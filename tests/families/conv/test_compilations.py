@@ -109,7 +109,8 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
         found |= {"total", *direct} if of["TF32"] == "1" else few
     if is_float and is_wide:
         found |= {"depthwise_lines_weight"}
-    return found | (WITHOUT_TILES if is_small else set())
+    wide = {"depthwise_weight_wide"} if of["T"] != "double" else set()
+    return found | (WITHOUT_TILES | wide if is_small else set())
 
 
 def architectures() -> list[Any]:
