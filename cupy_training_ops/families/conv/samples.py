@@ -135,6 +135,14 @@ CALLS = (
         last=True,
     ),
     Call(
+        "first-layer",
+        (2, 3, 10, 36),
+        32,
+        (5, 3),
+        {"strides": (2, 2), "pads": (2, 1, 2, 1), "allow_tf32": True},
+        (FLOAT16, BFLOAT16, FLOAT32),
+    ),
+    Call(
         "channels-last-depthwise",
         (2, 40, 9, 7),
         40,
