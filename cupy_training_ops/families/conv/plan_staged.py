@@ -41,6 +41,7 @@ from .plan_staging import Staging, Wanted, neighbours
 from .plan_variants import BIAS_ITEMSIZE, Variant, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
+SUMMING_COLUMNS = 4  # tiles of columns, at most, beside which floats are summed
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ TOTALS = 4  # blocks of a multiprocessor that add parts up
 def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
     """One launch that stages what others read, each array once."""
     of_bias, y = wanted.db, wanted.y
-    if of_bias is not None and y is not None and not _sums_y(conv, y, tf32):
+    if of_bias is not None and y is not None and not _sums_y(device, conv, y, tf32):
         rest = replace(wanted, db=None)
         rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
         slots = staged_variant(device, dtype, rows, tf32=tf32).slots
@@ -73,12 +74,15 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     return scratch.plan(*steps)
 
 
-def _sums_y(conv: Convolution, y: Spec, tf32: bool) -> bool:
-    """Whether tiles sum Y too: in TF32 they do where it is read as it lies, not rounded before."""
+def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
+    """Whether tiles sum Y too: in TF32 they do where it is read as it lies, not rounded before, and
+    where those of the first columns, which do, are not few that all others wait for."""
     if y.dtype.itemsize == BIAS_ITEMSIZE:
         return True
     lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
-    return tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)
+    if not (tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)):
+        return False
+    return weight_tiles(device, joined(conv, y.dtype), y.dtype).column_tiles <= SUMMING_COLUMNS
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
