@@ -4,7 +4,7 @@
 // All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
 // convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
 // have kernels of their own.
-#include "conv/depthwise_lines.cuh"
+#include "conv/depthwise_walks.cuh"
 #include "conv/direct_image.cuh"
 #include "conv/direct_weight.cuh"
 #include "conv/image.cuh"
@@ -265,6 +265,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                  const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (SUMS_DEPTHWISE_LINES) {
         conv::depthwise_lines::sum_lines_of_weights(x, y, sums, y_sums, of_part, layout);
+    }
+}
+
+// The same of TAPS x TAPS taps side by side, by strips of so many rows.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
+                          i32 rows, bool is_gradient,
+                          const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_DEPTHWISE_LINES) {
+        conv::depthwise_walks::walk_lines(read, w, bias, written, of_block, rows, is_gradient,
+                                          layout);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
+                                 const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (SUMS_DEPTHWISE_LINES) {
+        conv::depthwise_walks::sum_walks(x, y, sums, y_sums, of_part, rows, layout);
     }
 }
 

@@ -237,8 +237,37 @@ struct LineSums {
     }
 };
 
-// A block has a tile of taps and one of channels, and `of_part` neighbouring strips. What it writes is as
-// of depthwise::sum_depthwise_weights: each sum by rows of threads, in their order.
+// Each sum by rows of threads, in their order: (part, channel, tap), and of Y (part, channel).
+template <class E>
+__device__ __forceinline__ void write_line_sums(const LineSums<E>& found, const Own<LINE_SUMS>& own,
+                                                const TapTile& tile, Acc<E>* sums, Acc<E>* y_sums,
+                                                const DepthwiseLayout& layout) {
+    __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
+#pragma unroll
+    for (int c = 0; c < LINE_SUMS; ++c) {
+#pragma unroll
+        for (int i = 0; i < TAPS * TAPS; ++i)
+            of_threads[i][c][threadIdx.x] = found.of_taps[i / TAPS][i % TAPS][c];
+        of_threads[TAPS * TAPS][c][threadIdx.x] = found.of_y[c];
+    }
+    __syncthreads();
+    const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
+    for (i32 i = threadIdx.x; i < (TAPS * TAPS + 1) * channels; i += THREADS) {
+        const i32 number = i / channels, channel = i - number * channels;
+        Acc<E> sum = 0;
+        for (i32 row = 0; row < own.down; ++row)
+            sum += of_threads[number][channel % LINE_SUMS][row * own.across + channel / LINE_SUMS];
+        const i64 to = static_cast<i64>(tile.part) * layout.groups + own.first + channel;
+        const i32 at1 = tile.k1 + number / TAPS, at2 = tile.k2 + number % TAPS;
+        if (number == TAPS * TAPS) {
+            if (y_sums) y_sums[to] = sum;
+        } else if (sums && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
+            sums[to * taps + (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
+        }
+    }
+}
+
+// A block has a tile of taps and one of channels, and `of_part` neighbouring strips.
 template <class E>
 __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc<E>* sums,
                                                      Acc<E>* y_sums, i64 of_part,
@@ -268,29 +297,7 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
             x ? x + cell.row * volume(layout.image) * layout.groups + own.channel() : nullptr;
         found.add(of_x, y + position * layout.groups + own.channel(), tile, strip, layout);
     }
-    __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
-#pragma unroll
-    for (int c = 0; c < LINE_SUMS; ++c) {
-#pragma unroll
-        for (int i = 0; i < TAPS * TAPS; ++i)
-            of_threads[i][c][threadIdx.x] = found.of_taps[i / TAPS][i % TAPS][c];
-        of_threads[TAPS * TAPS][c][threadIdx.x] = found.of_y[c];
-    }
-    __syncthreads();
-    const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
-    for (i32 i = threadIdx.x; i < (TAPS * TAPS + 1) * channels; i += THREADS) {
-        const i32 number = i / channels, channel = i - number * channels;
-        Acc<E> sum = 0;
-        for (i32 row = 0; row < own.down; ++row)
-            sum += of_threads[number][channel % LINE_SUMS][row * own.across + channel / LINE_SUMS];
-        const i64 to = static_cast<i64>(part) * layout.groups + own.first + channel;
-        const i32 at1 = tile.k1 + number / TAPS, at2 = tile.k2 + number % TAPS;
-        if (number == TAPS * TAPS) {
-            if (y_sums && index == 0) y_sums[to] = sum;
-        } else if (x && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
-            sums[to * taps + (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
-        }
-    }
+    write_line_sums(found, own, tile, x ? sums : nullptr, index == 0 ? y_sums : nullptr, layout);
 }
 
 }  // namespace cto::conv::depthwise_lines

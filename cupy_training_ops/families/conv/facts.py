@@ -19,7 +19,7 @@ TAPS = 3  # along each of two axes, that a block sums at a time there
 WIDE_TAPS = 5  # where there are more, with a stride and dilation of 1, in types of at most 4 bytes
 LINE_VECTORS = 32  # of channels, that a block has where these lie side by side
 LINE_TAPS = 32  # at most, whose weights it has in shared memory
-LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights
+LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights or walks down rows
 
 # Where tiles are copied from arrays whose channels lie side by side. Tall tiles have two panels of
 # rows, flat ones one.

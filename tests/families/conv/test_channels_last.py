@@ -123,15 +123,15 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     found, (x, y, w, dx, dw) = gradients(DEPTHWISE, dtype)
     image, weight, of_w, of_b = launches(found)
     assert [image.symbol, weight.symbol] == [
-        "conv__depthwise_lines",
-        "conv__depthwise_lines_weight",
+        "conv__depthwise_walks",
+        "conv__depthwise_walks_weight",
     ]
     assert image.args[:4] == (y, w, None, dx)
     assert weight.args[:2] == (x, y)
     assert [of_w.symbol, of_b.symbol, of_w.args[1]] == ["conv__total", "conv__total", dw]
     assert weight.slots == of_w.slots == of_b.slots
     forward = plan.forward(H200, DEPTHWISE, x, w, None, y)
-    assert [step.symbol for step in launches(forward)] == ["conv__depthwise_lines"]
+    assert [step.symbol for step in launches(forward)] == ["conv__depthwise_walks"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,8 @@ def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
 
 
 # X, the kernel's extent, stride, pad and dilation: of several tiles of channels and of taps, with
-# threads that are left over; in one to three dimensions. Of the first, threads have several strips.
+# threads that are left over; in one to three dimensions. Of the first, threads have several strips,
+# of the last several walks down rows.
 LINES = (
     ((2, 296, 10, 28), 3, 1, 1, 1),
     ((2, 16, 9, 11), 3, 1, 1, 1),
@@ -164,6 +165,7 @@ LINES = (
     ((2, 24, 70), 3, 1, 1, 1),
     ((1, 8, 3, 5, 6), 3, 1, 1, 1),
     ((2, 40, 8, 8), 1, 1, 0, 1),
+    ((1, 8, 31, 5), 3, 1, 2, 1),
 )
 
 

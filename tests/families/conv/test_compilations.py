@@ -31,6 +31,9 @@ WITHOUT_TILES |= {"depthwise", "depthwise_gradient", "depthwise_weight"}
 PRODUCTS = {"image", "image_lines", "weight", "weight_lines", "weight_y_lines", "staged"}
 PRODUCTS |= {"image_few", "weight_few"}
 
+DEPTHWISE = {"depthwise_lines", "depthwise_walks"}
+DEPTHWISE_SUMS = {"depthwise_lines_weight", "depthwise_walks_weight"}
+
 
 def layer(
     channels: int, filters: int, extent: int, kernel: int, group: int = 1, n: int = 64
@@ -90,7 +93,7 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     direct = {"direct_image", "direct_weight", "direct_total"} if copies else set()
     if of["STAGED"] == "1":
         if rows == 32:
-            return {"total", "depthwise_lines", "depthwise_lines_weight"} | direct
+            return {"total", *DEPTHWISE, *DEPTHWISE_SUMS} | direct
         sums = set() if is_half else {"channel_sums", "line_sums"}
         staged = {"stage", "staged", "staged_total"} if copies else set()
         return {"total", *staged} | sums
@@ -104,11 +107,11 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
             found |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
         if is_half:
             found |= {"image_lines", "weight_lines"}
-    few = {"pack_few", "image_few", "weight_few", "weight_total_few", "depthwise_lines"}
+    few = {"pack_few", "image_few", "weight_few", "weight_total_few", *DEPTHWISE}
     if is_float and rows == 64 and not is_wide:
         found |= {"total", *direct} if of["TF32"] == "1" else few
     if is_float and is_wide:
-        found |= {"depthwise_lines_weight"}
+        found |= DEPTHWISE_SUMS
     wide = {"depthwise_weight_wide"} if of["T"] != "double" else set()
     return found | (WITHOUT_TILES | wide if is_small else set())
 
