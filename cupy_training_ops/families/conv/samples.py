@@ -151,6 +151,15 @@ CALLS = (
         (FLOAT16, BFLOAT16, FLOAT32),
         last=True,
     ),
+    Call(
+        "channels-last-walks",
+        (1, 16, 16, 5),
+        16,
+        (3, 3),
+        {"group": 16, "pads": (1, 0, 2, 1)},
+        (FLOAT16, BFLOAT16, FLOAT32),
+        last=True,
+    ),
     Call("channels-last-few", (2, 5, 6, 7), 4, (3, 2), {}, (FLOAT64,), last=True),
     Call("tf32", (2, 9, 8, 7), 10, (3, 3), {"allow_tf32": True}, (FLOAT32,)),
 )
