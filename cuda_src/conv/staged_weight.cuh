@@ -27,6 +27,7 @@ constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
+    i32 shifts[STAGED_TAPS];
 };
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
@@ -157,31 +158,33 @@ __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32
     return (channel / panel * taps + tap) * panel + channel % panel;
 }
 
-// Of columns from the first of a panel on.
-struct PanelColumns {
-    i32 at;
-    u32 bit;
+// The tap of a vector of columns, and its number among those of the tap's channels.
+struct ColumnVector {
+    i32 tap, vector;
 
-    __device__ __forceinline__ PanelColumns(const WeightLayout& layout, i32 vector, i32 depth,
-                                            i32 group) {
-        const i32 taps = static_cast<i32>(volume(layout.kernel));
-        i32 tap = vector / depth, of_tap = vector - tap * depth;
+    __device__ __forceinline__ ColumnVector(i32 number, i32 depth, i32 taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
-            const i32 panel = vector / LINE_VECTORS, channels = panel / taps;
+            const i32 panel = number / LINE_VECTORS, channels = panel / taps;
             tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
-            of_tap = channels * LINE_VECTORS + vector % LINE_VECTORS;
+            vector = channels * LINE_VECTORS + number % LINE_VECTORS;
+        } else {
+            tap = number / depth;
+            vector = number - tap * depth;
         }
-        i32 rest = tap, shift = 0, pitch = 1;
-        for (int axis = 2; axis >= 0; --axis) {
-            const i32 next = rest / layout.kernel[axis];
-            shift += (rest - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
-            pitch *= layout.image[axis];
-            rest = next;
-        }
-        at = shift * depth * layout.groups + group * depth + of_tap;
-        bit = tap < taps ? 1u << tap : 0;
     }
 };
+
+// How far from the first tap's what a tap reads is, in positions.
+__device__ __forceinline__ i32 shift_of(const WeightLayout& layout, i32 tap) {
+    i32 shift = 0, pitch = 1;
+    for (int axis = 2; axis >= 0; --axis) {
+        const i32 next = static_cast<i32>(divide(tap, layout.kernel[axis]));
+        shift += (tap - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
+        pitch *= layout.image[axis];
+        tap = next;
+    }
+    return shift;
+}
 
 // Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
 template <class Tile>
@@ -220,21 +223,27 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 #pragma unroll
         for (int panel = 0; panel < Copier::A_PANELS; ++panel)
             copier.y_exists |= static_cast<u32>(y_vector + panel * LINE_VECTORS < filters) << panel;
-#pragma unroll
-        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
-            const i32 first = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
-            const PanelColumns columns(layout, first, depth, tile.group);
-            copier.x_at[panel] = columns.at;
-            copier.x_bits[panel] = sums ? columns.bit : 0;
-        }
         for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
+        const i32 taps = static_cast<i32>(volume(layout.kernel));
+        if (threadIdx.x < STAGED_TAPS)
+            shared.shifts[threadIdx.x] =
+                shift_of(layout, min(static_cast<i32>(threadIdx.x), taps - 1)) * copier.x_vectors;
         async_copy::wait<0>();
         __syncthreads();
+#pragma unroll
+        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
+            const i32 number = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
+            const ColumnVector column(number, depth, taps);
+            const bool exists = sums && column.tap < taps;
+            copier.x_at[panel] =
+                shared.shifts[exists ? column.tap : 0] + tile.group * depth + column.vector;
+            copier.x_bits[panel] = exists ? 1u << column.tap : 0;
+        }
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
         row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
-        const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
+        const i32 n_columns = taps * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
