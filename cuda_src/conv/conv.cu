@@ -347,16 +347,16 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
     }
 }
 
-// W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
+// W, so many filters of a group in a block, or 0 where it lies as its sums do, and in blocks behind these
+// the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
-                       i32 filters, bool channels_last, i32 joined_filters, u32 blocks_of_weights,
-                       i32 bias_summers, const __grid_constant__ WeightLayout layout) {
+                       i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_summers,
+                       const __grid_constant__ WeightLayout layout) {
     if constexpr (CAN_STAGE) {
         if (blockIdx.x < blocks_of_weights)
             conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
-                                                            channels_last, joined_filters,
-                                                            blockIdx.x, layout);
+                                                            joined_filters, blockIdx.x, layout);
         else
             write_total<T>(y_parts, bias, count, bias_summers,
                            static_cast<i64>(layout.groups) * layout.rows,

@@ -64,9 +64,10 @@ struct Place {
 // By the first three threads.
 __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
                                            int rows, int columns, Place& place) {
-    const u32 tile = block % static_cast<u32>(layout.tiles);
-    const u32 rest = block / static_cast<u32>(layout.tiles);
-    u32 residue = rest / column_tiles;
+    const u32 rest = static_cast<u32>(divide(block, layout.tiles));
+    const u32 tile = block - rest * layout.tiles;
+    const bool has_residues = volume(layout.residues) > 1;
+    u32 residue = has_residues ? rest / column_tiles : 0;
     const u32 column_tile = rest - residue * column_tiles;
     i32 of_thread = 0;
     for (int axis = 2; axis >= 0; --axis) {
@@ -77,7 +78,7 @@ __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block,
     place.lines[threadIdx.x] = line_of(layout, threadIdx.x, of_thread);
     if (threadIdx.x > 0) return;
     place.tile = tile;
-    place.group = (layout.first_tile + tile) / layout.row_tiles;
+    place.group = layout.groups == 1 ? 0 : (layout.first_tile + tile) / layout.row_tiles;
     place.first_row = (layout.first_tile + tile - place.group * layout.row_tiles) * rows;
     place.first_column = static_cast<i64>(column_tile) * columns;
 }

@@ -283,14 +283,18 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
     if constexpr (Tile::EXISTS) {
         __shared__ ImageShared<Tile> shared;
         Place& place = shared.place;
-        if (threadIdx.x < 3)
-            find_place(layout, block, column_tiles, Tile::ROWS, Tile::COLUMNS, place);
+        if (threadIdx.x < WARP) {
+            if (threadIdx.x < 3)
+                find_place(layout, block, column_tiles, Tile::ROWS, Tile::COLUMNS, place);
+            __syncwarp();
+            if (threadIdx.x == 0) {
+                i64 columns = layout.batch;
+                for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;
+                place.columns = columns;
+            }
+        }
         __syncthreads();
-        i64 columns = layout.batch;
-        for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;
-        if (place.first_column >= columns) return;
-        if (threadIdx.x == 0) place.columns = columns;
-        __syncthreads();
+        if (place.first_column >= place.columns) return;
         const i32 depth = vectors_of(layout.depth, Tile::VECTOR), vectors = depth * layout.groups;
         const int n_taps = count_taps(place.lines);
         for (int i = threadIdx.x; i < Tile::COLUMNS; i += Tile::THREADS) {

@@ -40,11 +40,8 @@ struct StagedTile {
     static constexpr int STAGES = !BY_WARPGROUPS ? STAGED_STAGES
                                   : IS_FLAT      ? FLAT_GROUPS_STAGES
                                                  : TALL_GROUPS_STAGES;
-    static constexpr int PENDING = !BY_WARPGROUPS ? 0
-                                   : IS_FLAT      ? FLAT_GROUPS_PENDING
-                                                  : TALL_GROUPS_PENDING;
     // Stages that are copied before they are multiplied.
-    static constexpr int AHEAD = STAGES - 1 - PENDING;
+    static constexpr int AHEAD = STAGES - 1;
     // Those that multiply have parts of as many rows, of ROW_STEP at a time.
     static constexpr int MULTIPLIERS = THREADS / (BY_WARPGROUPS ? WARPGROUP : WARP);
     static constexpr int MULTIPLIERS_DOWN = ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;

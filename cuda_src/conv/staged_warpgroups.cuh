@@ -14,11 +14,6 @@ template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
     int a_at, b_at;  // of this warpgroup, by bytes
-#if defined(__CUDA_CPU__)
-    // Stages whose products are not made before they are waited for, as late as GPUs may.
-    const u8* pending[Tile::PENDING + 1];
-    int n_pending = 0;
-#endif
 
     __device__ __forceinline__ ByWarpgroups() {
         const int number = Product::multiplier();
@@ -39,25 +34,19 @@ struct ByWarpgroups {
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
     }
-    __device__ __forceinline__ void begin(const u8* stage, Product& product) {
-#if defined(__CUDA_CPU__)
-        pending[n_pending++] = stage;
-#else
+    // Of a stage. The CPU makes products when they are waited for, as late as GPUs may.
+    __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
+#if !defined(__CUDA_CPU__)
         warpgroup::begin();
         multiply(stage, product);
         warpgroup::commit();
 #endif
     }
-    // Ends the products of all stages but the last N.
-    template <int N>
-    __device__ __forceinline__ void end(Product& product) {
+    __device__ __forceinline__ void end(const u8* stage, Product& product) const {
 #if defined(__CUDA_CPU__)
-        for (; n_pending > N; --n_pending) {
-            multiply(pending[0], product);
-            for (int i = 1; i < n_pending; ++i) pending[i - 1] = pending[i];
-        }
+        multiply(stage, product);
 #else
-        warpgroup::wait<N>();
+        warpgroup::wait<0>();
 #endif
     }
     template <class F>
@@ -73,7 +62,7 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
                                                          i32 count, Copier& copier,
                                                          const Also& also) {
     constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
-    Multiplier multiplier;
+    const Multiplier multiplier;
     int to = 0, from = 0;
     const auto copy = [&] {
         copier.open();
@@ -91,10 +80,9 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
         multiplier.begin(stages + from, product);
         copy();
         also(stages + from);
-        multiplier.template end<Tile::PENDING>(product);
+        multiplier.end(stages + from, product);
         from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
     }
-    multiplier.template end<0>(product);
     async_copy::wait<0>();
     __syncthreads();
 }

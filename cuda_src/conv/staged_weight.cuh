@@ -29,6 +29,7 @@ constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
+    i32 shifts[STAGED_TAPS];
 };
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
@@ -159,31 +160,33 @@ __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32
     return (channel / panel * taps + tap) * panel + channel % panel;
 }
 
-// Of columns from the first of a panel on.
-struct PanelColumns {
-    i32 at;
-    u32 bit;
+// The tap of a vector of columns, and its number among those of the tap's channels.
+struct ColumnVector {
+    i32 tap, vector;
 
-    __device__ __forceinline__ PanelColumns(const WeightLayout& layout, i32 vector, i32 depth,
-                                            i32 group) {
-        const i32 taps = static_cast<i32>(volume(layout.kernel));
-        i32 tap = vector / depth, of_tap = vector - tap * depth;
+    __device__ __forceinline__ ColumnVector(i32 number, i32 depth, i32 taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
-            const i32 panel = vector / LINE_VECTORS, channels = panel / taps;
+            const i32 panel = number / LINE_VECTORS, channels = panel / taps;
             tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
-            of_tap = channels * LINE_VECTORS + vector % LINE_VECTORS;
+            vector = channels * LINE_VECTORS + number % LINE_VECTORS;
+        } else {
+            tap = number / depth;
+            vector = number - tap * depth;
         }
-        i32 rest = tap, shift = 0, pitch = 1;
-        for (int axis = 2; axis >= 0; --axis) {
-            const i32 next = rest / layout.kernel[axis];
-            shift += (rest - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
-            pitch *= layout.image[axis];
-            rest = next;
-        }
-        at = shift * depth * layout.groups + group * depth + of_tap;
-        bit = tap < taps ? 1u << tap : 0;
     }
 };
+
+// How far from the first tap's what a tap reads is, in positions.
+__device__ __forceinline__ i32 shift_of(const WeightLayout& layout, i32 tap) {
+    i32 shift = 0, pitch = 1;
+    for (int axis = 2; axis >= 0; --axis) {
+        const i32 next = static_cast<i32>(divide(tap, layout.kernel[axis]));
+        shift += (tap - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
+        pitch *= layout.image[axis];
+        tap = next;
+    }
+    return shift;
+}
 
 // Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
 template <class Tile>
@@ -222,21 +225,27 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 #pragma unroll
         for (int panel = 0; panel < Copier::A_PANELS; ++panel)
             copier.y_exists |= static_cast<u32>(y_vector + panel * LINE_VECTORS < filters) << panel;
-#pragma unroll
-        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
-            const i32 first = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
-            const PanelColumns columns(layout, first, depth, tile.group);
-            copier.x_at[panel] = columns.at;
-            copier.x_bits[panel] = sums ? columns.bit : 0;
-        }
         for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
+        const i32 taps = static_cast<i32>(volume(layout.kernel));
+        if (threadIdx.x < STAGED_TAPS)
+            shared.shifts[threadIdx.x] =
+                shift_of(layout, min(static_cast<i32>(threadIdx.x), taps - 1)) * copier.x_vectors;
         async_copy::wait<0>();
         __syncthreads();
+#pragma unroll
+        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
+            const i32 number = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
+            const ColumnVector column(number, depth, taps);
+            const bool exists = sums && column.tap < taps;
+            copier.x_at[panel] =
+                shared.shifts[exists ? column.tap : 0] + tile.group * depth + column.vector;
+            copier.x_bits[panel] = exists ? 1u << column.tap : 0;
+        }
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
         row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
-        const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
+        const i32 n_columns = taps * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
@@ -278,14 +287,13 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 // channels and all taps, which are a line of W for each filter.
 struct FourWeights {
     bool exists;
-    i64 from;      // of a part
-    int to, step;  // in the block's lines, from a channel to the next
+    i64 from;  // of a part
+    int to;    // in the block's lines, whose channels are `taps` apart
 
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
                                                      int count, i32 taps, i32 group, i32 first,
-                                                     i32 first_channel, bool channels_last,
-                                                     i32 joined_filters) {
+                                                     i32 first_channel, i32 joined_filters) {
         constexpr int FOURS = TOTAL_CHANNELS / 4;
         const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
         const int tap = line - filter * taps, row = first + filter;
@@ -296,9 +304,7 @@ struct FourWeights {
             column / Tile::COLUMNS;
         return {item < count && first_channel + channel < layout.channels,
                 (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS,
-                channels_last ? line * TOTAL_CHANNELS + channel
-                              : (filter * TOTAL_CHANNELS + channel) * taps + tap,
-                channels_last ? 1 : taps};
+                (filter * TOTAL_CHANNELS + channel) * taps + tap};
     }
 };
 
@@ -306,13 +312,65 @@ __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }
 
-// Of `summers` threads each, which have every so many parts. Groups of so many filters may be joined to
-// one, whose other sums, of a filter and a channel of two of them, are left out.
+// Adds this thread's parts of four numbers, every `step`.
+__device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i32 count, i32 step,
+                                               i64 pitch) {
+    float4 sum{};
+#pragma unroll 4
+    for (i32 i = first; i < count; i += step)
+        add_four(sum, *reinterpret_cast<const float4*>(parts + i * pitch));
+    return sum;
+}
+
+// W where it lies as sums do, channels of a tap side by side: four of them for `summers` threads, which
+// have every so many parts. Groups of so many filters may be joined to one, whose other sums, of a
+// filter and a channel of two of them, are left out.
+template <class Tile>
+__device__ __forceinline__ void write_lines_of_weights(const float* parts, typename Tile::E* w,
+                                                       i32 count, i32 summers, i32 joined_filters,
+                                                       u32 block, const WeightLayout& layout) {
+    using E = typename Tile::E;
+    __shared__ float4 sums[THREADS];
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    const u32 at_once = THREADS / summers, number = threadIdx.x % at_once;
+    const u32 summer = threadIdx.x / at_once, fours = (layout.channels + 3) / 4;
+    const u32 item = block * at_once + number, line = item / fours;
+    const i32 channel = (item - line * fours) * 4;
+    const u32 filter = line / taps;
+    const i32 tap = line - filter * taps, group = filter / layout.rows;
+    const i32 row = filter - group * layout.rows;
+    const bool exists = group < layout.groups;
+    const i32 of_tap = row / joined_filters * layout.channels + channel;
+    const i32 column = column_of(tap, of_tap, layout.padded_channels, taps, Tile::IN_LINE);
+    const i64 tile =
+        (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
+        column / Tile::COLUMNS;
+    constexpr i64 SIZE = Tile::ROWS * Tile::COLUMNS;
+    const float* const from =
+        parts + tile * SIZE + row % Tile::ROWS * Tile::COLUMNS + column % Tile::COLUMNS;
+    float4 sum{};
+    if (exists) sum = sum_of_parts(from, summer, count, summers, layout.tiles * SIZE);
+    if (summers > 1) {
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        for (int i = 1; summer == 0 && i < summers; ++i) add_four(sum, sums[i * at_once + number]);
+    }
+    if (!exists || summer != 0) return;
+    const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+    const vec::Vec<E, 4> rounded = vec::from_acc<E>(four);
+    w += static_cast<i64>(line) * layout.channels + channel;
+    if (layout.channels % 4 == 0 && reinterpret_cast<u64>(w) % sizeof(rounded) == 0)
+        *reinterpret_cast<vec::Vec<E, 4>*>(w) = rounded;
+    else
+        for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
+}
+
+// The same of other W, in its lines.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,
-                                                     bool channels_last, i32 joined_filters,
-                                                     u32 block, const WeightLayout& layout) {
+                                                     i32 joined_filters, u32 block,
+                                                     const WeightLayout& layout) {
     using E = typename Tile::E;
     __shared__ E lines[TOTAL_LINES * TOTAL_CHANNELS];
     __shared__ float4 sums[THREADS];
@@ -329,19 +387,14 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
     const auto write = [&](const FourWeights& weights, const float4& sum) {
         const float four[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) lines[weights.to + i * weights.step] = from_acc<E>(four[i]);
+        for (int i = 0; i < 4; ++i) lines[weights.to + i * taps] = from_acc<E>(four[i]);
     };
     for (int from = 0; from < end; from += at_once) {
-        const FourWeights weights =
-            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel,
-                                  channels_last, joined_filters);
+        const FourWeights weights = FourWeights::of<Tile>(layout, from + number, end, taps, group,
+                                                          first, first_channel, joined_filters);
         const float* const part = parts + weights.from;
         float4 sum{};
-        if (weights.exists) {
-#pragma unroll 4
-            for (i32 i = summer; i < count; i += summers)
-                add_four(sum, *reinterpret_cast<const float4*>(part + i * pitch));
-        }
+        if (weights.exists) sum = sum_of_parts(part, summer, count, summers, pitch);
         if (summers == 1) {
             if (weights.exists) write(weights, sum);
             continue;
@@ -358,14 +411,6 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
     const int channels = min(TOTAL_CHANNELS, layout.channels - first_channel);
     const i64 of_filter = static_cast<i64>(layout.channels) * taps;
     w += (static_cast<i64>(group) * layout.rows + first) * of_filter;
-    if (channels_last) {
-        w += first_channel;
-        for (int i = threadIdx.x; i < rows * taps * TOTAL_CHANNELS; i += THREADS)
-            if (i % TOTAL_CHANNELS < channels)
-                w[static_cast<i64>(i / TOTAL_CHANNELS) * layout.channels + i % TOTAL_CHANNELS] =
-                    lines[i];
-        return;
-    }
     w += first_channel * taps;
     for (int filter = 0; filter < rows; ++filter)
         for (int i = threadIdx.x; i < channels * taps; i += THREADS)
@@ -375,11 +420,15 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,
-                                               i32 filters, bool channels_last, i32 joined_filters,
-                                               u32 block, const WeightLayout& layout) {
-    if constexpr (Tile::EXISTS)
-        write_staged_weights<Tile>(parts, w, count, summers, filters, channels_last, joined_filters,
-                                   block, layout);
+                                               i32 filters, i32 joined_filters, u32 block,
+                                               const WeightLayout& layout) {
+    if constexpr (Tile::EXISTS) {
+        if (filters == 0)
+            write_lines_of_weights<Tile>(parts, w, count, summers, joined_filters, block, layout);
+        else
+            write_staged_weights<Tile>(parts, w, count, summers, filters, joined_filters, block,
+                                       layout);
+    }
 }
 
 }  // namespace cto::conv::staged_weight

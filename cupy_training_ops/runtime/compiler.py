@@ -24,7 +24,12 @@ LANGUAGE = "--std=c++17"
 # A slot that, as 1, has a module compiled for 9.0 with instructions that no other architecture has.
 # CuPy's own option follows, and does not take them back; NVRTC before 12.9 refuses two.
 WARPGROUPS = "WARPGROUPS"
-_WITH_WARPGROUPS, _HAS_WARPGROUPS, _WARPGROUPS_SINCE = "-arch=sm_90a", (9, 0), (12, 9)
+_HAS_WARPGROUPS, _WITH_WARPGROUPS, _OF_CUPY = (9, 0), "-arch=sm_90a", "-arch=sm_90"
+_ASKS_FOR_WARPGROUPS = """
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+#error
+#endif
+"""
 _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 
@@ -108,7 +113,21 @@ def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:
 
 def has_warpgroups(capability: tuple[int, int]) -> bool:
     """Whether modules with WARPGROUPS can be compiled, and run there."""
-    return capability == _HAS_WARPGROUPS and nvrtc().getVersion() >= _WARPGROUPS_SINCE
+    return capability == _HAS_WARPGROUPS and _compiles_warpgroups()
+
+
+@functools.cache
+def _compiles_warpgroups() -> bool:
+    """Whether NVRTC takes the two options: versions differ, so that it is asked."""
+    compiler = nvrtc()
+    program = compiler.createProgram(_ASKS_FOR_WARPGROUPS, "warpgroups.cu", (), ())
+    try:
+        compiler.compileProgram(program, (_WITH_WARPGROUPS, _OF_CUPY))
+    except compiler.NVRTCError:
+        return False
+    finally:
+        compiler.destroyProgram(program)
+    return True
 
 
 @functools.cache

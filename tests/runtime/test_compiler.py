@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cupy_training_ops import CompileError
+from cupy_training_ops import CompileError, ProviderError
 from cupy_training_ops.runtime import compiler
 from cupy_training_ops.runtime.compiler import compile_ahead, has_warpgroups, kernel, slot_options
 from cupy_training_ops.runtime.source import Source, signatures
@@ -196,15 +196,40 @@ def test_a_slot_asks_for_the_instructions_of_warpgroups() -> None:
     assert slot_options({"WARPGROUPS": "1"})[-2:] == ("-DCTO_WARPGROUPS=1", "-arch=sm_90a")
 
 
-@pytest.mark.parametrize(
-    ("capability", "version", "expected"),
-    [((9, 0), (12, 9), True), ((9, 0), (13, 0), True), ((9, 0), (12, 8), False),
-     ((10, 0), (13, 0), False), ((8, 9), (12, 9), False)],
-)  # fmt: skip
-def test_where_warpgroups_are(monkeypatch, capability, version, expected) -> None:
-    """NVRTC before 12.9 refuses an architecture beside the one that CuPy names."""
-    monkeypatch.setattr(compiler, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: version))
-    assert has_warpgroups(capability) is expected
+class RefusedError(Exception):
+    """Of an NVRTC before 12.9."""
+
+
+@pytest.mark.parametrize("takes_both", [True, False])
+def test_warpgroups_are_where_nvrtc_takes_two_architectures(monkeypatch, takes_both) -> None:
+    """It is asked once, and only for 9.0."""
+    asked = []
+
+    def compile_program(_, options) -> None:
+        asked.append(options)
+        if not takes_both:
+            raise RefusedError
+
+    made = {"createProgram": lambda *_: 0, "destroyProgram": lambda _: None}
+    binding = SimpleNamespace(compileProgram=compile_program, NVRTCError=RefusedError, **made)
+    monkeypatch.setattr(compiler, "nvrtc", lambda: binding)
+    compiler._compiles_warpgroups.cache_clear()
+    try:
+        assert not has_warpgroups((8, 9))
+        assert not has_warpgroups((10, 0))
+        assert not asked
+        assert [has_warpgroups((9, 0)) for _ in range(2)] == [takes_both] * 2
+        assert asked == [("-arch=sm_90a", "-arch=sm_90")]
+    finally:
+        compiler._compiles_warpgroups.cache_clear()
+
+
+def test_this_nvrtc_has_warpgroups_from_12_9_on() -> None:
+    try:
+        version = compiler.nvrtc().getVersion()
+    except ProviderError as error:
+        pytest.skip(str(error))
+    assert has_warpgroups((9, 0)) is (version >= (12, 9))
 
 
 def headers(folder, version=None):

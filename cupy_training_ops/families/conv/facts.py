@@ -32,13 +32,11 @@ FLAT_COLUMNS = 192
 # while the next is copied.
 TALL_GROUPS_THREADS = 256
 TALL_GROUPS_BLOCKS = 1
-TALL_GROUPS_STAGES = 4
-TALL_GROUPS_PENDING = 1
+TALL_GROUPS_STAGES = 3
 TALL_GROUPS_COLUMNS = 256
 FLAT_GROUPS_THREADS = 128
 FLAT_GROUPS_BLOCKS = 2
 FLAT_GROUPS_STAGES = 3
-FLAT_GROUPS_PENDING = 1
 FLAT_GROUPS_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory

@@ -209,15 +209,27 @@ class _Sums:
             assert db is not None
             return total(self.y_sums, db, self.parts, self.variant.slots)
         conv, of_bias = self.conv, summers(self.parts)
-        channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
-        filters, each = self._at_once(channel_tiles)
-        blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
+        if dw.channels_last or math.prod(conv.kernel) == 1:
+            filters, each, blocks = 0, *self._of_lines()
+        else:
+            channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
+            filters, each = self._at_once(channel_tiles)
+            blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
         layout = self._layout(staging.width, self.of.group_channels)
-        how = (filters, dw.channels_last, self.of.group_filters, blocks, of_bias, layout)
+        how = (filters, self.of.group_filters, blocks, of_bias, layout)
         given = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
         return launch("staged_total", config, given, self.variant.slots)
+
+    def _of_lines(self) -> tuple[int, int]:
+        """Threads for each four weights, and blocks, of lines of channels."""
+        lines = self.conv.filters * math.prod(self.conv.kernel)
+        fours = lines * ceil_div(self.of.group_channels, 4)
+        room = TOTALS * self.device.multiprocessors * THREADS
+        choices = (n for n in (8, 4, 2) if n * fours <= room and 2 * n <= self.parts)
+        each = next(choices, 1)
+        return each, ceil_div(fours, THREADS // each)
 
     def _at_once(self, channel_tiles: int) -> tuple[int, int]:
         """Filters of a block that adds parts up, so that all multiprocessors have some, and threads
