@@ -48,11 +48,10 @@ from .plan_launches import launch, summers, total
 from .plan_layouts import Copies
 from .plan_model import OTHER_SHARED_NBYTES
 from .plan_staging import neighbours
-from .plan_variants import TENSOR_CORES, direct_variant, staged_variant
+from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant
 from .plan_weight import Arrays as WeightArrays
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
-MOST_TILES = 2**31 - 1
 
 
 def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
@@ -71,8 +70,8 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
         and conv.kernel[0] == conv.image[0] == conv.output[0] == 1
         and (conv.strides[0], conv.pads[0], set(conv.dilations)) == (1, 0, {1})
         and min(conv.batch, *conv.image, *conv.output) > 0
-        and conv.batch * math.prod(conv.image) <= MOST_TILES
-        and conv.batch * math.prod(conv.output) <= MOST_TILES
+        and max(conv.batch, conv.channels) * math.prod(conv.image) <= MAX_OFFSET
+        and conv.batch * math.prod(conv.output) <= MAX_OFFSET
         and math.prod(_halo(conv)) <= DIRECT_HALO
         and max(image_nbytes(conv, y.dtype), sums_nbytes(y.dtype)) + OTHER_SHARED_NBYTES
         <= device.max_shared_nbytes
