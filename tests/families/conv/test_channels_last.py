@@ -195,6 +195,19 @@ def test_lines_of_channels_are_those_of_numpy(
             assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))
 
 
+@pytest.mark.parametrize("corner", [(0, 0), (-1, -1)])
+def test_what_is_infinite_reaches_only_weights_of_taps_that_read_it(anywhere, corner) -> None:
+    """Beside its corner taps have no dY: not 0, which would make NaN of it."""
+    x, w = np.zeros((1, 8, 5, 5), FLOAT16), np.zeros((8, 1, 3, 3), FLOAT16)
+    x[..., *corner] = np.inf
+    given = [last(a, anywhere.place) for a in (np.ones_like(x), x, w)]
+    _, dw, _ = get_op("ConvGrad")(group=8, pads=(1,) * 4)(*given, outputs=("dW",))
+    taps = slice(0, 2) if corner == (0, 0) else slice(1, 3)
+    expected = np.zeros_like(w)
+    expected[..., taps, taps] = np.inf
+    assert_matches(anywhere.host(dw), expected)
+
+
 def test_few_and_misaligned_channels_are_padded_in_lines() -> None:
     """Vectors of 16 bytes begin at none of their positions."""
     for c, aligned in ((replace(LAYER, channels=100), True), (LAYER, False)):
