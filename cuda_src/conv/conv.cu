@@ -370,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
                        const __grid_constant__ DirectLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (GOES_DIRECT)
-        conv::direct::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
+        conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
@@ -378,8 +378,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                         const __grid_constant__ DirectLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (GOES_DIRECT)
-        conv::direct::sum_direct<DirectTile, GOES_DIRECT>(x, y, sums, y_sums, column_tiles, layout,
-                                                          shared);
+        conv::direct_weight::sum_direct<DirectTile, GOES_DIRECT>(x, y, sums, y_sums, column_tiles,
+                                                                 layout, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
@@ -387,6 +387,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
                        u32 column_tiles, u32 blocks_of_weights,
                        const __grid_constant__ DirectLayout layout) {
     if constexpr (GOES_DIRECT)
-        conv::direct::write_direct_weights<T>(parts, w, y_parts, bias, count, summers, column_tiles,
-                                              blocks_of_weights, layout);
+        conv::direct_weight::write_direct_weights<T>(parts, w, y_parts, bias, count, summers,
+                                                     column_tiles, blocks_of_weights, layout);
 }

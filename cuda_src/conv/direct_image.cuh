@@ -5,7 +5,11 @@
 #pragma once
 #include "conv/direct.cuh"
 
-namespace cto::conv::direct {
+namespace cto::conv::direct_image {
+
+using namespace direct;
+using namespace image;
+using namespace staged_tile;
 
 // W as lines of filters: (panel, tap of the window, row), rows being residues of a channel.
 template <class Tile>
@@ -219,4 +223,4 @@ __device__ __forceinline__ void write_direct(const typename Tile::E* y, const ty
     }
 }
 
-}  // namespace cto::conv::direct
+}  // namespace cto::conv::direct_image

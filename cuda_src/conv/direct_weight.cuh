@@ -4,7 +4,11 @@
 #pragma once
 #include "conv/direct.cuh"
 
-namespace cto::conv::direct {
+namespace cto::conv::direct_weight {
+
+using namespace direct;
+using namespace image;
+using namespace staged_tile;
 
 constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // of a tile
 
@@ -318,4 +322,4 @@ __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
         w[row * (layout.channels * layout.kernel[0] * layout.kernel[1]) + place] = from_acc<E>(sum);
 }
 
-}  // namespace cto::conv::direct
+}  // namespace cto::conv::direct_weight
