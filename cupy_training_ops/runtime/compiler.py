@@ -25,6 +25,7 @@ LANGUAGE = "--std=c++17"
 # CuPy's own option follows, and does not take them back; NVRTC before 12.9 refuses two.
 WARPGROUPS = "WARPGROUPS"
 _HAS_WARPGROUPS, _WITH_WARPGROUPS, _OF_CUPY = (9, 0), "-arch=sm_90a", "-arch=sm_90"
+_BY_THREADS = "--split-compile=8"
 _ASKS_FOR_WARPGROUPS = """
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
 #error
@@ -119,10 +120,20 @@ def has_warpgroups(capability: tuple[int, int]) -> bool:
 @functools.cache
 def _compiles_warpgroups() -> bool:
     """Whether NVRTC takes the two options: versions differ, so that it is asked."""
+    return _compiles(_ASKS_FOR_WARPGROUPS, (_WITH_WARPGROUPS, _OF_CUPY))
+
+
+@functools.cache
+def thread_options() -> tuple[str, ...]:
+    """What has a module's kernels compiled by threads, where NVRTC can."""
+    return (_BY_THREADS,) if _compiles("", (_BY_THREADS,)) else ()
+
+
+def _compiles(code: str, options: tuple[str, ...]) -> bool:
     compiler = nvrtc()
-    program = compiler.createProgram(_ASKS_FOR_WARPGROUPS, "warpgroups.cu", (), ())
+    program = compiler.createProgram(code, "asks.cu", (), ())
     try:
-        compiler.compileProgram(program, (_WITH_WARPGROUPS, _OF_CUPY))
+        compiler.compileProgram(program, options)
     except compiler.NVRTCError:
         return False
     finally:

@@ -18,7 +18,7 @@ from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
 from . import graphs
-from .compiler import has_warpgroups, header_options
+from .compiler import has_warpgroups, header_options, thread_options
 from .kernel_cache import usable
 
 STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
@@ -226,7 +226,7 @@ class CudaBackend:
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """Compile for the current device, through CuPy's disk cache."""
-        options += header_options()
+        options += (*header_options(), *thread_options())
         module = cupy.RawModule(code=source.code, options=options)
         try:
             with usable():

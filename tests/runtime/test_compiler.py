@@ -232,6 +232,28 @@ def test_this_nvrtc_has_warpgroups_from_12_9_on() -> None:
     assert has_warpgroups((9, 0)) is (version >= (12, 9))
 
 
+@pytest.mark.parametrize("takes_it", [True, False])
+def test_threads_compile_where_nvrtc_takes_the_option(monkeypatch, takes_it) -> None:
+    asked = []
+
+    def compile_program(_, options) -> None:
+        asked.append(options)
+        if not takes_it:
+            raise RefusedError
+
+    made = {"createProgram": lambda *_: 0, "destroyProgram": lambda _: None}
+    binding = SimpleNamespace(compileProgram=compile_program, NVRTCError=RefusedError, **made)
+    monkeypatch.setattr(compiler, "nvrtc", lambda: binding)
+    expected = ("--split-compile=8",)
+    compiler.thread_options.cache_clear()
+    try:
+        found = [compiler.thread_options() for _ in range(2)]
+        assert found == [expected if takes_it else ()] * 2
+        assert asked == [expected]
+    finally:
+        compiler.thread_options.cache_clear()
+
+
 def headers(folder, version=None):
     """A folder like one of CUDA headers; of a version, or none that it tells."""
     folder.mkdir(parents=True)

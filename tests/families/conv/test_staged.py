@@ -21,6 +21,7 @@ from cupy_training_ops.families.conv import plan, plan_model, plan_variants
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
 from cupy_training_ops.families.conv.facts import PANEL, STAGED_TAPS
 from cupy_training_ops.families.conv.plan_variants import residues
+from cupy_training_ops.frame.arrays import adopt
 from cupy_training_ops.frame.backends import info
 from cupy_training_ops.plan import Device, align_up, ceil_div
 from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
@@ -272,5 +273,5 @@ def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
 
 def device_of(array: Any) -> Device:
     """What planning knows of where it is."""
-    found = ArrayInfo.of(info(array))
+    found = ArrayInfo.of(info(adopt("Conv", "X", array)))
     return found.backend.device(found.device)
