@@ -15,15 +15,12 @@ import pytest
 from runs import Run
 
 from cupy_training_ops import get_op
-from cupy_training_ops.backend import ArrayInfo
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.conv import plan, plan_model, plan_variants
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
 from cupy_training_ops.families.conv.facts import PANEL, STAGED_TAPS
 from cupy_training_ops.families.conv.plan_variants import residues
-from cupy_training_ops.frame.arrays import adopt
-from cupy_training_ops.frame.backends import info
-from cupy_training_ops.plan import Device, align_up, ceil_div
+from cupy_training_ops.plan import align_up, ceil_div
 from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
 from cupy_training_ops.testing.samples import as_tuple
 
@@ -263,7 +260,7 @@ def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
     """Of 36 kinds, 936 in all; an emulated one takes seconds."""
     types, rows, by_warpgroups = tile
     with Run("cuda", seed) as run:
-        if by_warpgroups and not device_of(run.place(np.empty(1, FLOAT16))).has_warpgroups:
+        if by_warpgroups and not has_warpgroups_here():
             pytest.skip("this GPU, or its NVRTC, has no instructions of warpgroups")
         staged(rows, by_warpgroups)
         rng = np.random.default_rng((seed, rows, 1000 + len(layout)))
@@ -271,7 +268,8 @@ def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
             check(run, rng, drawn(rng, MOST_ON_GPU), *TYPES[types], layout)
 
 
-def device_of(array: Any) -> Device:
-    """What planning knows of where it is."""
-    found = ArrayInfo.of(info(adopt("Conv", "X", array)))
-    return found.backend.device(found.device)
+def has_warpgroups_here() -> bool:
+    """Of the first GPU."""
+    from cupy_training_ops.runtime.cuda import BACKEND
+
+    return BACKEND.device(0).has_warpgroups
