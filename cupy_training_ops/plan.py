@@ -37,6 +37,7 @@ class Device:
     multiprocessors: int
     capability: tuple[int, int]
     max_shared_nbytes: int = SHARED_NBYTES  # that a block may ask for
+    has_warpgroups: bool = False  # whether kernels with WARPGROUPS can be compiled for it
 
 
 @dataclass(frozen=True)

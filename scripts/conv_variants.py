@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Times of ConvGrad in every variant of 60 shapes, which tests hold the model of its plans against.
 
-    python scripts/conv_variants.py --out tests/data/conv_variants.json [--seconds 60]
+    python scripts/conv_variants.py --out tests/data/conv_variants.json --warps [--seconds 60]
+    python scripts/conv_variants.py --out tests/data/conv_variants_warpgroups.json
 
 A variant is "gathered", without staged arrays, or rows of a tile and parts of W's sum: those that
 the model takes for each number of rows, and fewer and more of them.
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from cases.conv import TYPES, Layer, _inputs
 from cupy_training_ops import get_op
 from cupy_training_ops.backend import ArrayInfo
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.families.conv import plan, plan_model, plan_staged
+from cupy_training_ops.families.conv import plan, plan_model, plan_staged, plan_variants
 from cupy_training_ops.families.conv.facts import AXES
 from cupy_training_ops.frame.backends import info
 from cupy_training_ops.plan import Device
@@ -76,10 +77,20 @@ def layers() -> Iterator[tuple[Layer, str]]:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--warps", is_flag=True, help="Warps multiply halves, also where warpgroups can.")
 @click.option("--seconds", default=600.0, help="Begin no shape after so many.")
-def main(out: Path, seconds: float) -> None:
+def main(out: Path, warps: bool, seconds: float) -> None:
     """Measure, and write a line for each shape."""
     timing.REPLAYS, timing.CALLS = 5, 10
+    by_warps = {"multiply_by_warpgroups": never}
+    with ExitStack() as stack:
+        for module in (plan_model, plan_variants) if warps else ():
+            stack.enter_context(mock.patch.multiple(module, **by_warps))
+        write(out, warps, seconds)
+
+
+def write(out: Path, warps: bool, seconds: float) -> None:
+    """What `main` says."""
     begun, lines = time.monotonic(), []
     for layer, label in layers():
         if time.monotonic() - begun > seconds:
@@ -95,7 +106,7 @@ def main(out: Path, seconds: float) -> None:
     head = {
         "device": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "date": f"{datetime.date.today()}",
-        "plans_for": [device.multiprocessors, device.capability, device.max_shared_nbytes],
+        "plans_for": astuple(replace(device, has_warpgroups=device.has_warpgroups and not warps)),
     }
     rows = ",\n".join(json.dumps(line) for line in lines)
     out.write_text(json.dumps(head)[:-1] + f', "shapes": [\n{rows}\n]}}\n')
@@ -152,7 +163,7 @@ def name_of(tiles: Any) -> str:
 
 
 def never(*_: Any) -> bool:
-    """Nothing is staged."""
+    """Nothing is staged, or multiplied by warpgroups."""
     return False
 
 

@@ -4,7 +4,9 @@
 // All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
 // convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
 // have kernels of their own.
-#include "conv/depthwise_lines.cuh"
+#include "conv/depthwise_walks.cuh"
+#include "conv/direct_image.cuh"
+#include "conv/direct_weight.cuh"
 #include "conv/image.cuh"
 #include "conv/layouts.cuh"
 #include "conv/packing.cuh"
@@ -27,6 +29,10 @@
 // Whether kernels over staged arrays are compiled, or the others.
 #ifndef CTO_STAGED
 #define CTO_STAGED 0
+#endif
+// Whether warpgroups multiply what is staged, which 9.0 alone can.
+#ifndef CTO_WARPGROUPS
+#define CTO_WARPGROUPS 0
 #endif
 // Of an element in one image.
 #ifndef CTO_OFFSET
@@ -69,10 +75,11 @@ using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // of an image and of weigh
 
 // Arrays are staged for GPUs that copy ahead.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
-constexpr bool CAN_STAGE = CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
+constexpr bool COPIES_AHEAD = true;
 #else
-constexpr bool CAN_STAGE = false;
+constexpr bool COPIES_AHEAD = false;
 #endif
+constexpr bool CAN_STAGE = COPIES_AHEAD && CTO_STAGED && sizeof(T) <= 4 && CTO_ROWS >= PANEL;
 // All threads of a multiprocessor, since there is little to do while loads are awaited.
 #if defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
@@ -83,11 +90,12 @@ constexpr int STAGING_BLOCKS = 1024 / THREADS;
 constexpr int TOTAL_BLOCKS = 4;
 // What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
 // no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
-// Those of lines, which have no offsets, are with those of 32 bits. Kernels without tiles are beside lines
-// of WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles;
-// those of groups of one channel, these side by side, beside tiles of few rows, but for sums, which in
-// halves are beside flat staged tiles. The gradient of a bias is summed by kernels over staged arrays and by
-// others, but for that of staged halves, which their tiles sum.
+// Those of lines, which have no offsets, are with gathered ones of as many rows; halves have lines alone in
+// WIDE_ROWS, and offsets of 64 bits in tiles of half of these. Kernels without tiles are beside lines of
+// WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles; those
+// of channels side by side, of groups of one or few in all, are beside floats' tiles, and of halves on
+// their own. The gradient of a bias is summed by kernels over staged arrays and by others, but for that of
+// staged halves, which their tiles sum.
 constexpr bool GATHERS = !CTO_STAGED;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
 #if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
@@ -97,21 +105,22 @@ constexpr bool HAS_ROWS = sizeof(T) > 2 || CTO_ROWS == 64;
 #else
 constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
-constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && !IS_WIDE && HAS_ROWS;
-constexpr bool HAS_TILES =
-    GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS || IS_WIDE);
-constexpr bool HAS_FEW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
-constexpr bool WITHOUT_TILES =
-    GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS && !IS_WIDE : IS_WIDE);
-constexpr bool HAS_DEPTHWISE_LINES =
-    GATHERS && !IS_WIDE && (sizeof(T) == 2 ? CTO_ROWS == FEW_ROWS : HAS_FEW && !CTO_TF32);
-constexpr bool SUMS_DEPTHWISE_LINES =
-    sizeof(T) == 2 ? CTO_STAGED && CTO_ROWS == PANEL : sizeof(T) == 4 && WITHOUT_TILES;
+constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && HAS_ROWS;
+constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS);
+constexpr bool HAS_NARROW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
+constexpr bool HAS_FEW = HAS_NARROW && !CTO_TF32;
+constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS : IS_WIDE);
+constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;
+constexpr bool HAS_DEPTHWISE_LINES = HAS_HALF_LINES || HAS_FEW;
+constexpr bool SUMS_DEPTHWISE_LINES = HAS_HALF_LINES || (sizeof(T) == 4 && WITHOUT_TILES);
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
+constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && CTO_TF32));
+using DirectTile = conv::direct::DirectTile<T, CTO_TF32>;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
-using StagedTile = conv::staged_tile::StagedTile<
-    T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE>;
+constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS && sizeof(T) == 2;
+using StagedTile =
+    conv::staged_tile::StagedTile<T, STAGED_ROWS, CTO_TF32, CAN_STAGE, BY_WARPGROUPS>;
 
 }  // namespace cto
 
@@ -229,7 +238,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        sum_depthwise_weights(x, y, sums, y_sums, parts, layout);
+        sum_depthwise_weights<TAPS>(x, y, sums, y_sums, parts, layout);
+    }
+}
+
+// The same of WIDE_TAPS at a time.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
+                                const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (WITHOUT_TILES && sizeof(T) <= 4) {
+        sum_depthwise_weights<WIDE_TAPS>(x, y, sums, y_sums, parts, layout);
     }
 }
 
@@ -247,6 +265,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                  const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (SUMS_DEPTHWISE_LINES) {
         conv::depthwise_lines::sum_lines_of_weights(x, y, sums, y_sums, of_part, layout);
+    }
+}
+
+// The same of TAPS x TAPS taps side by side, by strips of so many rows.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
+                          i32 rows, bool is_gradient,
+                          const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_DEPTHWISE_LINES) {
+        conv::depthwise_walks::walk_lines(read, w, bias, written, of_block, rows, is_gradient,
+                                          layout);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
+                                 const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (SUMS_DEPTHWISE_LINES) {
+        conv::depthwise_walks::sum_walks(x, y, sums, y_sums, of_part, rows, layout);
     }
 }
 
@@ -273,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    if constexpr (CTO_STAGED || WITHOUT_TILES) {
+    if constexpr (CTO_STAGED || WITHOUT_TILES || GOES_DIRECT) {
         write_total<T>(parts, total, count, summers, size, blockIdx.x);
     }
 }
@@ -289,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 
 // Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
 // its data gradient, in one launch, so that each fill what the last ones of the other leave idle.
-extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
                  const T* bias, T* written, u32 column_tiles,
@@ -297,32 +334,59 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
     if constexpr (CAN_STAGE) {
-        extern __shared__ __align__(16) u8 shared[];
+        extern __shared__ __align__(1024) u8 stages[];
         const u32 block = blockIdx.x - first_of_weights;
         if (block < blocks_of_weights)
             conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
-                                                                weight_layout, shared);
+                                                                weight_layout, stages);
         else
             conv::staged_image::staged_convolution<StagedTile>(
                 read, packed, bias, written, column_tiles, staged_image,
                 blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
-                image_layout, shared);
+                image_layout, stages);
     }
 }
 
-// W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
+// W, so many filters of a group in a block, or 0 where it lies as its sums do, and in blocks behind these
+// the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
-                       i32 filters, bool channels_last, i32 joined_filters, u32 blocks_of_weights,
-                       i32 bias_summers, const __grid_constant__ WeightLayout layout) {
+                       i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_summers,
+                       const __grid_constant__ WeightLayout layout) {
     if constexpr (CAN_STAGE) {
         if (blockIdx.x < blocks_of_weights)
             conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
-                                                            channels_last, joined_filters,
-                                                            blockIdx.x, layout);
+                                                            joined_filters, blockIdx.x, layout);
         else
             write_total<T>(y_parts, bias, count, bias_summers,
                            static_cast<i64>(layout.groups) * layout.rows,
                            blockIdx.x - blocks_of_weights);
     }
+}
+
+// Gradients of few channels, of outputs whose channels lie side by side.
+extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
+    conv__direct_image(const T* y, const T* w, const T* bias, T* x,
+                       const __grid_constant__ DirectLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (GOES_DIRECT)
+        conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,
+                        const __grid_constant__ DirectLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (GOES_DIRECT)
+        conv::direct_weight::sum_direct<DirectTile, GOES_DIRECT>(x, y, sums, y_sums, column_tiles,
+                                                                 layout, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
+    conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
+                       u32 column_tiles, u32 blocks_of_weights,
+                       const __grid_constant__ DirectLayout layout) {
+    if constexpr (GOES_DIRECT)
+        conv::direct_weight::write_direct_weights<T>(parts, w, y_parts, bias, count, summers,
+                                                     column_tiles, blocks_of_weights, layout);
 }

@@ -25,32 +25,32 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
         return u < layout.image[axis] ? u : -1;
     }
     const i32 of_output = p - shift;
-    const i32 u = stride == 1 ? of_output : of_output / stride;
+    // Most strides take no division.
+    const i32 u = stride <= 2 ? of_output >> (stride - 1) : of_output / stride;
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
-// What positions from p on read of a line by taps from `tap` on. Neighbours read neighbours where
+// What positions from p on read of a line by N taps from `tap` on; WIDE_TAPS are dense. Neighbours read neighbours where
 // stride and dilation are 1.
-template <bool GRADIENT, class E>
+template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
-                                          i32 tap, Acc<E> (&to)[STRIP][TAPS]) {
-    if (layout.stride[2] == 1 && layout.dilation[2] == 1) {
+                                          i32 tap, Acc<E> (&to)[STRIP][N]) {
+    if (N == WIDE_TAPS || (layout.stride[2] == 1 && layout.dilation[2] == 1)) {
         const u32 extent = (GRADIENT ? layout.output : layout.image)[2];
-        const i32 pad = layout.pad[2],
-                  first = GRADIENT ? p + pad - tap - (TAPS - 1) : p - pad + tap;
-        Acc<E> window[STRIP + TAPS - 1];
+        const i32 pad = layout.pad[2], first = GRADIENT ? p + pad - tap - (N - 1) : p - pad + tap;
+        Acc<E> window[STRIP + N - 1];
 #pragma unroll
-        for (int i = 0; i < STRIP + TAPS - 1; ++i)
+        for (int i = 0; i < STRIP + N - 1; ++i)
             window[i] = static_cast<u32>(first + i) < extent ? to_acc(line[first + i]) : Acc<E>(0);
 #pragma unroll
         for (int i = 0; i < STRIP; ++i)
 #pragma unroll
-            for (int j = 0; j < TAPS; ++j) to[i][j] = window[GRADIENT ? i + TAPS - 1 - j : i + j];
+            for (int j = 0; j < N; ++j) to[i][j] = window[GRADIENT ? i + N - 1 - j : i + j];
     } else {
 #pragma unroll
         for (int i = 0; i < STRIP; ++i)
 #pragma unroll
-            for (int j = 0; j < TAPS; ++j) {
+            for (int j = 0; j < N; ++j) {
                 const i32 u = read_by<GRADIENT>(layout, 2, p + i, tap + j);
                 to[i][j] = u >= 0 ? to_acc(line[u]) : Acc<E>(0);
             }
@@ -188,12 +188,12 @@ struct TapTile {
     i32 k0, k1, k2;
 };
 
-// Adds what the strips of every `parts`-th image give to TAPS x TAPS taps, if there is an X, and to the
+// Adds what the strips of every `parts`-th image give to N x N taps, if there is an X, and to the
 // sum of Y.
-template <bool IN_VECTORS, class E>
+template <bool IN_VECTORS, int N, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
-                                           const DepthwiseLayout& layout,
-                                           Acc<E> (&of_taps)[TAPS][TAPS], Acc<E>& y_sum) {
+                                           const DepthwiseLayout& layout, Acc<E> (&of_taps)[N][N],
+                                           Acc<E>& y_sum) {
     const i64 image = volume(layout.image), output = volume(layout.output);
     const i64 channels = layout.groups * layout.filters;
     const i32 width = layout.output[2];
@@ -219,7 +219,7 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
         if (!x) continue;
         if constexpr (IN_VECTORS) {
 #pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+            for (int i = 0; i < N; ++i) {
                 const i32 u = strip.at[1] + i - 1;
                 if (static_cast<u32>(u) >= static_cast<u32>(layout.image[1])) continue;
                 Acc<E> window[STRIP + TAPS - 1];
@@ -227,22 +227,22 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
 #pragma unroll
-                    for (int j = 0; j < TAPS; ++j) of_taps[i][j] += slopes[p] * window[p + j];
+                    for (int j = 0; j < N; ++j) of_taps[i][j] += slopes[p] * window[p + j];
             }
         } else {
             const i32 u0 = read_by<false>(layout, 0, strip.at[0], tile.k0);
 #pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+            for (int i = 0; i < N; ++i) {
                 const i32 u1 = read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
                 if ((u0 | u1) < 0) continue;
-                Acc<E> of_line[STRIP][TAPS];
-                read_line<false>(of_x + (u0 * layout.image[1] + u1) * layout.image[2], layout,
-                                 strip.at[2], tile.k2, of_line);
+                Acc<E> of_line[STRIP][N];
+                read_line<false, N>(of_x + (u0 * layout.image[1] + u1) * layout.image[2], layout,
+                                    strip.at[2], tile.k2, of_line);
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
                     if (strip.at[2] + p < width) {
 #pragma unroll
-                        for (int j = 0; j < TAPS; ++j) of_taps[i][j] += slopes[p] * of_line[p][j];
+                        for (int j = 0; j < N; ++j) of_taps[i][j] += slopes[p] * of_line[p][j];
                     }
             }
         }
@@ -251,41 +251,43 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
 
 // A block has a tile of taps of one filter, and every `parts`-th image. sums: (part, filter, tap), with
 // X; y_sums, where they are wanted: (part, filter).
-template <class E>
+template <int N, class E>
 __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
                                                       Acc<E>* y_sums, i32 parts,
                                                       const DepthwiseLayout& layout) {
     static_assert(STRIP == 4);
-    __shared__ reduce::BlockScratch<Acc<E>, THREADS> scratch;
-    const u32 tiles1 = (layout.kernel[1] + TAPS - 1) / TAPS;
-    const u32 tiles2 = (layout.kernel[2] + TAPS - 1) / TAPS;
+    __shared__ Acc<E> of_threads[N * N + 1][THREADS];
+    const u32 tiles1 = (layout.kernel[1] + N - 1) / N, tiles2 = (layout.kernel[2] + N - 1) / N;
     const u32 channels = layout.groups * layout.filters;
     const u32 tiles = layout.kernel[0] * tiles1 * tiles2, rest = blockIdx.x / channels;
     const u32 channel = blockIdx.x - rest * channels, part = rest / tiles;
     const i32 index = rest - part * tiles;
     const TapTile tile{channel, part, static_cast<i32>(index / (tiles1 * tiles2)),
-                       static_cast<i32>(index / tiles2 % tiles1 * TAPS),
-                       static_cast<i32>(index % tiles2 * TAPS)};
+                       static_cast<i32>(index / tiles2 % tiles1 * N),
+                       static_cast<i32>(index % tiles2 * N)};
     if (!x && index > 0) return;
-    Acc<E> of_taps[TAPS][TAPS] = {}, of_y = 0;
-    if (layout.in_vectors)
+    Acc<E> of_taps[N][N] = {}, of_y = 0;
+    if (N == TAPS && layout.in_vectors)
         add_strips<true>(x, y, parts, tile, layout, of_taps, of_y);
     else
         add_strips<false>(x, y, parts, tile, layout, of_taps, of_y);
-    if (y_sums && index == 0) {
-        const Acc<E> sum = reduce::sum_block(of_y, scratch);
-        if (threadIdx.x == 0) y_sums[static_cast<i64>(part) * channels + channel] = sum;
-    }
-    if (!x) return;
-    Acc<E>* const to = sums + (static_cast<i64>(part) * channels + channel) * volume(layout.kernel);
 #pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
+    for (int i = 0; i < N * N; ++i) of_threads[i][threadIdx.x] = of_taps[i / N][i % N];
+    of_threads[N * N][threadIdx.x] = of_y;
+    __syncthreads();
+    const i64 filter = static_cast<i64>(part) * channels + channel, lane = threadIdx.x % WARP;
+    for (int i = threadIdx.x / WARP; i <= N * N; i += THREADS / WARP) {
+        Acc<E> sum = 0;
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            const Acc<E> sum = reduce::sum_block(of_taps[i][j], scratch);
-            const i32 at1 = tile.k1 + i, at2 = tile.k2 + j;
-            if (threadIdx.x == 0 && at1 < layout.kernel[1] && at2 < layout.kernel[2])
-                to[(tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
+        for (int j = 0; j < THREADS / WARP; ++j) sum += of_threads[i][j * WARP + lane];
+        sum = reduce::sum_lanes(sum, WARP);
+        const i32 at1 = tile.k1 + i / N, at2 = tile.k2 + i % N;
+        if (lane != 0) continue;
+        if (i == N * N) {
+            if (y_sums && index == 0) y_sums[filter] = sum;
+        } else if (x && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
+            sums[filter * volume(layout.kernel) +
+                 (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
         }
     }
 }

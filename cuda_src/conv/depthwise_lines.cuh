@@ -37,26 +37,79 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
                        : depthwise::read_by<false>(layout, axis, p, tap);
 }
 
-// Adds what a strip reads of one tap, whose places along two axes are those of `line`.
-template <int V, class E>
-__device__ __forceinline__ void add_tap(const E* line, const E* weights, i32 p, i32 tap,
-                                        bool is_gradient, const DepthwiseLayout& layout,
-                                        Acc<E> (&sums)[STRIP][V]) {
-    using Vector = vec::Vec<E, V>;
-    Vector read[STRIP];
+// Whether neighbours of a line read neighbours, and neighbouring taps too.
+__device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
+    return layout.stride[2] == 1 && layout.dilation[2] == 1;
+}
+
+// N neighbouring vectors of a line from position `first` on, zeros beside it.
+template <int V, int N, class E>
+__device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
+                                            vec::Vec<E, V> (&window)[N]) {
 #pragma unroll
-    for (int i = 0; i < STRIP; ++i) {
-        const i32 u = read_by(layout, 2, p + i, tap, is_gradient);
-        read[i] = Vector{};
-        if (u >= 0)
-            read[i] = *reinterpret_cast<const Vector*>(line + static_cast<i64>(u) * layout.groups);
+    for (int i = 0; i < N; ++i) {
+        const i32 u = first + i;
+        window[i] = vec::Vec<E, V>{};
+        if (static_cast<u32>(u) < static_cast<u32>(extent))
+            window[i] =
+                *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) * pitch);
     }
+}
+
+// Adds what a strip reads of one tap, which `read` has.
+template <int V, class E>
+__device__ __forceinline__ void add_products(const E* weights, const Acc<E> (*read)[V],
+                                             Acc<E> (&sums)[STRIP][V]) {
     Acc<E> of_tap[V];
     vec::widen<E>(weights, of_tap);
 #pragma unroll
     for (int i = 0; i < STRIP; ++i)
 #pragma unroll
-        for (int j = 0; j < V; ++j) sums[i][j] += of_tap[j] * to_acc(read[i].at[j]);
+        for (int j = 0; j < V; ++j) sums[i][j] += of_tap[j] * read[i][j];
+}
+
+// Adds what a strip reads of a line by all taps along it, whose weights are `pitch` apart.
+template <int V, class E>
+__device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pitch, i32 p,
+                                         bool is_gradient, const DepthwiseLayout& layout,
+                                         Acc<E> (&sums)[STRIP][V]) {
+    const i32 taps = layout.kernel[2], pad = layout.pad[2];
+    if (is_dense(layout)) {
+        const i32 extent = (is_gradient ? layout.output : layout.image)[2];
+#pragma unroll 1
+        for (i32 k = 0; k < taps; k += TAPS) {
+            // Of the gradient, the last tap reads the first position.
+            const i32 first = is_gradient ? p + pad - k - (TAPS - 1) : p - pad + k;
+            vec::Vec<E, V> window[STRIP + TAPS - 1];
+            load_window(line, first, extent, layout.groups, window);
+            Acc<E> read[STRIP + TAPS - 1][V];
+#pragma unroll
+            for (int i = 0; i < STRIP + TAPS - 1; ++i)
+#pragma unroll
+                for (int c = 0; c < V; ++c) read[i][c] = to_acc(window[i].at[c]);
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                const i32 tap = k + (is_gradient ? TAPS - 1 - j : j);
+                if (tap < taps) add_products(weights + tap * pitch, read + j, sums);
+            }
+        }
+        return;
+    }
+#pragma unroll 1
+    for (i32 k = 0; k < taps; ++k, weights += pitch) {
+        Acc<E> read[STRIP][V];
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i) {
+            const i32 u = read_by(layout, 2, p + i, k, is_gradient);
+            vec::Vec<E, V> found{};
+            if (u >= 0)
+                found = *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) *
+                                                                            layout.groups);
+#pragma unroll
+            for (int c = 0; c < V; ++c) read[i][c] = to_acc(found.at[c]);
+        }
+        add_products(weights, read, sums);
+    }
 }
 
 // A block has a tile of channels and `of_block` neighbouring strips; their weights are in shared memory.
@@ -98,10 +151,7 @@ __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* 
                 if ((u0 | u1) < 0) continue;
                 const E* const line =
                     image + (static_cast<i64>(u0) * from[1] + u1) * from[2] * layout.groups;
-#pragma unroll 1
-                for (i32 k2 = 0; k2 < layout.kernel[2]; ++k2)
-                    add_tap<V>(line, of_line + k2 * of_tap, strip.at[2], k2, is_gradient, layout,
-                               sums);
+                add_line(line, of_line, of_tap, strip.at[2], is_gradient, layout, sums);
             }
         }
         const i64 position = cell.row * volume(to) +
@@ -121,49 +171,103 @@ __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* 
 // Of LINE_SUMS channels, with a sum for each of TAPS x TAPS taps.
 template <class E>
 struct LineSums {
+    using Vector = vec::Vec<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
     // What the positions of a strip give.
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
-        using Vector = vec::Vec<E, LINE_SUMS>;
+        const int count = min(STRIP, layout.output[2] - strip.at[2]);
+        Vector loaded[STRIP];
+        load_window(y, 0, count, layout.groups, loaded);
+        Acc<E> slopes[STRIP][LINE_SUMS];
+#pragma unroll
+        for (int p = 0; p < STRIP; ++p) {
+            widen(loaded[p], slopes[p]);
+#pragma unroll
+            for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[p][c];
+        }
         const i32 u0 = depthwise::read_by<false>(layout, 0, strip.at[0], tile.k0);
-        const i32 count = min(STRIP, layout.output[2] - strip.at[2]);
-#pragma unroll 1
-        for (i32 p = 0; p < count; ++p, y += layout.groups) {
-            Acc<E> slopes[LINE_SUMS];
-            vec::widen<E>(y, slopes);
+        if (!x || u0 < 0) return;
 #pragma unroll
-            for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[c];
-            if (!x || u0 < 0) continue;
+        for (int i = 0; i < TAPS; ++i) {
+            const i32 u1 = depthwise::read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
+            if (u1 < 0) continue;
+            const E* const line =
+                x + (static_cast<i64>(u0) * layout.image[1] + u1) * layout.image[2] * layout.groups;
+            if (is_dense(layout)) {
+                Vector window[STRIP + TAPS - 1];
+                load_window(line, strip.at[2] - layout.pad[2] + tile.k2, layout.image[2],
+                            layout.groups, window);
+                Acc<E> read[STRIP + TAPS - 1][LINE_SUMS];
 #pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
-                const i32 u1 = depthwise::read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
-                if (u1 < 0) continue;
-                const E* const line = x + (static_cast<i64>(u0) * layout.image[1] + u1) *
-                                              layout.image[2] * layout.groups;
-                Vector found[TAPS];
+                for (int j = 0; j < STRIP + TAPS - 1; ++j) widen(window[j], read[j]);
+#pragma unroll
+                for (int p = 0; p < STRIP; ++p)
+                    if (p < count) add_position(of_taps[i], slopes[p], read + p);
+                continue;
+            }
+#pragma unroll
+            for (int p = 0; p < STRIP; ++p) {
+                if (p >= count) break;
+                Acc<E> read[TAPS][LINE_SUMS];
 #pragma unroll
                 for (int j = 0; j < TAPS; ++j) {
                     const i32 u2 =
                         depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
-                    found[j] = Vector{};
-                    if (u2 >= 0)
-                        found[j] = *reinterpret_cast<const Vector*>(line + static_cast<i64>(u2) *
-                                                                               layout.groups);
+                    Vector found[1];
+                    load_window(line, u2, layout.image[2], layout.groups, found);
+                    widen(found[0], read[j]);
                 }
-#pragma unroll
-                for (int j = 0; j < TAPS; ++j)
-#pragma unroll
-                    for (int c = 0; c < LINE_SUMS; ++c)
-                        of_taps[i][j][c] += slopes[c] * to_acc(found[j].at[c]);
+                add_position(of_taps[i], slopes[p], read);
             }
         }
     }
+    static __device__ __forceinline__ void widen(const Vector& from, Acc<E> (&to)[LINE_SUMS]) {
+#pragma unroll
+        for (int c = 0; c < LINE_SUMS; ++c) to[c] = to_acc(from.at[c]);
+    }
+    static __device__ __forceinline__ void add_position(Acc<E> (&sums)[TAPS][LINE_SUMS],
+                                                        const Acc<E> (&slopes)[LINE_SUMS],
+                                                        const Acc<E> (*read)[LINE_SUMS]) {
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j)
+#pragma unroll
+            for (int c = 0; c < LINE_SUMS; ++c) sums[j][c] += slopes[c] * read[j][c];
+    }
 };
 
-// A block has a tile of taps and one of channels, and `of_part` neighbouring strips. What it writes is as
-// of depthwise::sum_depthwise_weights: each sum by rows of threads, in their order.
+// Each sum by rows of threads, in their order: (part, channel, tap), and of Y (part, channel).
+template <class E>
+__device__ __forceinline__ void write_line_sums(const LineSums<E>& found, const Own<LINE_SUMS>& own,
+                                                const TapTile& tile, Acc<E>* sums, Acc<E>* y_sums,
+                                                const DepthwiseLayout& layout) {
+    __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
+#pragma unroll
+    for (int c = 0; c < LINE_SUMS; ++c) {
+#pragma unroll
+        for (int i = 0; i < TAPS * TAPS; ++i)
+            of_threads[i][c][threadIdx.x] = found.of_taps[i / TAPS][i % TAPS][c];
+        of_threads[TAPS * TAPS][c][threadIdx.x] = found.of_y[c];
+    }
+    __syncthreads();
+    const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
+    for (i32 i = threadIdx.x; i < (TAPS * TAPS + 1) * channels; i += THREADS) {
+        const i32 number = i / channels, channel = i - number * channels;
+        Acc<E> sum = 0;
+        for (i32 row = 0; row < own.down; ++row)
+            sum += of_threads[number][channel % LINE_SUMS][row * own.across + channel / LINE_SUMS];
+        const i64 to = static_cast<i64>(tile.part) * layout.groups + own.first + channel;
+        const i32 at1 = tile.k1 + number / TAPS, at2 = tile.k2 + number % TAPS;
+        if (number == TAPS * TAPS) {
+            if (y_sums) y_sums[to] = sum;
+        } else if (sums && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
+            sums[to * taps + (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
+        }
+    }
+}
+
+// A block has a tile of taps and one of channels, and `of_part` neighbouring strips.
 template <class E>
 __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc<E>* sums,
                                                      Acc<E>* y_sums, i64 of_part,
@@ -193,29 +297,7 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
             x ? x + cell.row * volume(layout.image) * layout.groups + own.channel() : nullptr;
         found.add(of_x, y + position * layout.groups + own.channel(), tile, strip, layout);
     }
-    __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
-#pragma unroll
-    for (int c = 0; c < LINE_SUMS; ++c) {
-#pragma unroll
-        for (int i = 0; i < TAPS * TAPS; ++i)
-            of_threads[i][c][threadIdx.x] = found.of_taps[i / TAPS][i % TAPS][c];
-        of_threads[TAPS * TAPS][c][threadIdx.x] = found.of_y[c];
-    }
-    __syncthreads();
-    const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
-    for (i32 i = threadIdx.x; i < (TAPS * TAPS + 1) * channels; i += THREADS) {
-        const i32 number = i / channels, channel = i - number * channels;
-        Acc<E> sum = 0;
-        for (i32 row = 0; row < own.down; ++row)
-            sum += of_threads[number][channel % LINE_SUMS][row * own.across + channel / LINE_SUMS];
-        const i64 to = static_cast<i64>(part) * layout.groups + own.first + channel;
-        const i32 at1 = tile.k1 + number / TAPS, at2 = tile.k2 + number % TAPS;
-        if (number == TAPS * TAPS) {
-            if (y_sums && index == 0) y_sums[to] = sum;
-        } else if (x && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
-            sums[to * taps + (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
-        }
-    }
+    write_line_sums(found, own, tile, x ? sums : nullptr, index == 0 ? y_sums : nullptr, layout);
 }
 
 }  // namespace cto::conv::depthwise_lines

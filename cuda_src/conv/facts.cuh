@@ -16,6 +16,7 @@ constexpr int FEW_ROWS = 32;
 constexpr int SIDE = 32;
 constexpr int STRIP = 4;
 constexpr int TAPS = 3;
+constexpr int WIDE_TAPS = 5;
 constexpr int LINE_VECTORS = 32;
 constexpr int LINE_TAPS = 32;
 constexpr int LINE_SUMS = 4;
@@ -24,11 +25,27 @@ constexpr int STAGED_BLOCKS = 2;
 constexpr int STAGED_STAGES = 2;
 constexpr int TALL_COLUMNS = 128;
 constexpr int FLAT_COLUMNS = 192;
+constexpr int TALL_GROUPS_THREADS = 256;
+constexpr int TALL_GROUPS_BLOCKS = 1;
+constexpr int TALL_GROUPS_STAGES = 3;
+constexpr int TALL_GROUPS_COLUMNS = 256;
+constexpr int FLAT_GROUPS_THREADS = 128;
+constexpr int FLAT_GROUPS_BLOCKS = 2;
+constexpr int FLAT_GROUPS_STAGES = 3;
+constexpr int FLAT_GROUPS_COLUMNS = 192;
 constexpr int PANEL = 64;
 constexpr int LINE_NBYTES = 128;
 constexpr int STAGED_TAPS = 32;
 constexpr int TOTAL_CHANNELS = 32;
 constexpr int TOTAL_LINES = 128;
+constexpr int DIRECT_THREADS = 256;
+constexpr int DIRECT_WIDTH = 16;
+constexpr int DIRECT_POSITIONS = 256;
+constexpr int DIRECT_ROWS = 16;
+constexpr int DIRECT_DEPTH = 128;
+constexpr int DIRECT_HALO = 512;
+constexpr int DIRECT_COLUMNS = 256;
+constexpr int DIRECT_RUN = 8;
 
 struct ImageLayout {
     int written[3];
@@ -123,6 +140,7 @@ struct StagedImage {
     int width;
     int w_row;
     int w_tap;
+    bool as_it_lies;
     bool channels_last;
 };
 static_assert(sizeof(StagedImage) == 16);
@@ -143,6 +161,26 @@ struct DepthwiseLayout {
     bool in_vectors;
 };
 static_assert(sizeof(DepthwiseLayout) == 168);
+
+struct DirectLayout {
+    int image[2];
+    int output[2];
+    int kernel[2];
+    int stride[2];
+    int pad[2];
+    int window[2];
+    int window_pad[2];
+    int skipped[2];
+    int tiles[2];
+    int batch;
+    int channels;
+    int filters;
+    int of_column;
+    int of_channel;
+    bool w_channels_last;
+    bool in_pairs;
+};
+static_assert(sizeof(DirectLayout) == 96);
 
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(ImageLayout, written) == 0);
@@ -213,7 +251,8 @@ static_assert(offsetof(StagingLayout, vectors) == 184);
 static_assert(offsetof(StagedImage, width) == 0);
 static_assert(offsetof(StagedImage, w_row) == 4);
 static_assert(offsetof(StagedImage, w_tap) == 8);
-static_assert(offsetof(StagedImage, channels_last) == 12);
+static_assert(offsetof(StagedImage, as_it_lies) == 12);
+static_assert(offsetof(StagedImage, channels_last) == 13);
 static_assert(offsetof(DepthwiseLayout, image) == 0);
 static_assert(offsetof(DepthwiseLayout, output) == 12);
 static_assert(offsetof(DepthwiseLayout, kernel) == 24);
@@ -227,6 +266,22 @@ static_assert(offsetof(DepthwiseLayout, strips) == 88);
 static_assert(offsetof(DepthwiseLayout, lines) == 112);
 static_assert(offsetof(DepthwiseLayout, of_plane) == 136);
 static_assert(offsetof(DepthwiseLayout, in_vectors) == 160);
+static_assert(offsetof(DirectLayout, image) == 0);
+static_assert(offsetof(DirectLayout, output) == 8);
+static_assert(offsetof(DirectLayout, kernel) == 16);
+static_assert(offsetof(DirectLayout, stride) == 24);
+static_assert(offsetof(DirectLayout, pad) == 32);
+static_assert(offsetof(DirectLayout, window) == 40);
+static_assert(offsetof(DirectLayout, window_pad) == 48);
+static_assert(offsetof(DirectLayout, skipped) == 56);
+static_assert(offsetof(DirectLayout, tiles) == 64);
+static_assert(offsetof(DirectLayout, batch) == 72);
+static_assert(offsetof(DirectLayout, channels) == 76);
+static_assert(offsetof(DirectLayout, filters) == 80);
+static_assert(offsetof(DirectLayout, of_column) == 84);
+static_assert(offsetof(DirectLayout, of_channel) == 88);
+static_assert(offsetof(DirectLayout, w_channels_last) == 92);
+static_assert(offsetof(DirectLayout, in_pairs) == 93);
 #endif
 
 }  // namespace cto::facts::conv

@@ -36,6 +36,7 @@ __device__ __forceinline__ Line line_of(const ImageLayout& layout, int axis, i32
     const i32 stride = layout.stride[axis], dilation = layout.dilation[axis];
     const i32 pad = layout.pad[axis], tap_step = layout.tap_steps[axis];
     if (!layout.is_gradient) return {written, 0, 1, kernel, 0, 1, -pad, stride, dilation};
+    if (stride == 1) return {written, 0, 1, kernel, 0, 1, pad, 1, -dilation};
     Line line{(written - residue + stride - 1) / stride, residue, stride, 0, 0, tap_step, 0, 1, 0};
     const i32 from = residue + pad, end = min(kernel, tap_step);
     i32 tap = 0;
@@ -63,20 +64,21 @@ struct Place {
 // By the first three threads.
 __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
                                            int rows, int columns, Place& place) {
-    const u32 tile = block % static_cast<u32>(layout.tiles);
-    const u32 rest = block / static_cast<u32>(layout.tiles);
-    u32 residue = rest / column_tiles;
+    const u32 rest = static_cast<u32>(divide(block, layout.tiles));
+    const u32 tile = block - rest * layout.tiles;
+    const bool has_residues = volume(layout.residues) > 1;
+    u32 residue = has_residues ? rest / column_tiles : 0;
     const u32 column_tile = rest - residue * column_tiles;
     i32 of_thread = 0;
     for (int axis = 2; axis >= 0; --axis) {
-        const u32 next = residue / static_cast<u32>(layout.residues[axis]);
+        const u32 next = static_cast<u32>(divide(residue, layout.residues[axis]));
         if (threadIdx.x == axis) of_thread = residue - next * layout.residues[axis];
         residue = next;
     }
     place.lines[threadIdx.x] = line_of(layout, threadIdx.x, of_thread);
     if (threadIdx.x > 0) return;
     place.tile = tile;
-    place.group = (layout.first_tile + tile) / layout.row_tiles;
+    place.group = layout.groups == 1 ? 0 : (layout.first_tile + tile) / layout.row_tiles;
     place.first_row = (layout.first_tile + tile - place.group * layout.row_tiles) * rows;
     place.first_column = static_cast<i64>(column_tile) * columns;
 }

@@ -2,12 +2,13 @@
 // Products of staged floats that are not rounded: each thread multiplies 8 rows by its columns, in
 // vectors of 16 bytes. Sums have the places that StagedProduct gives them in an image.
 #pragma once
-#include "conv/staged_tile.cuh"
+#include "conv/staged_warpgroups.cuh"
 
 namespace cto::conv::staged_exact {
 
 using namespace image;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 // Of lines that are rows and columns of D, each with neighbours of the sum.
 template <class Tile>
@@ -94,17 +95,22 @@ struct ExactWeights {
     }
 };
 
-template <class Tile, bool IS_EXACT>
+template <class Tile, bool IS_EXACT, bool BY_WARPGROUPS>
 struct MultipliersOf {
     using Image = ByTensorCores<Tile, ImageFragments<Tile>>;
     using Weights = ByTensorCores<Tile, WeightFragments<Tile>>;
 };
 template <class Tile>
-struct MultipliersOf<Tile, true> {
+struct MultipliersOf<Tile, true, false> {
     using Image = ExactImage<Tile>;
     using Weights = ExactWeights<Tile>;
 };
 template <class Tile>
-using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT>;
+struct MultipliersOf<Tile, false, true> {
+    using Image = ByWarpgroups<Tile, false, false>;
+    using Weights = ByWarpgroups<Tile, true, true>;
+};
+template <class Tile>
+using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT, Tile::BY_WARPGROUPS>;
 
 }  // namespace cto::conv::staged_exact

@@ -9,6 +9,7 @@ namespace cto::conv::staged_image {
 using namespace image;
 using namespace staged_exact;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 // What a tap reads, by vectors from what the first position reads at no shift, and where W has it.
 struct StagedTap {
@@ -35,7 +36,7 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     i64 read = 0, read_pitch = 1;
     for (int axis = 2; axis >= 0; --axis) {
         const Line& line = place.lines[axis];
-        const i32 next = rest / line.taps, i = rest - next * line.taps;
+        const i32 next = static_cast<i32>(divide(rest, line.taps)), i = rest - next * line.taps;
         read += i * line.jump * read_pitch;
         index += (line.first_tap + i * line.tap_step) * pitch;
         read_pitch *= layout.read[axis];
@@ -80,14 +81,14 @@ struct StagedColumn {
 
 // Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
 // other channels where they can: what one reads is mostly what the one before it read, and is still in
-// the L1 cache.
-template <class Tile>
+// the L1 cache. Lines of W are rows, or where it is read AS_IT_LIES, neighbours of the sum.
+template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
-    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
-    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on
+    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on; vectors AS_IT_LIES
     bool taps_first;                   // all of the same vectors: lines have neither more nor less
     i32 tap, vector;                   // of the depth
     int line, own;                     // own: where this thread's first vector is in a stage
@@ -98,16 +99,21 @@ struct ImageCopier {
     __device__ __forceinline__ void open() {
         bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];
-        w_of = w + (at.w + vector);
+        w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
-        for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES)
-            async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
-                                          w_of + static_cast<i64>(i) * w_pitch,
-                                          bit != 0 && i * AT_ONCE < rows);
+        for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES) {
+            // AS_IT_LIES: of a panel after the other.
+            constexpr int OF_PANEL = PANEL / AT_ONCE;
+            const int panel = AS_IT_LIES ? i / OF_PANEL : 0, step = i - panel * OF_PANEL;
+            async_copy::copy_or_zeros<16>(
+                to + i * (AT_ONCE * LINE_NBYTES),
+                w_of + (static_cast<i64>(step) * w_pitch + panel * LINE_VECTORS),
+                bit != 0 && (AS_IT_LIES ? panel * LINE_VECTORS : i * AT_ONCE) < rows);
+        }
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
             const StagedRow row = shared.rows[line + i * AT_ONCE];
@@ -122,6 +128,7 @@ struct ImageCopier {
             if (tap == n_taps) {
                 tap = 0;
                 vector += LINE_VECTORS;
+                if (AS_IT_LIES) w += static_cast<i64>(w_pitch) * (PANEL / AT_ONCE);
             }
         } else {
             for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
@@ -135,7 +142,7 @@ __device__ __forceinline__ void write_columns(const typename Tile::E* slab, cons
                                               i64 plane, i32 rows, typename Tile::E* written) {
     using Word = vec::Vec<typename Tile::E, V>;
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR, IN_ROW = Tile::COLUMNS / V;
-    for (int i = threadIdx.x; i < Tile::ROWS * IN_ROW; i += STAGED_THREADS) {
+    for (int i = threadIdx.x; i < Tile::ROWS * IN_ROW; i += Tile::THREADS) {
         const int row = i / IN_ROW, column = i % IN_ROW * V;
         const i64 place = places[column];
         if (row < rows && place >= 0)
@@ -151,7 +158,7 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
                                                      typename Tile::E* written) {
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
     const int end = min(rows, Tile::ROWS);
-    for (int column = threadIdx.x; column < Tile::COLUMNS; column += STAGED_THREADS) {
+    for (int column = threadIdx.x; column < Tile::COLUMNS; column += Tile::THREADS) {
         const i64 place = places[column];
         if (place < 0) continue;
         typename Tile::E* to = written + place;
@@ -166,7 +173,7 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
                                             i32 rows, typename Tile::E* written) {
     using Word = vec::Vec<typename Tile::E, V>;
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR, IN_LINE = Tile::ROWS / V;
-    for (int i = threadIdx.x; i < Tile::COLUMNS * IN_LINE; i += STAGED_THREADS) {
+    for (int i = threadIdx.x; i < Tile::COLUMNS * IN_LINE; i += Tile::THREADS) {
         const int column = i / IN_LINE, row = i % IN_LINE * V;
         const i64 place = places[column];
         if (row < rows && place >= 0)
@@ -184,11 +191,17 @@ __device__ __forceinline__ void write_staged_lines(
     const Place& place = shared.place;
     const i32 rows = layout.rows - place.first_row;
     if (bias) bias += place.group * layout.rows + place.first_row;
-    product.each_pair([&](int row, int column, const float* sums) {
-        const float more = bias && row < rows ? to_acc(bias[row]) : 0.0f;
-        slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
-        slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
-    });
+    const auto more_of = [&](int row) {
+        return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f;
+    };
+    if constexpr (Tile::BY_WARPGROUPS)
+        store_lines(product, more_of, slab);
+    else
+        product.each_pair([&](int row, int column, const float* sums) {
+            const float more = more_of(row);
+            slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
+            slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
+        });
     __syncthreads();
     written += place.first_row;
     if (width == Tile::VECTOR)
@@ -221,6 +234,45 @@ __device__ __forceinline__ void write_staged_image(
         write_single_columns<Tile>(slab, shared.places, plane, rows, written);
 }
 
+template <class Tile, bool AS_IT_LIES>
+__device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
+                                           const ImageShared<Tile>& shared,
+                                           const typename Tile::E* read, const typename Tile::E* w,
+                                           const StagedImage& staged, int n_taps,
+                                           const ImageLayout& layout, u8* stages) {
+    using Copier = ImageCopier<Tile, AS_IT_LIES>;
+    const Place& place = shared.place;
+    const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
+    const i32 depth = vectors_of(layout.depth, Tile::VECTOR);
+    const i64 of_group = layout.rows * volume(layout.kernel) * depth;
+    const i32 first_vector = place.first_row / Tile::VECTOR + vector;
+    const i64 first = AS_IT_LIES ? static_cast<i64>(line) * staged.w_row + first_vector
+                                 : static_cast<i64>(place.first_row + line) * staged.w_row;
+    Copier copier{
+        shared,
+        reinterpret_cast<const uint4*>(read),
+        reinterpret_cast<const uint4*>(w) + (place.group * of_group + first),
+        n_taps,
+        depth,
+        staged.w_row * Copier::AT_ONCE,
+        AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
+                   : layout.rows - place.first_row - line,
+        depth % LINE_VECTORS == 0,
+        vector / depth,
+        vector % depth,
+        line,
+        line * LINE_NBYTES + place_in_line(vector, line),
+    };
+    const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
+    using Of = Multipliers<Tile>;
+    if constexpr (Tile::BY_WARPGROUPS)
+        add_stages_by_warpgroups<Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
+            product, stages, parts, copier, [](const u8*) {});
+    else
+        add_stages<Tile, typename Of::Image>(product, stages, parts, copier,
+                                             [](const tensor_core::A(&)[Tile::DOWN]) {});
+}
+
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,
@@ -231,48 +283,39 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
     if constexpr (Tile::EXISTS) {
         __shared__ ImageShared<Tile> shared;
         Place& place = shared.place;
-        if (threadIdx.x < 3)
-            find_place(layout, block, column_tiles, Tile::ROWS, Tile::COLUMNS, place);
+        if (threadIdx.x < WARP) {
+            if (threadIdx.x < 3)
+                find_place(layout, block, column_tiles, Tile::ROWS, Tile::COLUMNS, place);
+            __syncwarp();
+            if (threadIdx.x == 0) {
+                i64 columns = layout.batch;
+                for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;
+                place.columns = columns;
+            }
+        }
         __syncthreads();
-        i64 columns = layout.batch;
-        for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;
-        if (place.first_column >= columns) return;
-        if (threadIdx.x == 0) place.columns = columns;
-        __syncthreads();
+        if (place.first_column >= place.columns) return;
         const i32 depth = vectors_of(layout.depth, Tile::VECTOR), vectors = depth * layout.groups;
         const int n_taps = count_taps(place.lines);
-        for (int i = threadIdx.x; i < Tile::COLUMNS; i += STAGED_THREADS) {
+        for (int i = threadIdx.x; i < Tile::COLUMNS; i += Tile::THREADS) {
             const StagedColumn column(layout, place, i, depth, vectors, staged.channels_last);
             shared.places[i] = column.place;
             shared.rows[i] = column.row;
         }
-        if (threadIdx.x < STAGED_TAPS)
-            shared.taps[threadIdx.x] =
-                threadIdx.x < n_taps ? staged_tap(layout, place, threadIdx.x, staged.w_tap, vectors)
-                                     : StagedTap{};
+        const int tap = Tile::THREADS - 1 - threadIdx.x;  // the last warp may have no columns
+        if (tap < STAGED_TAPS)
+            shared.taps[tap] =
+                tap < n_taps ? staged_tap(layout, place, tap, staged.w_tap, vectors) : StagedTap{};
         __syncthreads();
-        const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
-        const i64 of_group = layout.rows * volume(layout.kernel) * depth;
-        const i64 first =
-            place.group * of_group + static_cast<i64>(place.first_row + line) * staged.w_row;
-        ImageCopier<Tile> copier{
-            shared,
-            reinterpret_cast<const uint4*>(read),
-            reinterpret_cast<const uint4*>(w) + first,
-            n_taps,
-            depth,
-            staged.w_row * ImageCopier<Tile>::AT_ONCE,
-            layout.rows - place.first_row - line,
-            depth % LINE_VECTORS == 0,
-            vector / depth,
-            vector % depth,
-            line,
-            line * LINE_NBYTES + place_in_line(vector, line),
-        };
         StagedProduct<Tile> product;
-        const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
-        add_stages<Tile, typename Multipliers<Tile>::Image>(
-            product, stages, parts, copier, [](const tensor_core::A(&)[Tile::DOWN]) {});
+        if constexpr (Tile::BY_WARPGROUPS) {
+            if (staged.as_it_lies)
+                add_staged<Tile, true>(product, shared, read, w, staged, n_taps, layout, stages);
+            else
+                add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+        } else {
+            add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+        }
         const auto slab = reinterpret_cast<typename Tile::E*>(stages);
         if (staged.channels_last)
             write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);

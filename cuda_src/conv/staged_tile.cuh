@@ -15,19 +15,40 @@ namespace cto::conv::staged_tile {
 using namespace image;
 
 constexpr int LINE_VECTORS = LINE_NBYTES / 16;
+constexpr int WARPGROUP = 4 * WARP;
 
 // Without EXISTS there is none for this type or GPU, and functions of it do nothing.
-template <class Element, int N_ROWS, int N_COLUMNS, bool TF32, bool IS_THERE>
+template <class Element, int N_ROWS, bool TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
     static constexpr bool EXISTS = IS_THERE;
     static constexpr bool IS_TF32 = TF32, IS_EXACT = sizeof(E) == 4 && !TF32;
-    static constexpr int ROWS = N_ROWS, COLUMNS = N_COLUMNS;
+    static constexpr int ROWS = N_ROWS;
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int K = tensor_core::K<E>;
-    static constexpr int WARPS_DOWN = ROWS / PANEL;
-    static constexpr int WARPS_ACROSS = STAGED_THREADS / WARP / WARPS_DOWN;
-    static constexpr int DOWN = PANEL / 16, ACROSS = COLUMNS / WARPS_ACROSS / 8;
+    static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // or by warps
+    static constexpr bool IS_FLAT = ROWS == PANEL;
+    static constexpr int COLUMNS = BY_WARPGROUPS
+                                       ? (IS_FLAT ? FLAT_GROUPS_COLUMNS : TALL_GROUPS_COLUMNS)
+                                       : (IS_FLAT ? FLAT_COLUMNS : TALL_COLUMNS);
+    static constexpr int THREADS = !BY_WARPGROUPS ? STAGED_THREADS
+                                   : IS_FLAT      ? FLAT_GROUPS_THREADS
+                                                  : TALL_GROUPS_THREADS;
+    static constexpr int BLOCKS = !BY_WARPGROUPS ? STAGED_BLOCKS
+                                  : IS_FLAT      ? FLAT_GROUPS_BLOCKS
+                                                 : TALL_GROUPS_BLOCKS;
+    static constexpr int STAGES = !BY_WARPGROUPS ? STAGED_STAGES
+                                  : IS_FLAT      ? FLAT_GROUPS_STAGES
+                                                 : TALL_GROUPS_STAGES;
+    // Stages that are copied before they are multiplied.
+    static constexpr int AHEAD = STAGES - 1;
+    // Those that multiply have parts of as many rows, of ROW_STEP at a time.
+    static constexpr int MULTIPLIERS = THREADS / (BY_WARPGROUPS ? WARPGROUP : WARP);
+    static constexpr int MULTIPLIERS_DOWN = ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;
+    static constexpr int MULTIPLIERS_ACROSS = MULTIPLIERS / MULTIPLIERS_DOWN;
+    static constexpr int ROW_STEP = BY_WARPGROUPS ? PANEL : 16;
+    static constexpr int DOWN = ROWS / MULTIPLIERS_DOWN / ROW_STEP;
+    static constexpr int ACROSS = COLUMNS / MULTIPLIERS_ACROSS / 8;
     static_assert(ACROSS % 2 == 0 && COLUMNS % PANEL == 0);
 
     // Rows of an image, or PANEL positions of weights, by bytes.
@@ -49,9 +70,16 @@ struct StagedProduct {
     int first_row, first_column;
 
     __device__ __forceinline__ StagedProduct() {
-        const int warp = threadIdx.x / WARP;
-        first_row = warp / Tile::WARPS_ACROSS * PANEL;
-        first_column = warp % Tile::WARPS_ACROSS * (ACROSS * 8);
+        first_row = row_of_warp();
+        first_column = multiplier() % Tile::MULTIPLIERS_ACROSS * (ACROSS * 8);
+    }
+    // The number of this thread's warp, or warpgroup.
+    static __device__ __forceinline__ int multiplier() {
+        return threadIdx.x / (Tile::BY_WARPGROUPS ? WARPGROUP : WARP);
+    }
+    static __device__ __forceinline__ int row_of_warp() {
+        const int first = multiplier() / Tile::MULTIPLIERS_ACROSS * (DOWN * Tile::ROW_STEP);
+        return Tile::BY_WARPGROUPS ? first + threadIdx.x % WARPGROUP / WARP * 16 : first;
     }
     __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
                                              const tensor_core::B (&b)[ACROSS]) {
@@ -77,7 +105,7 @@ struct StagedProduct {
             for (int down = 0; down < 2; ++down)
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j)
-                    f(row + i * 16 + down * 8, first_column + j * 8 + lane % 4 * 2,
+                    f(row + i * Tile::ROW_STEP + down * 8, first_column + j * 8 + lane % 4 * 2,
                       sums[i][j] + 2 * down);
     }
 };
@@ -269,7 +297,7 @@ template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
                                            Copier& copier, const Also& also) {
     static_assert(Tile::IN_LINE / Tile::K == SLICES);
-    constexpr int END = STAGED_STAGES * Tile::STAGE_NBYTES;
+    constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
     const Multiplier multiplier(product);
     int to = 0, from = 0;
     for (; to < END - Tile::STAGE_NBYTES; to += Tile::STAGE_NBYTES) {
@@ -279,7 +307,7 @@ __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* sta
         copier.close();
     }
     for (i32 rest = count; rest > 0; --rest) {
-        async_copy::wait<STAGED_STAGES - 2>();
+        async_copy::wait<Tile::AHEAD - 1>();
         __syncthreads();
         copier.open();
 #pragma unroll

@@ -4,6 +4,7 @@
 // afterwards, in their order; those of the first columns also sum Y for the gradient of a bias.
 #pragma once
 #include "conv/staged_image.cuh"
+#include "conv/staged_row_sums.cuh"
 #include "conv/weight.cuh"
 
 namespace cto::conv::staged_weight {
@@ -11,7 +12,9 @@ namespace cto::conv::staged_weight {
 using namespace image;
 using namespace staged_image;
 using namespace staged_exact;
+using namespace staged_row_sums;
 using namespace staged_tile;
+using namespace staged_warpgroups;
 
 using weight::sum_parts;
 using weight::weight_tile;
@@ -19,19 +22,21 @@ using weight::WeightTile;
 
 // Rows are copied as many stages ahead of what they say is read as that is ahead of its sum; a stage
 // more would do, but for the first ones, which no barrier separates.
-constexpr int ROW_SLOTS = 2 * STAGED_STAGES - 2;
+template <class Tile>
+constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
 // What positions read of X, a stage in each slot.
 template <class Tile>
 struct WeightShared {
-    StagedRow rows[ROW_SLOTS][Tile::IN_LINE];
+    StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
+    i32 shifts[STAGED_TAPS];
 };
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
-    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
     static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // of this thread
     static constexpr int A_PANELS = Tile::ROWS / Tile::IN_LINE;
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
@@ -39,7 +44,9 @@ struct WeightCopier {
     static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
 
     WeightShared<Tile>& shared;
-    const uint4* rows;     // of the part
+    const uint4* rows;     // of the part; none where each position reads the one that it is
+    i32 first_position;    // of the part
+    i32 x_vectors;         // of a position
     i32 count;             // stages of the part
     const uint4 *y, *x;    // y: of this thread's first position
     i64 y_step;            // to the thread's next position
@@ -52,14 +59,17 @@ struct WeightCopier {
 
     // Those of one stage.
     __device__ __forceinline__ void copy_rows(i32 number) const {
-        if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
-            async_copy::copy<16>(
-                reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS]) + threadIdx.x * 16,
-                rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
+        StagedRow* const to = shared.rows[number % ROW_SLOTS<Tile>];
+        const int at = threadIdx.x;
+        if (rows && at < ROWS_NBYTES / 16 && number < count)
+            async_copy::copy<16>(reinterpret_cast<uint4*>(to) + at,
+                                 rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + at);
+        if (!rows && at < Tile::IN_LINE)
+            to[at] = {(first_position + number * Tile::IN_LINE + at) * x_vectors, 1};
     }
     __device__ __forceinline__ void open() {
-        copy_rows(stage_number + STAGED_STAGES - 1);
-        reads = shared.rows[stage_number % ROW_SLOTS] + line;
+        copy_rows(stage_number + Tile::AHEAD);
+        reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
@@ -91,59 +101,92 @@ struct WeightCopier {
 template <class Tile>
 struct StagedRowSums {
     using E = typename Tile::E;
-    static constexpr int COUNT = (Tile::DOWN + Tile::WARPS_ACROSS - 1) / Tile::WARPS_ACROSS;
+    static constexpr int COUNT =
+        (Tile::DOWN + Tile::MULTIPLIERS_ACROSS - 1) / Tile::MULTIPLIERS_ACROSS;
 
     float sums[COUNT][4] = {};
     bool wanted;
 
-    static __device__ __forceinline__ int warp_across() {
-        return threadIdx.x / WARP % Tile::WARPS_ACROSS;
+    static __device__ __forceinline__ int across() {
+        return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            if (i % Tile::WARPS_ACROSS == warp_across())
-                tensor_core::multiply<E>(sums[i / Tile::WARPS_ACROSS], a[i], b);
+            if (i % Tile::MULTIPLIERS_ACROSS == across())
+                tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
+    }
+    // The same of a stage, by warpgroups.
+    __device__ __forceinline__ void add(const u8* stage) {
+        const int lane = threadIdx.x % WARP;
+        const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
+        const int first_row = StagedProduct<Tile>::row_of_warp();
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k) {
+            tensor_core::A a[Tile::DOWN];
+#pragma unroll
+            for (int i = 0; i < Tile::DOWN; ++i) {
+                const int vector = (first_row + i * PANEL) / 8 + middle;
+                matrices<true>(stage + k * Tile::K * LINE_NBYTES +
+                                   place_of_position<Tile>(vector, low + high * 8),
+                               a[i][0], a[i][1], a[i][2], a[i][3]);
+            }
+            add(a);
+        }
     }
     // Those of the first `count` rows, each of which four lanes have.
     __device__ __forceinline__ void write(float* to, int count) const {
         const int lane = threadIdx.x % WARP;
-        const int first = threadIdx.x / WARP / Tile::WARPS_ACROSS * PANEL + lane / 4;
+        const int first = StagedProduct<Tile>::row_of_warp() + lane / 4;
         if (!wanted || lane % 4 != 0) return;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i) {
-            if (i % Tile::WARPS_ACROSS != warp_across()) continue;
+            if (i % Tile::MULTIPLIERS_ACROSS != across()) continue;
 #pragma unroll
             for (int down = 0; down < 2; ++down) {
-                const int row = first + i * 16 + down * 8;
-                if (row < count) to[row] = sums[i / Tile::WARPS_ACROSS][2 * down];
+                const int row = first + i * Tile::ROW_STEP + down * 8;
+                if (row < count) to[row] = sums[i / Tile::MULTIPLIERS_ACROSS][2 * down];
             }
         }
     }
 };
 
-// Of columns from the first of a panel on.
-struct PanelColumns {
-    i32 at;
-    u32 bit;
+// Columns are the channels of each tap. Where channels are whole panels, the taps of a panel come before
+// other channels: what one reads is mostly what the one before it read, and is still in the L1 cache.
+__device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
+    if (channels % panel != 0) return tap * channels + channel;
+    return (channel / panel * taps + tap) * panel + channel % panel;
+}
 
-    __device__ __forceinline__ PanelColumns(const WeightLayout& layout, i32 vector, i32 depth,
-                                            i32 group) {
-        i32 tap = vector / depth;
-        const bool exists = tap < volume(layout.kernel);
-        i32 rest = tap, shift = 0, pitch = 1;
-        for (int axis = 2; axis >= 0; --axis) {
-            const i32 next = rest / layout.kernel[axis];
-            shift += (rest - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
-            pitch *= layout.image[axis];
-            rest = next;
+// The tap of a vector of columns, and its number among those of the tap's channels.
+struct ColumnVector {
+    i32 tap, vector;
+
+    __device__ __forceinline__ ColumnVector(i32 number, i32 depth, i32 taps) {
+        if (depth % LINE_VECTORS == 0) {  // as column_of has them
+            const i32 panel = number / LINE_VECTORS, channels = panel / taps;
+            tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
+            vector = channels * LINE_VECTORS + number % LINE_VECTORS;
+        } else {
+            tap = number / depth;
+            vector = number - tap * depth;
         }
-        at = shift * depth * layout.groups + group * depth + (vector - tap * depth);
-        bit = exists ? 1u << tap : 0;
     }
 };
+
+// How far from the first tap's what a tap reads is, in positions.
+__device__ __forceinline__ i32 shift_of(const WeightLayout& layout, i32 tap) {
+    i32 shift = 0, pitch = 1;
+    for (int axis = 2; axis >= 0; --axis) {
+        const i32 next = static_cast<i32>(divide(tap, layout.kernel[axis]));
+        shift += (tap - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
+        pitch *= layout.image[axis];
+        tap = next;
+    }
+    return shift;
+}
 
 // Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
 template <class Tile>
@@ -165,7 +208,9 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
         const i32 y_vector = tile.first_row / Tile::VECTOR + vector;
         Copier copier{shared};
-        copier.rows = reinterpret_cast<const uint4*>(rows + begin);
+        copier.rows = rows ? reinterpret_cast<const uint4*>(rows + begin) : nullptr;
+        copier.first_position = static_cast<i32>(begin);
+        copier.x_vectors = depth * layout.groups;
         copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
         const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
         copier.y_step = Copier::AT_ONCE * y_pitch;
@@ -180,32 +225,52 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 #pragma unroll
         for (int panel = 0; panel < Copier::A_PANELS; ++panel)
             copier.y_exists |= static_cast<u32>(y_vector + panel * LINE_VECTORS < filters) << panel;
-#pragma unroll
-        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
-            const i32 first = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
-            const PanelColumns columns(layout, first, depth, tile.group);
-            copier.x_at[panel] = columns.at;
-            copier.x_bits[panel] = sums ? columns.bit : 0;
-        }
-        for (int i = 0; i + 1 < STAGED_STAGES; ++i) copier.copy_rows(i);
+        for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
+        const i32 taps = static_cast<i32>(volume(layout.kernel));
+        if (threadIdx.x < STAGED_TAPS)
+            shared.shifts[threadIdx.x] =
+                shift_of(layout, min(static_cast<i32>(threadIdx.x), taps - 1)) * copier.x_vectors;
         async_copy::wait<0>();
         __syncthreads();
+#pragma unroll
+        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
+            const i32 number = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
+            const ColumnVector column(number, depth, taps);
+            const bool exists = sums && column.tap < taps;
+            copier.x_at[panel] =
+                shared.shifts[exists ? column.tap : 0] + tile.group * depth + column.vector;
+            copier.x_bits[panel] = exists ? 1u << column.tap : 0;
+        }
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
         row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
-        const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
+        const i32 n_columns = taps * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
-        add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
-                                     [&](const tensor_core::A(&a)[Tile::DOWN]) {
-                                         if (row_sums.wanted) row_sums.add(a);
-                                     });
-        if (y_sums) {
-            const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
-            row_sums.write(y_sums + of_group * layout.rows + tile.first_row,
-                           layout.rows - tile.first_row);
+        const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
+        float* const of_y = y_sums ? y_sums + of_group * layout.rows + tile.first_row : nullptr;
+        if constexpr (Tile::IS_TF32) {
+            FloatRowSums<Tile> float_sums;
+            float_sums.wanted = y_sums && tile.first_column == 0;
+            AlsoRowSums<Tile> also{float_sums, sums != nullptr};
+            add_stages<Tile, AndRowSums<Tile, Multiplier>>(product, stages, copier.count, copier,
+                                                           also);
+            float_sums.write(of_y, layout.rows - tile.first_row, reinterpret_cast<float*>(stages));
+        } else if constexpr (Tile::BY_WARPGROUPS) {
+            add_stages_by_warpgroups<Tile, Multiplier>(product, stages, copier.count, copier,
+                                                       [&](const u8* stage) {
+                                                           if (row_sums.wanted) row_sums.add(stage);
+                                                       });
+        } else {
+            add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
+                                         [&](const tensor_core::A(&a)[Tile::DOWN]) {
+                                             if (row_sums.wanted) row_sums.add(a);
+                                         });
+        }
+        if constexpr (!Tile::IS_TF32) {
+            if (y_sums) row_sums.write(of_y, layout.rows - tile.first_row);
         }
         if (!works) return;
         float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
@@ -222,27 +287,24 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 // channels and all taps, which are a line of W for each filter.
 struct FourWeights {
     bool exists;
-    i64 from;      // of a part
-    int to, step;  // in the block's lines, from a channel to the next
+    i64 from;  // of a part
+    int to;    // in the block's lines, whose channels are `taps` apart
 
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
                                                      int count, i32 taps, i32 group, i32 first,
-                                                     i32 first_channel, bool channels_last,
-                                                     i32 joined_filters) {
+                                                     i32 first_channel, i32 joined_filters) {
         constexpr int FOURS = TOTAL_CHANNELS / 4;
         const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
         const int tap = line - filter * taps, row = first + filter;
-        const i32 column = tap * layout.padded_channels + row / joined_filters * layout.channels +
-                           first_channel + channel;
+        const i32 of_tap = row / joined_filters * layout.channels + first_channel + channel;
+        const i32 column = column_of(tap, of_tap, layout.padded_channels, taps, Tile::IN_LINE);
         const i64 tile =
             (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
             column / Tile::COLUMNS;
         return {item < count && first_channel + channel < layout.channels,
                 (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS,
-                channels_last ? line * TOTAL_CHANNELS + channel
-                              : (filter * TOTAL_CHANNELS + channel) * taps + tap,
-                channels_last ? 1 : taps};
+                (filter * TOTAL_CHANNELS + channel) * taps + tap};
     }
 };
 
@@ -250,13 +312,65 @@ __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }
 
-// Of `summers` threads each, which have every so many parts. Groups of so many filters may be joined to
-// one, whose other sums, of a filter and a channel of two of them, are left out.
+// Adds this thread's parts of four numbers, every `step`.
+__device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i32 count, i32 step,
+                                               i64 pitch) {
+    float4 sum{};
+#pragma unroll 4
+    for (i32 i = first; i < count; i += step)
+        add_four(sum, *reinterpret_cast<const float4*>(parts + i * pitch));
+    return sum;
+}
+
+// W where it lies as sums do, channels of a tap side by side: four of them for `summers` threads, which
+// have every so many parts. Groups of so many filters may be joined to one, whose other sums, of a
+// filter and a channel of two of them, are left out.
+template <class Tile>
+__device__ __forceinline__ void write_lines_of_weights(const float* parts, typename Tile::E* w,
+                                                       i32 count, i32 summers, i32 joined_filters,
+                                                       u32 block, const WeightLayout& layout) {
+    using E = typename Tile::E;
+    __shared__ float4 sums[THREADS];
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    const u32 at_once = THREADS / summers, number = threadIdx.x % at_once;
+    const u32 summer = threadIdx.x / at_once, fours = (layout.channels + 3) / 4;
+    const u32 item = block * at_once + number, line = item / fours;
+    const i32 channel = (item - line * fours) * 4;
+    const u32 filter = line / taps;
+    const i32 tap = line - filter * taps, group = filter / layout.rows;
+    const i32 row = filter - group * layout.rows;
+    const bool exists = group < layout.groups;
+    const i32 of_tap = row / joined_filters * layout.channels + channel;
+    const i32 column = column_of(tap, of_tap, layout.padded_channels, taps, Tile::IN_LINE);
+    const i64 tile =
+        (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
+        column / Tile::COLUMNS;
+    constexpr i64 SIZE = Tile::ROWS * Tile::COLUMNS;
+    const float* const from =
+        parts + tile * SIZE + row % Tile::ROWS * Tile::COLUMNS + column % Tile::COLUMNS;
+    float4 sum{};
+    if (exists) sum = sum_of_parts(from, summer, count, summers, layout.tiles * SIZE);
+    if (summers > 1) {
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        for (int i = 1; summer == 0 && i < summers; ++i) add_four(sum, sums[i * at_once + number]);
+    }
+    if (!exists || summer != 0) return;
+    const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+    const vec::Vec<E, 4> rounded = vec::from_acc<E>(four);
+    w += static_cast<i64>(line) * layout.channels + channel;
+    if (layout.channels % 4 == 0 && reinterpret_cast<u64>(w) % sizeof(rounded) == 0)
+        *reinterpret_cast<vec::Vec<E, 4>*>(w) = rounded;
+    else
+        for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
+}
+
+// The same of other W, in its lines.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,
-                                                     bool channels_last, i32 joined_filters,
-                                                     u32 block, const WeightLayout& layout) {
+                                                     i32 joined_filters, u32 block,
+                                                     const WeightLayout& layout) {
     using E = typename Tile::E;
     __shared__ E lines[TOTAL_LINES * TOTAL_CHANNELS];
     __shared__ float4 sums[THREADS];
@@ -273,23 +387,33 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
     const auto write = [&](const FourWeights& weights, const float4& sum) {
         const float four[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) lines[weights.to + i * weights.step] = from_acc<E>(four[i]);
+        for (int i = 0; i < 4; ++i) lines[weights.to + i * taps] = from_acc<E>(four[i]);
     };
-    for (int from = 0; from < end; from += at_once) {
-        const FourWeights weights =
-            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel,
-                                  channels_last, joined_filters);
-        const float* const part = parts + weights.from;
+    const auto weights_of = [&](int item) {
+        return FourWeights::of<Tile>(layout, item, end, taps, group, first, first_channel,
+                                     joined_filters);
+    };
+    // Alone, a thread has some of them on their way at a time.
+    constexpr int AT_A_TIME = 4;
+    for (int from = number; summers == 1 && from < end; from += AT_A_TIME * THREADS) {
+        FourWeights weights[AT_A_TIME];
+        float4 found[AT_A_TIME] = {};
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i) weights[i] = weights_of(from + i * THREADS);
+        for (i32 part = 0; part < count; ++part)
+#pragma unroll
+            for (int i = 0; i < AT_A_TIME; ++i)
+                if (weights[i].exists)
+                    add_four(found[i], *reinterpret_cast<const float4*>(parts + weights[i].from +
+                                                                        part * pitch));
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i)
+            if (weights[i].exists) write(weights[i], found[i]);
+    }
+    for (int from = 0; summers > 1 && from < end; from += at_once) {
+        const FourWeights weights = weights_of(from + number);
         float4 sum{};
-        if (weights.exists) {
-#pragma unroll 4
-            for (i32 i = summer; i < count; i += summers)
-                add_four(sum, *reinterpret_cast<const float4*>(part + i * pitch));
-        }
-        if (summers == 1) {
-            if (weights.exists) write(weights, sum);
-            continue;
-        }
+        if (weights.exists) sum = sum_of_parts(parts + weights.from, summer, count, summers, pitch);
         sums[threadIdx.x] = sum;
         __syncthreads();
         if (summer == 0 && weights.exists) {
@@ -302,14 +426,6 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
     const int channels = min(TOTAL_CHANNELS, layout.channels - first_channel);
     const i64 of_filter = static_cast<i64>(layout.channels) * taps;
     w += (static_cast<i64>(group) * layout.rows + first) * of_filter;
-    if (channels_last) {
-        w += first_channel;
-        for (int i = threadIdx.x; i < rows * taps * TOTAL_CHANNELS; i += THREADS)
-            if (i % TOTAL_CHANNELS < channels)
-                w[static_cast<i64>(i / TOTAL_CHANNELS) * layout.channels + i % TOTAL_CHANNELS] =
-                    lines[i];
-        return;
-    }
     w += first_channel * taps;
     for (int filter = 0; filter < rows; ++filter)
         for (int i = threadIdx.x; i < channels * taps; i += THREADS)
@@ -319,11 +435,15 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,
-                                               i32 filters, bool channels_last, i32 joined_filters,
-                                               u32 block, const WeightLayout& layout) {
-    if constexpr (Tile::EXISTS)
-        write_staged_weights<Tile>(parts, w, count, summers, filters, channels_last, joined_filters,
-                                   block, layout);
+                                               i32 filters, i32 joined_filters, u32 block,
+                                               const WeightLayout& layout) {
+    if constexpr (Tile::EXISTS) {
+        if (filters == 0)
+            write_lines_of_weights<Tile>(parts, w, count, summers, joined_filters, block, layout);
+        else
+            write_staged_weights<Tile>(parts, w, count, summers, filters, joined_filters, block,
+                                       layout);
+    }
 }
 
 }  // namespace cto::conv::staged_weight

@@ -21,6 +21,16 @@ from .kernel_cache import importing
 from .source import Source
 
 LANGUAGE = "--std=c++17"
+# A slot that, as 1, has a module compiled for 9.0 with instructions that no other architecture has.
+# CuPy's own option follows, and does not take them back; NVRTC before 12.9 refuses two.
+WARPGROUPS = "WARPGROUPS"
+_HAS_WARPGROUPS, _WITH_WARPGROUPS, _OF_CUPY = (9, 0), "-arch=sm_90a", "-arch=sm_90"
+_BY_THREADS = "--split-compile=8"
+_ASKS_FOR_WARPGROUPS = """
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+#error
+#endif
+"""
 _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 
@@ -99,7 +109,37 @@ def _load_at_once(
 def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:
     """Compiler options of a slot binding: {"T": "__half"} is -DCTO_T=__half."""
     defines = tuple(f"-DCTO_{name}={value}" for name, value in sorted(slots.items()))
-    return (LANGUAGE, *defines)
+    own = (_WITH_WARPGROUPS,) if slots.get(WARPGROUPS) == "1" else ()
+    return (LANGUAGE, *defines, *own)
+
+
+def has_warpgroups(capability: tuple[int, int]) -> bool:
+    """Whether modules with WARPGROUPS can be compiled, and run there."""
+    return capability == _HAS_WARPGROUPS and _compiles_warpgroups()
+
+
+@functools.cache
+def _compiles_warpgroups() -> bool:
+    """Whether NVRTC takes the two options: versions differ, so that it is asked."""
+    return _compiles(_ASKS_FOR_WARPGROUPS, (_WITH_WARPGROUPS, _OF_CUPY))
+
+
+@functools.cache
+def thread_options() -> tuple[str, ...]:
+    """What has a module's kernels compiled by threads, where NVRTC can."""
+    return (_BY_THREADS,) if _compiles("", (_BY_THREADS,)) else ()
+
+
+def _compiles(code: str, options: tuple[str, ...]) -> bool:
+    compiler = nvrtc()
+    program = compiler.createProgram(code, "asks.cu", (), ())
+    try:
+        compiler.compileProgram(program, options)
+    except compiler.NVRTCError:
+        return False
+    finally:
+        compiler.destroyProgram(program)
+    return True
 
 
 @functools.cache

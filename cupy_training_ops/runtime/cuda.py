@@ -18,7 +18,7 @@ from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
 from . import graphs, streams
-from .compiler import header_options
+from .compiler import has_warpgroups, header_options, thread_options
 from .kernel_cache import usable
 
 STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
@@ -163,10 +163,12 @@ class CudaBackend:
     def device(self, index: int) -> Device:
         """The properties planning may use."""
         properties = cupy.cuda.runtime.getDeviceProperties(index)
+        capability = properties["major"], properties["minor"]
         return Device(
             properties["multiProcessorCount"],
-            (properties["major"], properties["minor"]),
+            capability,
             properties["sharedMemPerBlockOptin"],
+            has_warpgroups(capability),
         )
 
     def is_current(self, device: int) -> bool:
@@ -223,7 +225,7 @@ class CudaBackend:
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """Compile for the current device, through CuPy's disk cache."""
-        options += header_options()
+        options += (*header_options(), *thread_options())
         module = cupy.RawModule(code=source.code, options=options)
         try:
             with usable():

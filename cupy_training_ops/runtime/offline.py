@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from types import ModuleType
 
-from ..errors import CompileError
+from ..errors import CompileError, ProviderError
 from ..plan import Device
-from .compiler import header_options, nvrtc
+from .compiler import has_warpgroups, header_options, nvrtc
 from .source import Source
 
 # With the KiB of shared memory that a block may ask for there (CUDA C++ Programming Guide).
@@ -39,7 +40,10 @@ class Resources:
 def device(architecture: str) -> Device:
     """A GPU of this architecture, to plan for."""
     capability = (int(architecture[:-1]), int(architecture[-1]))
-    return Device(MULTIPROCESSORS, capability, ARCHITECTURES[architecture] * 1024)
+    nbytes = ARCHITECTURES[architecture] * 1024
+    with contextlib.suppress(ProviderError):  # without NVRTC it can be planned for, too
+        return Device(MULTIPROCESSORS, capability, nbytes, has_warpgroups(capability))
+    return Device(MULTIPROCESSORS, capability, nbytes)
 
 
 def compile_for(

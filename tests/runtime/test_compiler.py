@@ -9,12 +9,13 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from cupy_training_ops import CompileError
+from cupy_training_ops import CompileError, ProviderError
 from cupy_training_ops.runtime import compiler
-from cupy_training_ops.runtime.compiler import compile_ahead, kernel, slot_options
+from cupy_training_ops.runtime.compiler import compile_ahead, has_warpgroups, kernel, slot_options
 from cupy_training_ops.runtime.source import Source, signatures
 
 TEXT = """
@@ -204,6 +205,69 @@ def test_a_capture_compiles_nothing_in_other_threads(source) -> None:
 def test_slots_become_prefixed_defines() -> None:
     options = slot_options({"U": "i64", "T": "__half"})
     assert options == ("--std=c++17", "-DCTO_T=__half", "-DCTO_U=i64")
+
+
+def test_a_slot_asks_for_the_instructions_of_warpgroups() -> None:
+    assert "-arch=sm_90a" not in slot_options({"T": "__half", "WARPGROUPS": "0"})
+    assert slot_options({"WARPGROUPS": "1"})[-2:] == ("-DCTO_WARPGROUPS=1", "-arch=sm_90a")
+
+
+class RefusedError(Exception):
+    """Of an NVRTC before 12.9."""
+
+
+@pytest.mark.parametrize("takes_both", [True, False])
+def test_warpgroups_are_where_nvrtc_takes_two_architectures(monkeypatch, takes_both) -> None:
+    """It is asked once, and only for 9.0."""
+    asked = []
+
+    def compile_program(_, options) -> None:
+        asked.append(options)
+        if not takes_both:
+            raise RefusedError
+
+    made = {"createProgram": lambda *_: 0, "destroyProgram": lambda _: None}
+    binding = SimpleNamespace(compileProgram=compile_program, NVRTCError=RefusedError, **made)
+    monkeypatch.setattr(compiler, "nvrtc", lambda: binding)
+    compiler._compiles_warpgroups.cache_clear()
+    try:
+        assert not has_warpgroups((8, 9))
+        assert not has_warpgroups((10, 0))
+        assert not asked
+        assert [has_warpgroups((9, 0)) for _ in range(2)] == [takes_both] * 2
+        assert asked == [("-arch=sm_90a", "-arch=sm_90")]
+    finally:
+        compiler._compiles_warpgroups.cache_clear()
+
+
+def test_this_nvrtc_has_warpgroups_from_12_9_on() -> None:
+    try:
+        version = compiler.nvrtc().getVersion()
+    except ProviderError as error:
+        pytest.skip(str(error))
+    assert has_warpgroups((9, 0)) is (version >= (12, 9))
+
+
+@pytest.mark.parametrize("takes_it", [True, False])
+def test_threads_compile_where_nvrtc_takes_the_option(monkeypatch, takes_it) -> None:
+    asked = []
+
+    def compile_program(_, options) -> None:
+        asked.append(options)
+        if not takes_it:
+            raise RefusedError
+
+    made = {"createProgram": lambda *_: 0, "destroyProgram": lambda _: None}
+    binding = SimpleNamespace(compileProgram=compile_program, NVRTCError=RefusedError, **made)
+    monkeypatch.setattr(compiler, "nvrtc", lambda: binding)
+    expected = ("--split-compile=8",)
+    compiler.thread_options.cache_clear()
+    try:
+        found = [compiler.thread_options() for _ in range(2)]
+        assert found == [expected if takes_it else ()] * 2
+        assert asked == [expected]
+    finally:
+        compiler.thread_options.cache_clear()
 
 
 def headers(folder, version=None):

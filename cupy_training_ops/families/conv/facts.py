@@ -11,14 +11,15 @@ THREADS = 256
 BLOCKS = 2  # of a multiprocessor
 COLUMNS = 128  # of a tile
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
-WIDE_ROWS = 128  # of a tile; of 2-byte types, offsets have 64 bits in all that gathers such tiles
+WIDE_ROWS = 128  # of a tile; of 2-byte types such tiles have lines alone
 FEW_ROWS = 32  # kernels of floats in such tiles are compiled beside those with twice as many
 SIDE = 32  # of tiles that are transposed, and channels of a block that sums lines of them
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
+WIDE_TAPS = 5  # where there are more, with a stride and dilation of 1, in types of at most 4 bytes
 LINE_VECTORS = 32  # of channels, that a block has where these lie side by side
 LINE_TAPS = 32  # at most, whose weights it has in shared memory
-LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights
+LINE_SUMS = 4  # neighbouring channels of a thread there, that sums weights or walks down rows
 
 # Where tiles are copied from arrays whose channels lie side by side. Tall tiles have two panels of
 # rows, flat ones one.
@@ -27,11 +28,31 @@ STAGED_BLOCKS = 2  # of a multiprocessor
 STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
 TALL_COLUMNS = 128
 FLAT_COLUMNS = 192
+# The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
+# while the next is copied.
+TALL_GROUPS_THREADS = 256
+TALL_GROUPS_BLOCKS = 1
+TALL_GROUPS_STAGES = 3
+TALL_GROUPS_COLUMNS = 256
+FLAT_GROUPS_THREADS = 128
+FLAT_GROUPS_BLOCKS = 2
+FLAT_GROUPS_STAGES = 3
+FLAT_GROUPS_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory
 STAGED_TAPS = 32  # at most, a bit for each
 TOTAL_CHANNELS = 32  # of a block that adds up parts of W's gradient
 TOTAL_LINES = 128  # of so many weights, one for each filter and tap, of such a block
+
+# Gradients of few channels, of what lies in such lines: tiles of positions that read a halo.
+DIRECT_THREADS = 256  # that make a tile of an image
+DIRECT_WIDTH = 16  # of a tile of positions, along the lines of an image
+DIRECT_POSITIONS = 256  # of a tile of an image
+DIRECT_ROWS = 16  # residues of all channels, at most
+DIRECT_DEPTH = 128  # positions of a part of the sum of weights
+DIRECT_HALO = 512  # vectors of X that these read, at most
+DIRECT_COLUMNS = 256  # of a tile of weights
+DIRECT_RUN = 8  # neighbours that are a vector of X, at most
 
 _PLACES = i32[AXES]
 _GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)
@@ -122,8 +143,11 @@ StagingLayout = Struct(
 )
 
 # How an image is written: `width` neighbouring columns together, or rows where it has its channels
-# last. Rows of W are so many vectors of 16 bytes apart, and its taps.
-StagedImage = Struct("StagedImage", width=i32, w_row=i32, w_tap=i32, channels_last=flag)
+# last. Rows of W are so many vectors of 16 bytes apart, and its taps; or neighbours of the sum are,
+# each with all rows, where it is read `as_it_lies`.
+StagedImage = Struct(
+    "StagedImage", width=i32, w_row=i32, w_tap=i32, as_it_lies=flag, channels_last=flag
+)
 
 # What is walked through are strips of what is written, and in the gradient of weights of the
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.
@@ -137,4 +161,28 @@ DepthwiseLayout = Struct(
     lines=Divisor.one,
     of_plane=Divisor.one,
     in_vectors=flag,
+)
+
+# Along two axes. `window`: taps of what has a channel for each residue of the strides, with these
+# pads, whose first is tap -skipped of W; `tiles` of positions of an image. A column of X, and a
+# channel, are so many elements from the next. Runs lie `in_pairs` of 4 bytes.
+_AXES = i32[AXES - 1]
+DirectLayout = Struct(
+    "DirectLayout",
+    image=_AXES,
+    output=_AXES,
+    kernel=_AXES,
+    stride=_AXES,
+    pad=_AXES,
+    window=_AXES,
+    window_pad=_AXES,
+    skipped=_AXES,
+    tiles=_AXES,
+    batch=i32,
+    channels=i32,
+    filters=i32,
+    of_column=i32,
+    of_channel=i32,
+    w_channels_last=flag,
+    in_pairs=flag,
 )

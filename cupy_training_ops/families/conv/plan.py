@@ -17,11 +17,20 @@ from .extents import Convolution
 from .facts import AXES
 from .plan_bias import bias_gradient
 from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
+from .plan_direct import both_direct, direct_image, direct_weight, directly
 from .plan_image import Arrays, image_product
 from .plan_layouts import Copies, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
-from .plan_staged import Wanted, staged
-from .plan_variants import BIAS_ITEMSIZE, image_variant, spread, weight_variant
+from .plan_staged import staged
+from .plan_staging import Wanted
+from .plan_variants import (
+    BIAS_ITEMSIZE,
+    image_has_lines,
+    image_variant,
+    lines_of_weight,
+    spread,
+    weight_variant,
+)
 from .plan_weight import SUMS_NBYTES, summed_weight
 from .plan_weight import Arrays as WeightArrays
 
@@ -68,18 +77,25 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
+    if w is None and bias is None:
+        return Plan()
+    direct = directly(
+        device, conv, y, tf32, lambda stands: direct_weight(device, conv, (x, stands, w, bias))
+    )
+    if direct is not None:
+        return direct
     if staged_weight(device, conv, (x, y, w), tf32):
         return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     if is_depthwise(conv) and of_w <= SUMS_NBYTES:
         return depthwise_weight(device, conv, (x, y, w, bias))
+    lines = lines_of_weight(conv, x, y) == "_lines"
+    variant = weight_variant(device, conv, y.dtype, tf32, lines=lines)
     if y.dtype.itemsize == BIAS_ITEMSIZE:
-        variant = weight_variant(device, conv, y.dtype, tf32)
         return summed_weight(device, conv, variant, (x, y, w, bias))
     plan = Plan() if bias is None else bias_gradient(device, y, bias)
     if w is None:
         return plan
-    variant = weight_variant(device, conv, y.dtype, tf32)
     return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
 
 
@@ -104,13 +120,24 @@ def gradients(
     """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
+    results = image, w, bias
+    if is_gradient:
+        direct = directly(
+            device,
+            conv,
+            y,
+            tf32,
+            lambda stands: both_direct(device, conv, (x, stands, of_w), results),
+        )
+        if direct is not None:
+            return direct
     is_last = have_channels_last(*given, image, w) and not can_stage(device, conv, y.dtype)
     if is_last and not goes_by_lines(conv, x, y, image):
         copies = Copies(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(of_w))
-        results = copies.written(image), copies.written(w), bias
+        written = copies.written(image), copies.written(w), bias
         of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
-        return copies.plan(of_copies(device, convolution, copied, *results))
+        return copies.plan(of_copies(device, convolution, copied, *written))
     read = y if is_gradient else x
     if image is None:
         return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
@@ -130,6 +157,16 @@ def _written(
     conv, (read, w, bias, written) = _checked(convolution), arrays
     if not written.size:
         return Plan()
+    if is_gradient:
+        direct = directly(
+            device,
+            conv,
+            read,
+            tf32,
+            lambda stands: direct_image(device, conv, (stands, w, bias, written)),
+        )
+        if direct is not None:
+            return direct
     is_last = have_channels_last(read, w, written)
     is_last = is_last and not can_stage(device, conv, written.dtype)
     if is_last and not goes_by_lines(conv, read, written):
@@ -143,7 +180,9 @@ def _written(
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
-    variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
+    lines = walked is conv and image_has_lines(conv, read, written)
+    how = {"is_gradient": is_gradient, "lines": lines}
+    variant = image_variant(device, walked, written.dtype, tf32, **how)
     return image_product(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
 
 

@@ -31,6 +31,7 @@ from .facts import (
     STRIP,
     TAPS,
     THREADS,
+    WIDE_TAPS,
     DepthwiseLayout,
 )
 from .plan_image import Arrays
@@ -39,6 +40,7 @@ from .plan_layouts import have_channels_last
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 from .plan_weight import Arrays as WeightArrays
 
+WALKED_ROWS = 14  # of a strip
 AT_ONCE = 4 * BLOCKS  # blocks of a multiprocessor, so that all have some until the end
 
 
@@ -79,12 +81,29 @@ def depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient:
 
 def _lines(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
     dtype, written = arrays[0].dtype, conv.image if is_gradient else conv.output
-    tiles, rows = _line_tiles(conv, VEC_NBYTES // dtype.itemsize)
+    kernel, how = "depthwise_lines", tuple[int, ...]()
+    width = VEC_NBYTES // dtype.itemsize
+    if _can_walk(conv):
+        kernel, how, width = "depthwise_walks", (WALKED_ROWS,), LINE_SUMS
+        written = _walks(written)
+    tiles, rows = _line_tiles(conv, width)
     parts, of_block = _parts(device, conv, written, tiles, rows)
     layout = _layout(conv, written, (arrays[0], arrays[-1]))
     config = Config((parts * tiles,), (THREADS,))
-    args = (*arrays, of_block, is_gradient, layout)
-    return Plan((launch("depthwise_lines", config, args, lines_variant(dtype, sums=False).slots),))
+    args = (*arrays, of_block, *how, is_gradient, layout)
+    return Plan((launch(kernel, config, args, lines_variant(dtype, sums=False).slots),))
+
+
+def _can_walk(conv: Convolution) -> bool:
+    """Whether threads walk down rows, of which each is read once for all taps."""
+    is_plane = conv.image[0] == conv.output[0] == 1 and conv.pads[0] == 0
+    is_dense = set(conv.strides) == {1} and conv.dilations[1:] == (1, 1)
+    return is_plane and is_dense and conv.kernel == (1, TAPS, TAPS)
+
+
+def _walks(extents: Shape) -> Shape:
+    """The same with walks in the place of rows."""
+    return (extents[0], ceil_div(extents[1], WALKED_ROWS), extents[2])
 
 
 def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
@@ -93,15 +112,20 @@ def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) ->
     by_lines = have_channels_last(y)
     variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
     slots = variant.slots
-    tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
+    is_wide = not by_lines and _has_wide_tiles(conv, y)
+    at_once = WIDE_TAPS if is_wide else TAPS
+    tiles = math.prod(ceil_div(k, at_once) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)
     parts, blocks = min(wanted, conv.batch), tiles * conv.filters  # of a part
     of_part: tuple[int, ...] = (parts,)
+    walked = conv.output
+    walks = by_lines and _can_walk(conv)
     if by_lines:
+        walked = _walks(walked) if walks else walked
         line_tiles, rows = _line_tiles(conv, LINE_SUMS)
         blocks = tiles * line_tiles
-        parts, n_strips = _parts(device, conv, conv.output, blocks, rows)
-        of_part = (n_strips,)
+        parts, n_strips = _parts(device, conv, walked, blocks, rows)
+        of_part = (n_strips, WALKED_ROWS) if walks else (n_strips,)
     parts = parts if math.prod(conv.output) else 0
     scratch = ScratchMemory()
 
@@ -115,9 +139,11 @@ def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) ->
     steps: list[Launch] = [total(found, spec, parts, slots) for spec, found in pairs]
     if parts and steps:
         config = Config((parts * blocks,), (THREADS,))
-        layout = _layout(conv, conv.output, (x, y))
+        layout = _layout(conv, walked, (x, y))
         args = (None if w is None else x, y, *sums, *of_part, layout)
         kernel = "depthwise_lines_weight" if by_lines else "depthwise_weight"
+        kernel += "_wide" if is_wide else ""
+        kernel = "depthwise_walks_weight" if walks else kernel
         steps.insert(0, launch(kernel, config, args, slots))
     return scratch.plan(*steps)
 
@@ -154,6 +180,12 @@ def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.v
         of_plane=divisor(max(1, math.prod(strips))),
         in_vectors=_in_vectors(conv, arrays),
     )
+
+
+def _has_wide_tiles(conv: Convolution, array: Spec) -> bool:
+    """Whether a block sums more taps at a time."""
+    is_dense = conv.strides[2] == conv.dilations[2] == 1
+    return is_dense and array.dtype.itemsize <= 4 and max(conv.kernel[1:]) > TAPS
 
 
 def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:

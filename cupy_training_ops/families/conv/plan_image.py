@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_
 from .extents import Convolution, Shape
 from .facts import AXES, COLUMNS, THREADS, ImageLayout
 from .plan_launches import launch, taps
-from .plan_variants import Variant, image_has_lines, residues, stages
+from .plan_variants import Variant, residues, stages
 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
 
@@ -30,8 +29,7 @@ def image_product(
     of: Convolution,
 ) -> Plan:
     """So many tiles of rows at a time as W is packed of; what is spread is so from `of`."""
-    read, w, _, written = arrays
-    variant = replace(variant, lines=image_has_lines(conv, read, written))
+    _, w, _, _ = arrays
     product = ImageProduct(conv, variant, is_gradient=is_gradient)
     tiles = conv.group * product.row_tiles
     at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))

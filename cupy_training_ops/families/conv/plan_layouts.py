@@ -7,6 +7,7 @@ What is planned sees a C-contiguous array in scratch memory in their place.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...declare.schema import Spec
@@ -53,6 +54,12 @@ class Copies:
         plane = math.prod(spec.shape[2:])
         self.after.append(self._transposed(piece, spec, spec.shape[0], spec.shape[1], plane))
         return copy
+
+    def staged(self, spec: Spec, staging: Callable[[Spec, Scratch], Launch]) -> Spec:
+        """What stands for an array that is read, with its channels side by side."""
+        copy, piece = self._copy(spec)
+        self.before.append(staging(spec, piece))
+        return replace(copy, channels_last=True)
 
     def plan(self, made: Plan) -> Plan:
         """That of the copies, made for what stands for them."""

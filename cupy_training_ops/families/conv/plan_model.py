@@ -14,12 +14,21 @@ from ...plan import SCRATCH_ALIGNMENT, VEC_NBYTES, Device, align_up, ceil_div
 from .extents import Convolution
 from .facts import (
     FLAT_COLUMNS,
+    FLAT_GROUPS_BLOCKS,
+    FLAT_GROUPS_COLUMNS,
+    FLAT_GROUPS_STAGES,
+    FLAT_GROUPS_THREADS,
     LINE_NBYTES,
     PANEL,
     STAGED_BLOCKS,
     STAGED_STAGES,
     STAGED_TAPS,
+    STAGED_THREADS,
     TALL_COLUMNS,
+    TALL_GROUPS_BLOCKS,
+    TALL_GROUPS_COLUMNS,
+    TALL_GROUPS_STAGES,
+    TALL_GROUPS_THREADS,
     StagedRow,
 )
 from .plan_layouts import have_channels_last
@@ -29,6 +38,7 @@ from .plan_variants import (
     image_has_lines,
     is_single,
     lines_of_weight,
+    multiply_by_warpgroups,
     residues,
 )
 
@@ -39,12 +49,52 @@ MOST_SUMS_NBYTES = 32 * 1024**2
 MOST_VECTORS = 2**31 - 1
 LEAST_PRODUCTS = 128  # on an H200 51 are too few, and 205 enough
 LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
-STAGED_COLUMNS = {2 * PANEL: TALL_COLUMNS, PANEL: FLAT_COLUMNS}  # by rows of a tile
 
-# In stages of a block's sum: what it takes beside them, and adding up a tile's part.
-BLOCK_COST = 3.0
-SUM_COST = 0.03
-STEP_COST = {2 * PANEL: 1.0, PANEL: 0.9}  # by rows of a tile
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block multiplies, and what a stage of its sum costs."""
+
+    columns: int
+    threads: int
+    blocks: int  # of a multiprocessor
+    stages: int
+    step_cost: float
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles by their rows, and what others cost, in stages of the sum of a tall one."""
+
+    tiles: dict[int, Tile]
+    block_cost: float  # beside its stages
+    sum_cost: float  # of adding up a tile's part
+
+
+_STAGED = (STAGED_THREADS, STAGED_BLOCKS, STAGED_STAGES)
+_TALL_GROUPS = (TALL_GROUPS_THREADS, TALL_GROUPS_BLOCKS, TALL_GROUPS_STAGES)
+_FLAT_GROUPS = (FLAT_GROUPS_THREADS, FLAT_GROUPS_BLOCKS, FLAT_GROUPS_STAGES)
+OF_WARPS = Tiling(
+    {
+        2 * PANEL: Tile(TALL_COLUMNS, *_STAGED, step_cost=1.0),
+        PANEL: Tile(FLAT_COLUMNS, *_STAGED, step_cost=0.9),
+    },
+    block_cost=3.0,
+    sum_cost=0.03,
+)
+OF_WARPGROUPS = Tiling(
+    {
+        2 * PANEL: Tile(TALL_GROUPS_COLUMNS, *_TALL_GROUPS, step_cost=1.0),
+        PANEL: Tile(FLAT_GROUPS_COLUMNS, *_FLAT_GROUPS, step_cost=0.9),
+    },
+    block_cost=3.0,
+    sum_cost=0.03,
+)
+
+
+def tiling(device: Device, dtype: Dtype) -> Tiling:
+    """That of staged arrays of this type."""
+    return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
@@ -131,7 +181,8 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
     of_w = conv.group * padded * math.prod(conv.kernel)
     tiles = weight_tiles(device, conv, dtype)
-    sums = tiles.parts * (tiles.count * tiles.rows * STAGED_COLUMNS[tiles.rows] + conv.filters)
+    columns = tiling(device, dtype).tiles[tiles.rows].columns
+    sums = tiles.parts * (tiles.count * tiles.rows * columns + conv.filters)
     nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
     nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
     given = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
@@ -145,17 +196,17 @@ def tile_choices(device: Device, dtype: Dtype) -> list[int]:
     """Rows of tiles that have room, of those that there are kernels with."""
     return [
         rows
-        for rows in STAGED_COLUMNS
-        if tile_nbytes(rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        for rows in tiling(device, dtype).tiles
+        if tile_nbytes(device, rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
         and rows in choices(device, dtype)
     ]
 
 
-def tile_nbytes(rows: int, dtype: Dtype) -> int:
+def tile_nbytes(device: Device, rows: int, dtype: Dtype) -> int:
     """Of shared memory of a block, for stages, and then for what is written of an image."""
-    columns = STAGED_COLUMNS[rows]
-    written = rows * (columns * dtype.itemsize + VEC_NBYTES)
-    return max(STAGED_STAGES * (rows + columns) * LINE_NBYTES, written)
+    tile = tiling(device, dtype).tiles[rows]
+    written = rows * (tile.columns * dtype.itemsize + VEC_NBYTES)
+    return max(tile.stages * (rows + tile.columns) * LINE_NBYTES, written)
 
 
 @dataclass(frozen=True)
@@ -166,24 +217,28 @@ class Blocks:
     cost: float
 
 
-def image_blocks(conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool) -> Blocks:
+def image_blocks(
+    of: Tiling, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
+) -> Blocks:
     """Of a convolution or its data gradient; residues of strides count as alike."""
     written, read, positions = conv.group_filters, conv.group_channels, conv.output
     n_residues = 1
     if is_gradient:
         written, read, positions = read, written, conv.image
         n_residues = math.prod(residues(conv))
-    columns = ceil_div(conv.batch * math.prod(positions), n_residues * STAGED_COLUMNS[rows])
+    columns = ceil_div(conv.batch * math.prod(positions), n_residues * of.tiles[rows].columns)
     steps = math.prod(conv.kernel) * read / n_residues * dtype.itemsize / LINE_NBYTES
     count = conv.group * n_residues * ceil_div(written, rows) * columns
-    return Blocks(count, steps * STEP_COST[rows] + BLOCK_COST)
+    return Blocks(count, steps * of.tiles[rows].step_cost + of.block_cost)
 
 
 def image_rows(device: Device, conv: Convolution, dtype: Dtype, *, is_gradient: bool) -> int:
     """Rows of an image's tiles, with which all blocks take least time."""
+    of = tiling(device, dtype)
 
     def cost(rows: int) -> float:
-        return time_of(device, [image_blocks(conv, dtype, rows, is_gradient=is_gradient)])
+        blocks = image_blocks(of, conv, dtype, rows, is_gradient=is_gradient)
+        return time_of(slots_of(device, of.tiles[rows]), [blocks])
 
     return min(tile_choices(device, dtype), key=cost)
 
@@ -210,26 +265,33 @@ def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles
 def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int
 ) -> tuple[WeightTiles, float]:
+    of = tiling(device, dtype)
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     row_tiles = ceil_div(conv.group_filters, rows)
-    column_tiles = ceil_div(math.prod(conv.kernel) * padded, STAGED_COLUMNS[rows])
+    tile = of.tiles[rows]
+    column_tiles = ceil_div(math.prod(conv.kernel) * padded, tile.columns)
     tiles = conv.group * row_tiles * column_tiles
     steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
-    image = image_blocks(conv, dtype, rows, is_gradient=True)
+    image = image_blocks(of, conv, dtype, rows, is_gradient=True)
+    slots = slots_of(device, tile)
 
     def cost(parts: int) -> float:
-        weights = Blocks(tiles * parts, ceil_div(steps, parts) * STEP_COST[rows] + BLOCK_COST)
-        return time_of(device, [image, weights]) + SUM_COST * tiles * parts
+        weights = Blocks(tiles * parts, ceil_div(steps, parts) * tile.step_cost + of.block_cost)
+        return time_of(slots, [image, weights]) + of.sum_cost * tiles * parts
 
-    most = MOST_SUMS_NBYTES // (tiles * rows * STAGED_COLUMNS[rows] * 4)
-    useful = ceil_div(2 * STAGED_BLOCKS * device.multiprocessors, tiles)
+    most = MOST_SUMS_NBYTES // (tiles * rows * tile.columns * 4)
+    useful = ceil_div(2 * slots, tiles)
     parts = min(range(1, max(1, min(most, steps, useful)) + 1), key=cost)
     return WeightTiles(rows, row_tiles, column_tiles, tiles, parts), cost(parts)
 
 
-def time_of(device: Device, blocks: list[Blocks]) -> float:
+def slots_of(device: Device, tile: Tile) -> int:
+    """Blocks that run at a time."""
+    return tile.blocks * device.multiprocessors
+
+
+def time_of(slots: int, blocks: list[Blocks]) -> float:
     """When all are done, of one or two kinds: those that take longest begin first."""
-    slots = STAGED_BLOCKS * device.multiprocessors
     long, *rest = sorted(blocks, key=lambda kind: -kind.cost)
     rounds, more = divmod(long.count, slots)
     ends = [(slots - more, rounds * long.cost), (more, (rounds + 1) * long.cost)]

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from ...plan import (
     Device,
     Launch,
     Plan,
-    Scratch,
     ScratchMemory,
     align_up,
     by_value,
@@ -28,45 +26,22 @@ from .extents import Convolution
 from .facts import (
     LINE_NBYTES,
     PANEL,
-    STAGED_THREADS,
     THREADS,
     TOTAL_CHANNELS,
     TOTAL_LINES,
     ImageLayout,
-    JoinedGroups,
-    StagedArray,
     StagedImage,
-    StagedRow,
-    StagingLayout,
     WeightLayout,
 )
 from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_model import STAGED_COLUMNS, image_rows, joined, tile_nbytes, weight_tiles
-from .plan_variants import BIAS_ITEMSIZE, Variant
+from .plan_model import image_rows, joined, tile_nbytes, tiling, weight_tiles
+from .plan_staging import Staging, Wanted, neighbours
+from .plan_variants import BIAS_ITEMSIZE, Variant, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is computed of X, Y and W, all of them of one type: an image, from Y or X, and the
-    gradients of W and of a bias."""
-
-    x: Spec | None
-    y: Spec | None
-    w: Spec | None = None
-    image: Spec | None = None
-    bias: Spec | None = None  # that is added to the image
-    is_gradient: bool = False
-    dw: Spec | None = None
-    db: Spec | None = None
-
-    @property
-    def sums(self) -> bool:
-        """Whether there is a sum over positions."""
-        return self.dw is not None or self.db is not None
+SUMMING_COLUMNS = 4  # tiles of columns, at most, beside which floats are summed
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -74,31 +49,40 @@ class Wanted:
 
 def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
     """One launch that stages what others read, each array once."""
-    by_sums = dtype.itemsize == BIAS_ITEMSIZE
     of_bias, y = wanted.db, wanted.y
-    if of_bias is not None and not by_sums:
-        assert y is not None
+    if of_bias is not None and y is not None and not _sums_y(device, conv, y, tf32):
         rest = replace(wanted, db=None)
         rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
-        slots = Variant(dtype, rows, tf32, staged=True).slots
+        slots = staged_variant(device, dtype, rows, tf32=tf32).slots
         bias = bias_gradient(device, y, of_bias, slots)
         has_more = rest.sums or rest.image is not None
         return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
     of, conv = conv, joined(conv, dtype)
-    staging = _Staging(conv, dtype, scratch, wanted, of)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
-    variant = Variant(dtype, rows, rounds, staged=True)
+    variant = staged_variant(device, dtype, rows, tf32=rounds)
+    staging = Staging(conv, variant, scratch, wanted, of)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, of)
     if wanted.image is not None:
-        image = _Image(conv, variant, wanted)
-    steps = [*staging.launches(variant.slots), _product(variant, image, sums, staging)]
+        image = _Image(device, conv, variant, wanted)
+    steps = [*staging.launches(variant.slots), _product(device, variant, image, sums, staging)]
     if sums is not None:
         steps.append(sums.totals(staging))
     return scratch.plan(*steps)
+
+
+def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
+    """Whether tiles sum Y too: in TF32 they do where it is read as it lies, not rounded before, and
+    where those of the first columns, which do, are not few that all others wait for."""
+    if y.dtype.itemsize == BIAS_ITEMSIZE:
+        return True
+    lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
+    if not (tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)):
+        return False
+    return weight_tiles(device, joined(conv, y.dtype), y.dtype).column_tiles <= SUMMING_COLUMNS
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
@@ -110,7 +94,7 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -
 
 
 def _product(
-    variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
+    device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: Staging
 ) -> Launch:
     """Blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
@@ -118,9 +102,10 @@ def _product(
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    shared = tile_nbytes(variant.rows, variant.dtype)
+    threads = tiling(device, variant.dtype).tiles[variant.rows].threads
+    shared = tile_nbytes(device, variant.rows, variant.dtype)
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
-    config = Config((images + weights,), (STAGED_THREADS,), shared)
+    config = Config((images + weights,), (threads,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
     return launch("staged", config, args, variant.slots)
 
@@ -131,176 +116,51 @@ def _blank(struct: Struct) -> np.void:
     return blank
 
 
-class _Staging:
-    """What is staged, and where."""
-
-    def __init__(
-        self,
-        conv: Convolution,
-        dtype: Dtype,
-        scratch: ScratchMemory,
-        wanted: Wanted,
-        of: Convolution,
-    ) -> None:
-        self.of, self.n_joined = of, of.group // conv.group
-        self.conv, self.dtype, self.is_gradient = conv, dtype, wanted.is_gradient
-        self.width = VEC_NBYTES // dtype.itemsize
-        reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
-        reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
-        self.given = {
-            "x": wanted.x if reads_x else None,
-            "y": wanted.y if reads_y else None,
-            "w": wanted.w if wanted.image is not None else None,
-        }
-        self.lines = {
-            "x": (conv.batch, conv.channels, math.prod(conv.image)),
-            "y": (conv.batch, conv.filters, math.prod(conv.output)),
-            "w": self._lines_of_w(),
-        }
-        self.at = {name: self._place(scratch, name) for name in self.given}
-        self.positions = conv.batch * math.prod(conv.output)
-        self.n_rows = align_up(self.positions, PANEL) if wanted.sums else 0
-        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
-
-    def _lines_of_w(self) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group; where W has its
-        channels last, the former is (taps, channel, filter)."""
-        conv, of_kernel = self.conv, math.prod(self.conv.kernel)
-        if self.n_joined > 1:
-            rows, depth = conv.filters, conv.group_channels
-            if self.is_gradient:
-                rows, depth = conv.channels, conv.group_filters
-            return of_kernel, rows, depth
-        if self.is_gradient:
-            return conv.group, conv.group_filters, conv.group_channels * of_kernel
-        return conv.filters, conv.group_channels, of_kernel
-
-    def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
-        """Where tiles read it: the array itself where it lies as they do."""
-        spec, (n, channels, plane) = self.given[name], self.lines[name]
-        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
-            return spec
-        return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
-
-    def _is_last(self, name: str) -> bool:
-        """Whether channels lie side by side; those of W that are summed."""
-        spec, (_, _, plane) = self.given[name], self.lines[name]
-        if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
-            return False
-        return spec.channels_last or plane == 1
-
-    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
-        """Of all that is staged, if there is something."""
-        fields = {name: self._array(name) for name in self.given}
-        blocks = sum(int(field["blocks"]) for field in fields.values())
-        if not blocks and not self.n_rows:
-            return []
-        layout = by_value(
-            StagingLayout,
-            **fields,
-            groups=self._groups(),
-            image=self.conv.image,
-            output=self.conv.output,
-            **taps(self.conv),
-            n_rows=self.n_rows,
-            positions=self.positions,
-            vectors=align_up(self.conv.channels, self.width) // self.width,
-        )
-        args = [
-            a
-            for name, field in fields.items()
-            for a in ((self.given[name], self.at[name]) if field["blocks"] else (None, None))
-        ]
-        config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return [launch("stage", config, (*args, self.rows, layout), dict(slots))]
-
-    def _groups(self) -> np.void:
-        of, w = self.of, self.given["w"]
-        return by_value(
-            JoinedGroups,
-            joined=self.n_joined if self.n_joined > 1 else 0,
-            filters=of.group_filters,
-            channels=of.group_channels,
-            taps=math.prod(of.kernel),
-            is_gradient=self.is_gradient,
-            channels_last=w is not None and w.channels_last,
-        )
-
-    def _array(self, name: str) -> np.void:
-        n, channels, plane = self.lines[name]
-        spec, padded = self.given[name], align_up(channels, self.width)
-        plane_tiles = ceil_div(plane, PANEL)
-        blocks = n * plane_tiles * ceil_div(padded, PANEL)
-        if name == "w" and self.n_joined > 1:
-            blocks = ceil_div(n * channels * plane // self.width, THREADS)
-        is_staged = isinstance(self.at[name], Scratch)
-        return by_value(
-            StagedArray,
-            channels=channels,
-            padded=padded,
-            plane=plane,
-            width=-1
-            if self._is_last(name)
-            else _loaded_together(channels, plane, self.width, spec),
-            plane_tiles=plane_tiles,
-            blocks=blocks if is_staged else 0,
-        )
-
-
-def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
-    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
-    found = _neighbours(plane, width, spec)
-    are_as_one = found == 1 and plane <= PANEL and channels % width == 0
-    return 0 if are_as_one and spec is not None and spec.aligned else found
-
-
-def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
-    """Positions that are loaded or stored together."""
-    if spec is None or not spec.aligned:
-        return 1
-    return next((n for n in (width, width // 2) if plane % n == 0), 1)
-
-
 class _Image:
     """A convolution or its data gradient."""
 
-    def __init__(self, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+    def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.variant, self.wanted = conv, variant, wanted
-        columns = STAGED_COLUMNS[variant.rows]
+        columns = tiling(device, variant.dtype).tiles[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
         self.blocks = self.tiles * self.product.column_tiles * self.residues
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
-    def args(self, staging: _Staging) -> tuple[object, ...]:
+    def args(self, staging: Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         given = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        how = self._staged(staging.width, staging.n_joined > 1)
+        how = self._staged(staging)
         return (*given, product.column_tiles, how, layout)
 
-    def _staged(self, width: int, is_joined: bool) -> np.void:
+    def _staged(self, staging: Staging) -> np.void:
         """How it is written, and where W is."""
         product, image, w = self.product, self.wanted.image, self.wanted.w
+        width = staging.width
         assert image is not None
         assert w is not None
         together = 1
         if image.channels_last:
             together = width if image.aligned and image.shape[1] % width == 0 else 1
         elif self.residues == 1:
-            together = _neighbours(math.prod(product.extents), width, image)
+            together = neighbours(math.prod(product.extents), width, image)
         depth, of_kernel = ceil_div(product.depth, width), math.prod(self.conv.kernel)
         w_row, w_tap = of_kernel * depth, depth
-        if self.wanted.is_gradient and w.channels_last and not is_joined:
+        if staging.w_as_it_lies:
+            w_tap = product.rows // width
+            w_row = of_kernel * w_tap
+        elif self.wanted.is_gradient and w.channels_last and staging.n_joined == 1:
             w_row, w_tap = depth, product.rows * depth
         return by_value(
             StagedImage,
             width=together,
             w_row=w_row,
             w_tap=w_tap,
+            as_it_lies=staging.w_as_it_lies,
             channels_last=image.channels_last,
         )
 
@@ -319,7 +179,7 @@ class _Sums:
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.of = of  # whose groups are joined
-        self.columns = STAGED_COLUMNS[variant.rows]
+        self.columns = tiling(device, variant.dtype).tiles[variant.rows].columns
         found = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = found.row_tiles
         self.column_tiles = found.column_tiles if wanted.dw is not None else 1
@@ -337,27 +197,39 @@ class _Sums:
 
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
-    def args(self, staging: _Staging) -> tuple[object, ...]:
+    def args(self, staging: Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
         given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
         return (*given, self._layout(staging.width, self.conv.group_channels))
 
-    def totals(self, staging: _Staging) -> Launch:
+    def totals(self, staging: Staging) -> Launch:
         """What parts add up to."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
             assert db is not None
             return total(self.y_sums, db, self.parts, self.variant.slots)
         conv, of_bias = self.conv, summers(self.parts)
-        channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
-        filters, each = self._at_once(channel_tiles)
-        blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
+        if dw.channels_last or math.prod(conv.kernel) == 1:
+            filters, each, blocks = 0, *self._of_lines()
+        else:
+            channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
+            filters, each = self._at_once(channel_tiles)
+            blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
         layout = self._layout(staging.width, self.of.group_channels)
-        how = (filters, dw.channels_last, self.of.group_filters, blocks, of_bias, layout)
+        how = (filters, self.of.group_filters, blocks, of_bias, layout)
         given = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
         return launch("staged_total", config, given, self.variant.slots)
+
+    def _of_lines(self) -> tuple[int, int]:
+        """Threads for each four weights, and blocks, of lines of channels."""
+        lines = self.conv.filters * math.prod(self.conv.kernel)
+        fours = lines * ceil_div(self.of.group_channels, 4)
+        room = TOTALS * self.device.multiprocessors * THREADS
+        choices = (n for n in (8, 4, 2) if n * fours <= room and 2 * n <= self.parts)
+        each = next(choices, 1)
+        return each, ceil_div(fours, THREADS // each)
 
     def _at_once(self, channel_tiles: int) -> tuple[int, int]:
         """Filters of a block that adds parts up, so that all multiprocessors have some, and threads

@@ -35,16 +35,17 @@ class Variant:
     tf32: bool = False
     wide: bool = False  # offsets of 64 bits
     staged: bool = False
+    warpgroups: bool = False  # which multiply what is staged
     lines: bool = False  # vectors of which are copied, so that no element has an offset
 
     @property
     def slots(self) -> dict[str, str]:
         """The slots of cuda_src/conv/conv.cu, which says what is compiled with which."""
-        always_wide = self.dtype == FLOAT64 or (self.dtype.itemsize == 2 and self.rows == WIDE_ROWS)
-        is_wide = not (self.staged or self.lines) and (self.wide or always_wide)
-        offset = np.dtype(np.int64 if is_wide else np.uint32)
+        is_half = self.dtype.itemsize == 2
+        is_wide = self.rows == 2 * FEW_ROWS if is_half else self.wide or self.dtype == FLOAT64
+        offset = np.dtype(np.int64 if is_wide and not self.staged else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
-        how = {"TF32": self.tf32, "STAGED": self.staged}
+        how = {"TF32": self.tf32, "STAGED": self.staged, "WARPGROUPS": self.warpgroups}
         return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
 
     @property
@@ -74,7 +75,13 @@ class Variant:
 
 
 def image_variant(
-    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, is_gradient: bool
+    device: Device,
+    conv: Convolution,
+    dtype: Dtype,
+    tf32: bool,
+    *,
+    is_gradient: bool,
+    lines: bool = False,
 ) -> Variant:
     """Of a convolution or its data gradient: the rows with which all blocks take least time."""
     rows, depth = conv.group_filters, conv.group_channels
@@ -83,7 +90,7 @@ def image_variant(
     if is_gradient:
         rows, depth, written, read = depth, rows, read, written
         n_residues = math.prod(residues(conv))
-    if depth * math.prod(read) > MAX_OFFSET:
+    if depth * math.prod(read) > MAX_OFFSET and not lines:
         return _wide(device, dtype)
     positions = conv.batch * ceil_div(math.prod(written), n_residues)
     blocks = conv.group * n_residues * ceil_div(positions, COLUMNS)
@@ -92,20 +99,24 @@ def image_variant(
         waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
         return waves * COST[of_tile]
 
-    return Variant(dtype, min(_gathered(device, dtype), key=cost), _rounds(device, dtype, tf32))
+    fitting = choices(device, dtype) if lines else _gathered(device, dtype, tf32)
+    return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
 
 
-def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> Variant:
+def weight_variant(
+    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, lines: bool = False
+) -> Variant:
     """Of the gradient of the weights, whose sum makes up for few tiles."""
     x = conv.group_channels * math.prod(conv.image)
     y = conv.group_filters * math.prod(conv.output)
-    if max(x, y) > MAX_OFFSET:
+    if max(x, y) > MAX_OFFSET and not lines:
         return _wide(device, dtype)
 
     def cost(of_tile: int) -> float:
         return ceil_div(conv.group_filters, of_tile) * COST[of_tile]
 
-    return Variant(dtype, min(_gathered(device, dtype), key=cost), _rounds(device, dtype, tf32))
+    fitting = choices(device, dtype) if lines else _gathered(device, dtype, tf32)
+    return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
 
 
 def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
@@ -147,16 +158,18 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
     return [128, 64, 32] if device.capability < (12, 0) else [64, 32]
 
 
-def _gathered(device: Device, dtype: Dtype) -> list[int]:
-    """Rows of what is not staged; floats that have many are staged mostly."""
+def _gathered(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
+    """Rows of what is not staged, nor lines; arrays that have many are staged mostly, and those of
+    TF32 that have few read from where channels lie side by side."""
     found = choices(device, dtype)
     stages = dtype == FLOAT32 and device.capability >= TENSOR_CORES
-    return [rows for rows in found if rows < WIDE_ROWS] if stages else found
+    if _rounds(device, dtype, tf32):
+        return [2 * FEW_ROWS]
+    return [n for n in found if n < WIDE_ROWS] if stages or dtype.itemsize == 2 else found
 
 
 def _wide(device: Device, dtype: Dtype) -> Variant:
-    rows = choices(device, dtype)[0]
-    return Variant(dtype, rows if dtype.itemsize == 2 else min(64, rows), wide=True)
+    return Variant(dtype, min(2 * FEW_ROWS, choices(device, dtype)[0]), wide=True)
 
 
 def small_variant(dtype: Dtype) -> Variant:
@@ -166,13 +179,28 @@ def small_variant(dtype: Dtype) -> Variant:
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
+def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: bool = False) -> Variant:
+    """Of tiles over staged arrays."""
+    return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
+
+
+def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
+    """Whether warpgroups multiply what is staged, or warps."""
+    return device.has_warpgroups and dtype.itemsize == 2
+
+
 def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
     """What kernels of groups of one channel, these side by side, are compiled with; `sums`: those
     that sum weights."""
-    if not sums:
-        return Variant(dtype, FEW_ROWS)
+    if dtype.itemsize == 2:
+        return Variant(dtype, FEW_ROWS, staged=True)
+    return small_variant(dtype) if sums else Variant(dtype, FEW_ROWS)
+
+
+def direct_variant(dtype: Dtype) -> Variant:
+    """What kernels of few channels are compiled with."""
     is_half = dtype.itemsize == 2
-    return Variant(dtype, 2 * FEW_ROWS, staged=True) if is_half else small_variant(dtype)
+    return lines_variant(dtype, sums=True) if is_half else Variant(dtype, 2 * FEW_ROWS, tf32=True)
 
 
 def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:

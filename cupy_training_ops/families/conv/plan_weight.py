@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,7 +44,6 @@ def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: A
     A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
     """
     x, y, w, bias = arrays
-    variant = replace(variant, lines=lines_of_weight(conv, x, y) == "_lines")
     split = _split(device, conv, variant, y)
     if w is None:
         return Plan() if bias is None else _bias(device, conv, variant, split, (x, y, bias))

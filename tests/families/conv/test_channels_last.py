@@ -12,9 +12,10 @@ import pytest
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.conv import plan
 from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.reference import conv_grad
 from cupy_training_ops.families.conv.samples import CALLS, NAMES, inputs, terms
 from cupy_training_ops.plan import Device, Launch, Plan
 from cupy_training_ops.testing.compare import assert_matches, tolerance_of
@@ -44,10 +45,12 @@ def specs(c: Convolution, dtype: Any, *, channels_last: bool = True) -> tuple[Sp
     )
 
 
-def gradients(c: Convolution, dtype: Any, **how: Any) -> tuple[Plan, tuple[Spec, ...]]:
+def gradients(
+    c: Convolution, dtype: Any, device: Device = H200, **how: Any
+) -> tuple[Plan, tuple[Spec, ...]]:
     x, y, w = specs(c, dtype, **how)
     dx, dw = replace(x, place=3), replace(w, place=4)
-    made = plan.gradients(H200, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
+    made = plan.gradients(device, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
     return made, (x, y, w, dx, dw)
 
 
@@ -73,6 +76,32 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
 
 
+SINGLE = replace(LAYER, channels=512, filters=512, kernel=(1, 1), pads=(0, 0))
+
+
+def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
+    """Unless a stage would have filters that are no whole vectors; what positions read of X is
+    clear."""
+    device = replace(H200, has_warpgroups=True)
+    found, (_, _, w, *_) = gradients(SINGLE, FLOAT16, device)
+    staged, total = launches(found)
+    assert [staged.symbol, total.symbol] == ["conv__staged", "conv__staged_total"]
+    assert (staged.args[2], staged.args[8]) == (None, w)
+    assert [staged.args[12][n] for n in ("as_it_lies", "w_row")] == [True, 64]
+    for c, of, last, blocks in (
+        (SINGLE, device, False, "xy"),
+        (LAYER, device, True, "w"),
+        (replace(SINGLE, filters=520), device, True, "w"),
+        (SINGLE, H200, True, "w"),
+    ):
+        found, _ = gradients(c, FLOAT16, of, channels_last=last)
+        stage, staged, _ = launches(found)
+        fields = stage.args[-1]
+        assert "".join(name for name in "xyw" if fields[name]["blocks"]) == blocks
+        assert bool(fields["n_rows"]) is (c == LAYER)
+        assert staged.args[12]["as_it_lies"] == (blocks == "xy")
+
+
 def test_what_no_tiles_read_is_copied() -> None:
     for c, dtype in ((FEW, FLOAT16), (LAYER, FLOAT64)):
         found, (x, y, w, dx, dw) = gradients(c, dtype)
@@ -94,15 +123,15 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     found, (x, y, w, dx, dw) = gradients(DEPTHWISE, dtype)
     image, weight, of_w, of_b = launches(found)
     assert [image.symbol, weight.symbol] == [
-        "conv__depthwise_lines",
-        "conv__depthwise_lines_weight",
+        "conv__depthwise_walks",
+        "conv__depthwise_walks_weight",
     ]
     assert image.args[:4] == (y, w, None, dx)
     assert weight.args[:2] == (x, y)
     assert [of_w.symbol, of_b.symbol, of_w.args[1]] == ["conv__total", "conv__total", dw]
     assert weight.slots == of_w.slots == of_b.slots
     forward = plan.forward(H200, DEPTHWISE, x, w, None, y)
-    assert [step.symbol for step in launches(forward)] == ["conv__depthwise_lines"]
+    assert [step.symbol for step in launches(forward)] == ["conv__depthwise_walks"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +154,8 @@ def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
 
 
 # X, the kernel's extent, stride, pad and dilation: of several tiles of channels and of taps, with
-# threads that are left over; in one to three dimensions. Of the first, threads have several strips.
+# threads that are left over; in one to three dimensions. Of the first, threads have several strips,
+# of the last several walks down rows.
 LINES = (
     ((2, 296, 10, 28), 3, 1, 1, 1),
     ((2, 16, 9, 11), 3, 1, 1, 1),
@@ -135,6 +165,7 @@ LINES = (
     ((2, 24, 70), 3, 1, 1, 1),
     ((1, 8, 3, 5, 6), 3, 1, 1, 1),
     ((2, 40, 8, 8), 1, 1, 0, 1),
+    ((1, 8, 31, 5), 3, 1, 2, 1),
 )
 
 
@@ -162,6 +193,19 @@ def test_lines_of_channels_are_those_of_numpy(
         for place, output in enumerate(op.outputs[1:], 1):
             alone = op(*placed, outputs=(output.name,))[place]
             assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (-1, -1)])
+def test_what_is_infinite_reaches_only_weights_of_taps_that_read_it(anywhere, corner) -> None:
+    """Beside its corner taps have no dY: not 0, which would make NaN of it."""
+    x, w = np.zeros((1, 8, 5, 5), FLOAT16), np.zeros((8, 1, 3, 3), FLOAT16)
+    x[..., *corner] = np.inf
+    given = [last(a, anywhere.place) for a in (np.ones_like(x), x, w)]
+    _, dw, _ = get_op("ConvGrad")(group=8, pads=(1,) * 4)(*given, outputs=("dW",))
+    taps = slice(0, 2) if corner == (0, 0) else slice(1, 3)
+    expected = np.zeros_like(w)
+    expected[..., taps, taps] = np.inf
+    assert_matches(anywhere.host(dw), expected)
 
 
 def test_few_and_misaligned_channels_are_padded_in_lines() -> None:
@@ -222,14 +266,58 @@ def test_other_orders_are_refused(rng) -> None:
         get_op("Conv")(**call.attributes)(x, w, np.zeros(32, FLOAT32)[::2])
 
 
-def test_sums_of_lines_are_those_of_planes(anywhere, rng) -> None:
-    """dB alone, and beside float64; as many lines as several blocks sum."""
-    for shape in ((3, 40, 9, 31), (1, 33, 700)):
+@pytest.mark.parametrize("tf32", [False, True])
+def test_sums_of_lines_are_those_of_planes(anywhere, rng, tf32) -> None:
+    """dB alone, and beside float64; as many lines as several blocks sum. It is not rounded to TF32,
+    also where tiles sum it."""
+    op = get_op("ConvGrad")(allow_tf32=tf32)
+    for shape in ((3, 40, 9, 31), (1, 33, 700), (2, 200, 40)):
         dy = rng.standard_normal(shape, FLOAT32)
         x = np.zeros((shape[0], 16, *shape[2:]), FLOAT32)
         w = np.zeros((shape[1], 16, *[1] * (len(shape) - 2)), FLOAT32)
         given = [last(a, anywhere.place) for a in (dy, x, w)]
-        *_, found = get_op("ConvGrad")()(*given, outputs=("dB",))
+        *_, found = op(*given, outputs=("dB",))
         wanted = dy.astype(FLOAT64).sum((0, *range(2, dy.ndim)))
         bound = tolerance_of(FLOAT32, math.prod(shape) // shape[1])
         assert_matches(anywhere.host(found).astype(FLOAT64), wanted, bound)
+        assert np.array_equal(anywhere.host(op(*given)[2]), anywhere.host(found))
+
+
+# X, filters, the kernel's extents, strides and pads: of several tiles of positions, of which some
+# end beside the image, a window of one tap, taps that read only pads, and one channel; of the last,
+# emulated blocks have several tiles, whose X is not alike.
+DIRECT = (
+    ((1, 3, 34, 20), 64, (7, 7), (2, 2), (3, 3)),
+    ((1, 3, 18, 18), 32, (3, 3), (1, 1), (1, 1)),
+    ((2, 4, 10, 36), 16, (3, 5), (2, 2), (0, 4)),
+    ((1, 1, 9, 11), 16, (5, 9), (1, 1), (4, 5)),
+    ((2, 2, 8, 12), 16, (2, 2), (2, 4), (0, 0)),
+    ((19, 2, 4, 4), 16, (2, 1), (1, 2), (0, 0)),
+)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
+@pytest.mark.parametrize(("shape", "filters", "kernel", "strides", "pads"), DIRECT, ids=str)
+def test_gradients_of_few_channels_are_those_of_numpy(
+    anywhere, rng, shape, filters, kernel, strides, pads, dtype
+) -> None:
+    """All lie so, none, or some; each gradient alone too. TF32 rounds all but dB."""
+    how: dict[str, Any] = {"strides": strides, "pads": pads * 2, "allow_tf32": True}
+    x = rng.standard_normal(shape).astype(dtype)
+    w = rng.standard_normal((filters, shape[1], *kernel)).astype(dtype)
+    op = get_op("ConvGrad")(**how)
+    dy_shape = op.convolution(Spec(shape, dtype), Spec(w.shape, dtype)).y_shape
+    dy = rng.standard_normal(dy_shape).astype(dtype)
+    rest = dict.fromkeys(("dilations", "kernel_shape")) | {"auto_pad": "NOTSET", "group": 1}
+    expected = conv_grad(dy, x, w, **how, **rest)
+    terms_of = max(dy.size // filters, math.prod(kernel) * filters)
+    bounds = [tolerance_of(dtype, terms_of, tf32=name != "dB") for name in ("dX", "dW", "dB")]
+    for lies in ((True,) * 3, (False,) * 3, rng.integers(2, size=3)):
+        each = zip((dy, x, w), lies, strict=True)
+        given = [last(a, anywhere.place) if is_last else anywhere.place(a) for a, is_last in each]
+        found = op(*given)
+        for ours, other, bound in zip(found, expected, bounds, strict=True):
+            assert_matches(anywhere.host(ours), other, bound)
+        for place, output in enumerate(op.outputs):
+            alone = op(*given, outputs=(output.name,))[place]
+            assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))

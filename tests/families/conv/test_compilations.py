@@ -31,6 +31,9 @@ WITHOUT_TILES |= {"depthwise", "depthwise_gradient", "depthwise_weight"}
 PRODUCTS = {"image", "image_lines", "weight", "weight_lines", "weight_y_lines", "staged"}
 PRODUCTS |= {"image_few", "weight_few"}
 
+DEPTHWISE = {"depthwise_lines", "depthwise_walks"}
+DEPTHWISE_SUMS = {"depthwise_lines_weight", "depthwise_walks_weight"}
+
 
 def layer(
     channels: int, filters: int, extent: int, kernel: int, group: int = 1, n: int = 64
@@ -67,8 +70,8 @@ def launched(architecture: str) -> dict[Slots, frozenset[str]]:
 
 
 def of_lines(device: Device, c: Convolution, x: Spec, y: Spec, w: Spec) -> Iterator[Plan]:
-    """Groups of one channel, these side by side."""
-    if c.group_channels == 1:
+    """Groups of one channel, or few channels in all, these side by side."""
+    if c.group_channels == 1 or c.channels == 3:
         x, y = (replace(spec, channels_last=True) for spec in (x, y))
         yield conv.gradients(device, c, (x, y, w), x, w, Spec((c.filters,), x.dtype))
 
@@ -86,29 +89,31 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     of = dict(slots)
     is_half, is_float = of["T"] not in ("float", "double"), of["T"] == "float"
     rows, is_wide = int(of["ROWS"]), of["OFFSET"] == "i64"
+    copies = int(architecture) >= 80
+    direct = {"direct_image", "direct_weight", "direct_total"} if copies else set()
     if of["STAGED"] == "1":
+        if rows == 32:
+            return {"total", *DEPTHWISE, *DEPTHWISE_SUMS} | direct
         sums = set() if is_half else {"channel_sums", "line_sums"}
-        if is_half and rows == 64:
-            sums = {"depthwise_lines_weight"}
-        staged = {"stage", "staged", "staged_total"} if int(architecture) >= 80 else set()
+        staged = {"stage", "staged", "staged_total"} if copies else set()
         return {"total", *staged} | sums
     found = set[str]()
     is_measured, is_old = 80 <= int(architecture) < 120, int(architecture) < 80
     has_rows = is_measured or (rows == 64 if is_half else is_old or rows < 128)
-    is_small = rows == 128 and not is_wide if is_half else is_wide
+    is_small = rows == 128 if is_half else is_wide
     if has_rows:
         found |= {"pack", "weight_total"}
         if not (is_half and is_small):
             found |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
-        if is_half and not is_wide:
+        if is_half:
             found |= {"image_lines", "weight_lines"}
+    few = {"pack_few", "image_few", "weight_few", "weight_total_few", *DEPTHWISE}
     if is_float and rows == 64 and not is_wide:
-        found |= {"pack_few", "image_few", "weight_few", "weight_total_few"}
-    if not is_wide and (rows == 32 if is_half else is_float and of["TF32"] == "0" and rows == 64):
-        found |= {"depthwise_lines"}
+        found |= {"total", *direct} if of["TF32"] == "1" else few
     if is_float and is_wide:
-        found |= {"depthwise_lines_weight"}
-    return found | (WITHOUT_TILES if is_small else set())
+        found |= DEPTHWISE_SUMS
+    wide = {"depthwise_weight_wide"} if of["T"] != "double" else set()
+    return found | (WITHOUT_TILES | wide if is_small else set())
 
 
 def architectures() -> list[Any]:

@@ -35,6 +35,8 @@ LAYERS = (
     ((2, 512, 2**12), 512, 2**12 - 1, 1, 512),
 )
 
+FEW_FILTERS = ((64, 3, 224, 224), 60, 7, 2, 1)
+
 gradients = pytest.mark.parametrize("name", GRADIENTS)
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 
@@ -83,7 +85,7 @@ def test_scratch_memory_is_bounded(name, device, layer) -> None:
         plan = planned(name, device, layer, "XWB", dtype)
         shape, filters, _, stride, _ = layer
         elements = math.prod(shape) + math.prod(shape) // shape[1] * filters // stride**2
-        most = 2.5 * elements * dtype.itemsize if symbols(plan)[0] == "conv__stage" else 0
+        most = 2.5 * elements * dtype.itemsize if "conv__stage" in symbols(plan) else 0
         assert plan.workspace_nbytes <= max(MOST_SCRATCH, most)
 
 
@@ -106,6 +108,10 @@ def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
         assert (images, weights) == (0, blocks_of(planned(name, DEVICES[1], layer, "XW"))[1])
         assert symbols(planned(name, DEVICES[1], layer, "XW")) == [*STAGED, "conv__staged_total"]
         return
+    if alone["X"] == ["conv__stage", "conv__direct_image"]:
+        found = symbols(planned(name, DEVICES[1], layer, "XWB"))
+        assert found == [*alone["X"], "conv__direct_weight", "conv__direct_total"]
+        return
     for wanted in ("XWB", "XW", "XB", "WB"):
         found = symbols(planned(name, DEVICES[1], layer, wanted))
         is_joined = by_weight and "W" in wanted
@@ -117,13 +123,16 @@ def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
 def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
     """Its blocks have tiles of rows alone; float32 has a kernel of its own."""
     for layer, dtype, kernels in (
-        (LAYERS[0], FLOAT16, ("weight_y_lines", "total")),
+        (LAYERS[0], FLOAT16, ("stage", "direct_weight", "total")),
+        (FEW_FILTERS, FLOAT16, ("weight_y_lines", "total")),
         (LAYERS[1], FLOAT16, ("stage", "staged", "total")),
         (LAYERS[1], FLOAT32, ("channel_sums",)),
     ):
         found = planned("ConvGrad", DEVICES[1], layer, "B", dtype)
         assert symbols(found)[: len(kernels)] == [f"conv__{kernel}" for kernel in kernels]
-    step, _ = planned("ConvGrad", DEVICES[1], LAYERS[0], "B").steps
+    _, step, _ = planned("ConvGrad", DEVICES[1], LAYERS[0], "B").steps
+    assert step.args[2] is None  # no sums of W
+    step, _ = planned("ConvGrad", DEVICES[1], FEW_FILTERS, "B").steps
     layout = step.args[-1]
     assert (layout["channels"], layout["padded_channels"], layout["tiles"]) == (0, 0, 1)
     stage, step, _ = planned("ConvGrad", DEVICES[1], LAYERS[1], "B").steps
@@ -135,7 +144,7 @@ def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
 
 @floats
 @gradients
-@pytest.mark.parametrize("label", ["odd", "depthwise-strided"])
+@pytest.mark.parametrize("label", ["odd", "depthwise-strided", "depthwise-wide"])
 def test_each_gradient_alone_is_what_it_is_among_others(anywhere, rng, name, dtype, label) -> None:
     call = next(call for call in CALLS if call.label == label)
     given = [anywhere.place(a) for a in inputs(rng, name, call.convolution(name), dtype)]
@@ -189,3 +198,16 @@ def test_scratch_memory_is_used_again(anywhere, rng, name, dtype) -> None:
     out = tuple(poison(anywhere.place(np.empty_like(anywhere.host(a)))) for a in first)
     for ours, other in zip(op(*given, out=out), first, strict=True):
         assert_matches(anywhere.host(ours), anywhere.host(other), 0)
+
+
+def test_patches_that_meet_nowhere_are_written_where_they_lie(anywhere, rng) -> None:
+    """Residues of a stride read one position each, as in a 1 x 1 convolution, and vectors of it."""
+    x = rng.standard_normal((2, 2, 8, 16), np.float32).astype(FLOAT16)
+    w = rng.standard_normal((10, 2, 2, 2), np.float32).astype(FLOAT16)
+    dy = rng.standard_normal((2, 10, 4, 4), np.float32).astype(FLOAT16)
+    given = (anywhere.place(a) for a in (dy, x, w))
+    dx, *_ = get_op("ConvGrad")(strides=(2, 4))(*given, outputs=("dX",))
+    patches = np.einsum("nmij,mckl->ncikjl", *(a.astype(FLOAT32) for a in (dy, w)))
+    wide = np.zeros((2, 2, 4, 2, 4, 4), FLOAT32)
+    wide[..., :2] = patches
+    assert_matches(anywhere.host(dx), wide.reshape(x.shape).astype(FLOAT16))

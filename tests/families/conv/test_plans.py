@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def main(plan: Plan, *kernels: str) -> tuple[str, int]:
 
 # Kernels and rows of tiles of X's gradient and of W's, alone, in types of 2 bytes.
 TABLE = {
-    "conv1": (("image", 32), ("weight_y_lines", 64)),
+    "conv1": (("direct_image", 32), ("direct_weight", 32)),
     "l1 1x1": (("image_lines", 64), ("weight_lines", 64)),
     "l1 3x3": (("staged", 64), ("staged", 64)),
     "l1 1x1b": (("image_lines", 64), ("weight_lines", 128)),
@@ -103,15 +104,32 @@ TABLE = {
 def test_variants_of_known_layers(name) -> None:
     for dtype in (FLOAT16, BFLOAT16):
         found = plans(layer(*LAYERS[name]), dtype)
-        kernels = (main(found["X"], "image", "staged"), main(found["W"], "weight", "staged"))
+        names = ("image", "weight", "staged", "direct")
+        kernels = (main(found["X"], *names), main(found["W"], *names))
         assert kernels == TABLE[name]
     for tf32 in (False, True):
         found = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
-        is_staged = name != "conv1"  # vectors of lines are for 2-byte types
-        is_staged &= tf32 or name not in ("l1 1x1", "l1 1x1b")
-        assert main(found["X"], "image", "staged")[0] == ("staged" if is_staged else "image")
-        assert main(found["W"], "weight", "staged")[0] == ("staged" if is_staged else "weight")
-        assert {step.slots["TF32"] for step in launches(found["X"])} == {str(int(tf32))}
+        is_staged = tf32 or name not in ("conv1", "l1 1x1", "l1 1x1b")  # lines are for 2 bytes
+        for of, gathered in (("X", "image"), ("W", "weight")):
+            expected = "staged" if is_staged else gathered
+            if tf32 and name == "conv1":
+                expected = f"direct_{gathered}"
+            assert main(found[of], gathered, "staged", "direct")[0] == expected
+        assert launches(found["X"])[-1].slots["TF32"] == str(int(tf32))
+
+
+def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
+    """In modules of their own; all else is as it is without them."""
+    c = layer(*LAYERS["l3 3x3"])
+    device = replace(H200, has_warpgroups=True)
+    for dtype in FLOATS:
+        is_half = dtype.itemsize == 2
+        found, without = plans(c, dtype, device), plans(c, dtype)
+        for key in "YXW":
+            for step in launches(found[key]):
+                assert step.slots["WARPGROUPS"] == str(int(is_half))
+            assert (str(found[key]) == str(without[key])) is not is_half
+        assert str(found["b"]) == str(without["b"])
 
 
 @pytest.mark.parametrize(
@@ -146,11 +164,11 @@ def test_what_is_staged(change, expected) -> None:
 def test_a_model_of_waves() -> None:
     """Of 264 slots; those that take longest begin first."""
     one = Blocks(264, 10.0)
-    assert time_of(H200, [one]) == 10
-    assert time_of(H200, [Blocks(265, 10.0)]) == 20
-    assert time_of(H200, [one, Blocks(1, 3.0)]) == 13
-    assert time_of(H200, [Blocks(132, 10.0), Blocks(132 + 264, 5.0)]) == 15
-    assert time_of(H200, [Blocks(132, 5.0), Blocks(132, 10.0)]) == 10
+    assert time_of(264, [one]) == 10
+    assert time_of(264, [Blocks(265, 10.0)]) == 20
+    assert time_of(264, [one, Blocks(1, 3.0)]) == 13
+    assert time_of(264, [Blocks(132, 10.0), Blocks(132 + 264, 5.0)]) == 15
+    assert time_of(264, [Blocks(132, 5.0), Blocks(132, 10.0)]) == 10
 
 
 def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
@@ -197,7 +215,7 @@ def test_scratch_memory_is_bounded(name) -> None:
     for dtype in FLOATS:
         found = plans(layer(*LAYERS[name]), dtype)
         joined = found["X"].then(found["W"]).then(found["b"])
-        staged = main(found["W"], "weight", "staged")[0] == "staged"
+        staged = "conv__stage" in [step.symbol for step in launches(found["W"])]
         c = layer(*LAYERS[name])
         given = (math.prod(c.x_shape) + math.prod(c.y_shape)) * dtype.itemsize
         assert joined.workspace_nbytes <= max(64 * 2**20, 2.5 * given if staged else 0)
@@ -235,7 +253,7 @@ def test_residues_of_a_stride_have_tiles_of_their_own() -> None:
 
 def test_residues_of_few_channels_are_rows_of_one_tile() -> None:
     """Each channel of the first layer has four, which read a window of 4 x 4."""
-    (step,) = launches(plans(layer(*LAYERS["conv1"]), FLOAT16)["X"])[1:]
+    (step,) = launches(plans(layer(3, 60, 224, 7, 2), FLOAT16)["X"])[1:]
     layout = step.args[-1]
     assert layout["rows"] == 3 * 4
     assert layout["kernel"].tolist() == [1, 4, 4]
@@ -260,7 +278,7 @@ def test_small_groups_are_joined() -> None:
         assert main(plans(c, dtype, tf32=tf32)["X"], "image", "staged")[0] == "staged"
     _, staged, total = launches(plans(c, FLOAT16)["W"])
     assert (staged.args[13]["groups"], staged.args[13]["padded_channels"]) == (2, 64)
-    assert (total.args[-1]["channels"], total.args[8]) == (4, 4)
+    assert (total.args[-1]["channels"], total.args[7]) == (4, 4)
     layout = launches(plans(c, FLOAT16)["X"])[0].args[-1]
     assert layout["groups"]["joined"] == 16
     assert int(layout["w"]["blocks"]) == -(-128 * 9 * 8 // 256)

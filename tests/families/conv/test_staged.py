@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -15,9 +16,9 @@ from runs import Run
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from cupy_training_ops.families.conv import plan, plan_model
+from cupy_training_ops.families.conv import plan, plan_model, plan_variants
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
-from cupy_training_ops.families.conv.facts import STAGED_TAPS
+from cupy_training_ops.families.conv.facts import PANEL, STAGED_TAPS
 from cupy_training_ops.families.conv.plan_variants import residues
 from cupy_training_ops.plan import align_up, ceil_div
 from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
@@ -25,12 +26,14 @@ from cupy_training_ops.testing.samples import as_tuple
 
 jax.config.update("jax_enable_x64", True)
 
-staged_types = pytest.mark.parametrize(
-    ("dtype", "tf32"),
-    [(FLOAT16, False), (BFLOAT16, False), (FLOAT32, False), (FLOAT32, True)],
-    ids=["float16", "bfloat16", "float32", "tf32"],
-)
-tiles = pytest.mark.parametrize("rows", plan_model.STAGED_COLUMNS)
+ROWS = plan_model.OF_WARPS.tiles
+TYPES = {
+    "float16": (FLOAT16, False),
+    "bfloat16": (BFLOAT16, False),
+    "float32": (FLOAT32, False),
+    "tf32": (FLOAT32, True),
+}
+MULTIPLIERS = {False: "warps", True: "warpgroups"}  # the latter of halves
 
 MOST_PRODUCTS = 15_000_000  # which emulated kernels multiply in seconds
 MOST_ON_GPU = 500_000_000
@@ -56,7 +59,7 @@ def drawn(rng: np.random.Generator, most: int = MOST_PRODUCTS) -> Case:
     assert math.prod(kernel) <= STAGED_TAPS
     strides, dilations = several(rng, 1, 4, rank), several(rng, 1, 3, rank)
     pads, group = several(rng, 0, 4, 2 * rank), int(rng.choice([1, 1, 2, 8]))
-    sizes = [16, 24, 40, 72, 136] if group > 1 else [16, 17, 40, 66, 130, 200]
+    sizes = [16, 24, 64, 72, 136] if group > 1 else [16, 17, 40, 64, 66, 128, 130, 200]
     if group > 2:  # groups that are joined
         sizes = [4, 8, 12]
     channels, filters = (group * int(n) for n in rng.choice(sizes, 2))
@@ -101,15 +104,21 @@ def of_jax(case: Case, x: Any, w: Any, dy: Any) -> list[np.ndarray]:
 
 @pytest.fixture
 def staged(monkeypatch):
-    """Stages whatever can be, in tiles of so many rows."""
+    """Stages whatever can be, in tiles of so many rows, that warps or warpgroups multiply."""
 
-    def force(rows: int) -> None:
+    def force(rows: int, by_warpgroups: bool) -> None:
         def can(device, conv, arrays, *_):
             return plan_model.can_stage(device, conv, arrays[0].dtype)
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
+
+        def by_groups(_, dtype):
+            return by_warpgroups and dtype.itemsize == 2
+
         monkeypatch.setattr(plan_model, "tile_choices", lambda *_: [rows])
+        for module in (plan_model, plan_variants):
+            monkeypatch.setattr(module, "multiply_by_warpgroups", by_groups)
         plan_model.weight_tiles.cache_clear()
 
     yield force
@@ -179,29 +188,60 @@ def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
         assert abs((y * dy).sum() - (one * other).sum()) <= 2e-2 * size
 
 
+def tiles() -> list[tuple[str, int, bool]]:
+    """Types, rows of a tile, and whether warpgroups multiply it."""
+    found = itertools.product(TYPES, ROWS, MULTIPLIERS)
+    return [tile for tile in found if "float16" in tile[0] or not tile[2]]
+
+
+def name_of(tile: tuple[str, int, bool]) -> str:
+    return f"{tile[0]}-{tile[1]}-{MULTIPLIERS[tile[2]]}"
+
+
 def tiles_by_layout() -> list[Any]:
-    """For each layout the session draws a size of tiles; the others are thorough."""
+    """For each layout and type the session draws tiles; the others are thorough."""
     draw = random.Random(f"{os.environ['CTO_SEED']} staged")
-    drawn = {layout: draw.choice([*plan_model.STAGED_COLUMNS]) for layout in LAYOUTS}
+    drawn = {
+        draw_from: draw.choice([t for t in tiles() if t[0] == draw_from[1]])
+        for draw_from in itertools.product(LAYOUTS, TYPES)
+    }
     return [
-        pytest.param(rows, layout, marks=() if rows == drawn[layout] else pytest.mark.thorough)
+        pytest.param(
+            tile,
+            layout,
+            id=f"{name_of(tile)}-{layout}",
+            marks=() if tile == drawn[layout, tile[0]] else pytest.mark.thorough,
+        )
         for layout in LAYOUTS
-        for rows in plan_model.STAGED_COLUMNS
+        for tile in tiles()
     ]
 
 
-@staged_types
-@pytest.mark.parametrize(("rows", "layout"), tiles_by_layout())
-def test_four_operators_are_jax(run, seed, staged, rows, dtype, tf32, layout) -> None:
-    staged(rows)
+@pytest.mark.parametrize(("tile", "layout"), tiles_by_layout())
+def test_four_operators_are_jax(run, seed, staged, tile, layout) -> None:
+    types, rows, _ = tile
+    staged(*tile[1:])
     rng = np.random.default_rng((seed, rows, len(layout)))
-    check(run, rng, drawn(rng), dtype, tf32, layout)
+    check(run, rng, drawn(rng), *TYPES[types], layout)
 
 
-@tiles
-def test_the_gradient_of_a_bias_alone(run, rng, staged, rows) -> None:
+@pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
+def test_many_stages(run, rng, staged, by_warpgroups) -> None:
+    """So many that each place of them is written and read again."""
+    staged(2 * PANEL, by_warpgroups)
+    x = rng.standard_normal((1, 16, 40)).astype(FLOAT16)
+    dy = rng.standard_normal((1, 512, 40)).astype(FLOAT16)
+    w = rng.standard_normal((512, 16, 1)).astype(FLOAT16)
+    dx, *_ = get_op("ConvGrad")()(*map(run.place, (dy, x, w)), outputs=("dX",))
+    expected = np.einsum("nmi,mco->nci", *(a.astype(FLOAT64) for a in (dy, w)))
+    assert_matches(run.host(dx).astype(FLOAT64), expected, tolerance_of(FLOAT16, 512, False))
+
+
+@pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_gradient_of_a_bias_alone(run, rng, staged, rows, by_warpgroups) -> None:
     """X is not staged, and its addresses are computed all the same."""
-    staged(rows)
+    staged(rows, by_warpgroups)
     op = get_op("ConvGrad")(strides=(1, 2))
     dy, x, w = (
         rng.standard_normal(shape).astype(FLOAT16)
@@ -214,13 +254,22 @@ def test_the_gradient_of_a_bias_alone(run, rng, staged, rows) -> None:
 
 
 @pytest.mark.gpu
-@staged_types
-@tiles
+@pytest.mark.parametrize("tile", tiles(), ids=name_of)
 @layouts
-def test_many_cases_on_a_gpu_are_jax(seed, staged, rows, dtype, tf32, layout) -> None:
-    """Of 24 kinds, 624 in all; an emulated one takes seconds."""
-    staged(rows)
-    rng = np.random.default_rng((seed, rows, 1000 + len(layout)))
+def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
+    """Of 36 kinds, 936 in all; an emulated one takes seconds."""
+    types, rows, by_warpgroups = tile
     with Run("cuda", seed) as run:
+        if by_warpgroups and not has_warpgroups_here():
+            pytest.skip("this GPU, or its NVRTC, has no instructions of warpgroups")
+        staged(rows, by_warpgroups)
+        rng = np.random.default_rng((seed, rows, 1000 + len(layout)))
         for _ in range(26):
-            check(run, rng, drawn(rng, MOST_ON_GPU), dtype, tf32, layout)
+            check(run, rng, drawn(rng, MOST_ON_GPU), *TYPES[types], layout)
+
+
+def has_warpgroups_here() -> bool:
+    """Of the first GPU."""
+    from cupy_training_ops.runtime.cuda import BACKEND
+
+    return BACKEND.device(0).has_warpgroups

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+// Convolutions of groups of one channel by TAPS x TAPS taps side by side, of arrays whose channels lie so,
+// too: a thread walks down some rows of a strip, and reads each row once for all of the taps' rows.
+#pragma once
+#include "conv/depthwise_lines.cuh"
+
+namespace cto::conv::depthwise_walks {
+
+using namespace depthwise_lines;
+
+constexpr int V = LINE_SUMS;
+constexpr int ACROSS = STRIP / 2;  // of a walk: with more, registers would spill
+constexpr int WINDOW = ACROSS + TAPS - 1;
+static_assert(TAPS == 3);
+
+template <class E>
+using Vector = vec::Vec<E, V>;
+
+// A strip's rows from `row` on, before `end`.
+struct Walk {
+    i64 n;
+    i32 row, end, column;
+
+    __device__ __forceinline__ Walk(const DepthwiseLayout& layout, i64 index, i32 rows,
+                                    i32 all_rows) {
+        const auto cell = fast_division::cell_at(index, layout.of_plane);
+        const Strip strip = strip_at(layout, static_cast<u32>(cell.column));
+        n = cell.row;
+        row = strip.at[1] * rows;
+        end = min(row + rows, all_rows);
+        column = strip.at[2];
+    }
+};
+
+// Row `row` of an image of such extents, from column `first` on; zeros beside it.
+template <int N, class E>
+__device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, const i32 (&extents)[3],
+                                         i32 pitch, Vector<E> (&window)[N]) {
+    const bool is_inside = static_cast<u32>(row) < static_cast<u32>(extents[1]);
+    load_window(line, first, is_inside ? extents[2] : 0, pitch, window);
+}
+
+template <int N, class E>
+__device__ __forceinline__ void widen_all(const Vector<E> (&from)[N], Acc<E> (&to)[N][V]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+#pragma unroll
+        for (int c = 0; c < V; ++c) to[i][c] = to_acc(from[i].at[c]);
+}
+
+template <class A>
+__device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)[V], int c, A sum) {
+#pragma unroll
+    for (int j = 0; j < TAPS; ++j) sum += weights[j][c] * read[j][c];
+    return sum;
+}
+
+// The gradient has the taps in reverse.
+template <class E>
+__device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* bias, E* written,
+                                           i64 of_block, i32 rows, bool is_gradient,
+                                           const DepthwiseLayout& layout) {
+    using A = Acc<E>;
+    const u32 tiles = line_tiles<V>(layout), part = blockIdx.x / tiles;
+    const Own<V> own(layout, blockIdx.x - part * tiles);
+    if (own.row >= own.down) return;
+    A weights[TAPS][TAPS][V], start[V];
+    w += static_cast<i64>(own.channel()) * (TAPS * TAPS);
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+        start[c] = bias ? to_acc(bias[own.channel() + c]) : A(0);
+#pragma unroll
+        for (int i = 0; i < TAPS * TAPS; ++i)
+            weights[i / TAPS][i % TAPS][c] =
+                to_acc(w[c * TAPS * TAPS + (is_gradient ? TAPS * TAPS - 1 - i : i)]);
+    }
+    const i32(&from)[3] = is_gradient ? layout.output : layout.image;
+    const i32(&to)[3] = is_gradient ? layout.image : layout.output;
+    const i32 down = is_gradient ? TAPS - 1 - layout.pad[1] : layout.pad[1];
+    const i32 across = is_gradient ? TAPS - 1 - layout.pad[2] : layout.pad[2];
+    const i64 pitch = static_cast<i64>(from[2]) * layout.groups;
+    const i64 end = min((part + 1) * of_block, layout.batch * layout.of_plane.value);
+    for (i64 index = part * of_block + own.row; index < end; index += own.down) {
+        const Walk walk(layout, index, rows, to[1]);
+        const i32 first_row = walk.row - down, last = min(walk.column + STRIP, to[2]);
+#pragma unroll 1
+        for (i32 column = walk.column; column < last; column += ACROSS) {
+            const i32 first = column - across;
+            const E* line = read + (walk.n * from[1] + first_row) * pitch + own.channel();
+            E* at = written + ((walk.n * to[1] + walk.row) * to[2] + column) * layout.groups +
+                    own.channel();
+            A sums[TAPS][ACROSS][V];  // of the row that ends with what is read, and the next two
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i)
+#pragma unroll
+                for (int p = 0; p < ACROSS; ++p)
+#pragma unroll
+                    for (int c = 0; c < V; ++c) sums[i][p][c] = start[c];
+            Vector<E> window[WINDOW];
+            load_row(line, first_row, first, from, layout.groups, window);
+#pragma unroll 1
+            for (i32 row = first_row; row < walk.end - down + TAPS - 1; ++row) {
+                A found[WINDOW][V];
+                widen_all<WINDOW, E>(window, found);
+                line += pitch;
+                load_row(line, row + 1, first, from, layout.groups, window);
+#pragma unroll
+                for (int p = 0; p < ACROSS; ++p)
+#pragma unroll
+                    for (int c = 0; c < V; ++c) {
+                        sums[0][p][c] = of_row(weights[2], found + p, c, sums[1][p][c]);
+                        sums[1][p][c] = of_row(weights[1], found + p, c, sums[2][p][c]);
+                        sums[2][p][c] = of_row(weights[0], found + p, c, start[c]);
+                    }
+                if (row < first_row + TAPS - 1) continue;
+#pragma unroll
+                for (int p = 0; p < ACROSS; ++p)
+                    if (column + p < to[2])
+                        *reinterpret_cast<Vector<E>*>(at + static_cast<i64>(p) * layout.groups) =
+                            vec::from_acc<E>(sums[0][p]);
+                at += static_cast<i64>(to[2]) * layout.groups;
+            }
+        }
+    }
+}
+
+// Adds what a walk down Y's rows gives.
+template <class E>
+__device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& walk, i32 column,
+                                         const DepthwiseLayout& layout, LineSums<E>& sums) {
+    const i32 count = min(ACROSS, layout.output[2] - column);
+    const i32 first = column - layout.pad[2], pad = layout.pad[1];
+    const i64 pitch = static_cast<i64>(layout.image[2]) * layout.groups;
+    const i64 y_pitch = static_cast<i64>(layout.output[2]) * layout.groups;
+    if (x) x += (walk.n * layout.image[1] + walk.row - pad) * pitch;
+    y +=
+        (walk.n * layout.output[1] + walk.row) * y_pitch + static_cast<i64>(column) * layout.groups;
+    Vector<E> slopes[TAPS][STRIP] =
+        {};  // of the row that begins with what is read of X, and before
+#pragma unroll 1
+    for (i32 row = walk.row; row < walk.end + TAPS - 1; ++row, y += y_pitch) {
+        Vector<E> window[WINDOW];
+        load_row(x, x ? row - pad : -1, first, layout.image, layout.groups, window);
+        if (x) x += pitch;
+#pragma unroll
+        for (int p = 0; p < ACROSS; ++p) {
+            slopes[2][p] = slopes[1][p];
+            slopes[1][p] = slopes[0][p];
+        }
+        load_window(y, 0, row < walk.end ? count : 0, layout.groups, slopes[0]);
+#pragma unroll
+        for (int p = 0; p < ACROSS; ++p)
+#pragma unroll
+            for (int c = 0; c < V; ++c) sums.of_y[c] += to_acc(slopes[0][p].at[c]);
+        if (!x || static_cast<u32>(row - pad) >= static_cast<u32>(layout.image[1])) continue;
+        Acc<E> found[WINDOW][V];
+        widen_all<WINDOW, E>(window, found);
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+            if (row - i < walk.row || row - i >= walk.end) continue;
+#pragma unroll
+            for (int p = 0; p < ACROSS; ++p) {
+                Acc<E> of_position[V];
+                LineSums<E>::widen(slopes[i][p], of_position);
+                if (p < count) LineSums<E>::add_position(sums.of_taps[i], of_position, found + p);
+            }
+        }
+    }
+}
+
+// The sums of W's gradient, and of Y.
+template <class E>
+__device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, Acc<E>* y_sums,
+                                          i64 of_part, i32 rows, const DepthwiseLayout& layout) {
+    const u32 tiles = line_tiles<V>(layout), part = blockIdx.x / tiles;
+    const Own<V> own(layout, blockIdx.x - part * tiles);
+    LineSums<E> found;
+    const i64 end =
+        own.row < own.down ? min((part + 1) * of_part, layout.batch * layout.of_plane.value) : 0;
+    for (i64 index = part * of_part + own.row; index < end; index += own.down) {
+        const Walk walk(layout, index, rows, layout.output[1]);
+        const i32 last = min(walk.column + STRIP, layout.output[2]);
+#pragma unroll 1
+        for (i32 column = walk.column; column < last; column += ACROSS)
+            add_walk(x ? x + own.channel() : nullptr, y + own.channel(), walk, column, layout,
+                     found);
+    }
+    write_line_sums(found, own, TapTile{0, part, 0, 0, 0}, sums, y_sums, layout);
+}
+
+}  // namespace cto::conv::depthwise_walks

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+// Gradients of a convolution of few channels, along two axes, of an output with its channels side by
+// side. A block has what a tile of positions reads in shared memory once, for all taps.
+//
+// Along a line of the image `run` neighbouring elements, channels and columns of a stride, are a vector of
+// eight; `window` are the vectors that a tap's line has, and along the other axis the residues' taps.
+#pragma once
+#include "conv/staged_weight.cuh"
+
+namespace cto::conv::direct {
+
+using namespace image;
+using namespace staged_tile;
+
+constexpr int LOW_BITS = 7;   // of a line of shared memory
+constexpr int K_NBYTES = 32;  // of a line, of which products have the sum at a time
+
+// Panels are lines of all filters of PANEL, one behind the other.
+template <class Element, bool TF32>
+struct DirectTile {
+    using E = Element;
+    static constexpr bool IS_TF32 = TF32;
+    static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
+    static constexpr int PANELS = PANEL / IN_LINE;
+    static constexpr int RUN_NBYTES = DIRECT_RUN * sizeof(E);
+    static constexpr int Y_NBYTES = DIRECT_DEPTH * LINE_NBYTES;  // of a panel
+    static constexpr int STAGE_NBYTES = PANELS * Y_NBYTES + DIRECT_HALO * RUN_NBYTES;
+};
+
+// A tile of positions, of an image.
+struct TileOfPositions {
+    u32 n;
+    i32 at[2];
+
+    __device__ __forceinline__ TileOfPositions(const DirectLayout& layout, u32 tile, int height) {
+        const u32 rest = tile / static_cast<u32>(layout.tiles[1]);
+        n = rest / static_cast<u32>(layout.tiles[0]);
+        at[0] = static_cast<i32>(rest - n * layout.tiles[0]) * height;
+        at[1] = static_cast<i32>(tile - rest * layout.tiles[1]) * DIRECT_WIDTH;
+    }
+};
+
+__device__ __forceinline__ u32 count_tiles(const DirectLayout& layout) {
+    return static_cast<u32>(layout.batch) * layout.tiles[0] * layout.tiles[1];
+}
+
+// Element `e` of a run: neighbours lie side by side, channels or columns.
+struct InRun {
+    i32 column, channel;
+
+    __device__ __forceinline__ InRun(const DirectLayout& layout, i32 e) {
+        const i32 inner = layout.of_channel == 1 ? layout.channels : layout.stride[1];
+        const i32 outer = e / inner, rest = e - outer * inner;
+        column = layout.of_channel == 1 ? outer : rest;
+        channel = layout.of_channel == 1 ? rest : outer;
+    }
+    // From the first on.
+    __device__ __forceinline__ i32 place(const DirectLayout& layout) const {
+        return column * layout.of_column + channel * layout.of_channel;
+    }
+};
+
+__device__ __forceinline__ i32 run_of(const DirectLayout& layout) {
+    return layout.stride[1] * layout.channels;
+}
+
+// Where W has what belongs to channel `channel` and tap (k0, k1) of filter 0; negative where there is none.
+__device__ __forceinline__ i32 place_in_w(const DirectLayout& layout, i32 channel, i32 k0, i32 k1) {
+    const bool exists = static_cast<u32>(k0) < static_cast<u32>(layout.kernel[0]) &&
+                        static_cast<u32>(k1) < static_cast<u32>(layout.kernel[1]);
+    const i32 tap = k0 * layout.kernel[1] + k1;
+    const i32 taps = layout.kernel[0] * layout.kernel[1];
+    if (!exists) return -1;
+    return layout.w_channels_last ? tap * layout.channels + channel : channel * taps + tap;
+}
+
+}  // namespace cto::conv::direct

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// Sums of Y beside products of it that tensor cores cut: the gradient of a bias is no product.
+#pragma once
+#include "conv/staged_tile.cuh"
+
+namespace cto::conv::staged_row_sums {
+
+using namespace staged_tile;
+
+// Sums of rows of floats as they are, before tensor cores cut them: each thread adds up a row of a stage, or
+// half of one.
+template <class Tile>
+struct FloatRowSums {
+    static constexpr int SHARERS = STAGED_THREADS / Tile::ROWS, LINES = Tile::K / SHARERS;
+
+    float sum = 0, of_stage = 0;
+    bool wanted;
+
+    __device__ __forceinline__ void add(const u8* stage, int k) {
+        const int row = threadIdx.x % Tile::ROWS;
+        const int first = k * Tile::K + threadIdx.x / Tile::ROWS * LINES;
+        stage += row % Tile::VECTOR * 4;
+#pragma unroll
+        for (int i = 0; i < LINES; ++i)
+            of_stage += *reinterpret_cast<const float*>(
+                stage + place_of_position<Tile>(row / Tile::VECTOR, first + i));
+        if (k < SLICES - 1) return;
+        sum += of_stage;
+        of_stage = 0;
+    }
+    // By way of what was shared.
+    __device__ __forceinline__ void write(float* to, int count, float* shared) const {
+        if (!wanted) return;
+        shared[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x >= min(count, Tile::ROWS)) return;
+        float total = shared[threadIdx.x];
+        for (int i = 1; i < SHARERS; ++i) total += shared[i * Tile::ROWS + threadIdx.x];
+        to[threadIdx.x] = total;
+    }
+};
+
+// A multiplier, and the sums of rows of what it multiplies.
+template <class Tile, class Multiplier>
+struct AndRowSums {
+    Multiplier multiplier;
+
+    __device__ __forceinline__ explicit AndRowSums(const StagedProduct<Tile>& product)
+        : multiplier(product) {}
+    template <class Also>
+    __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
+                                        const Also& also) const {
+        if (also.sums.wanted) also.sums.add(stage, k);
+        if (also.multiplies) multiplier.add(stage, k, product, [](const auto&) {});
+    }
+};
+template <class Tile>
+struct AlsoRowSums {
+    FloatRowSums<Tile>& sums;
+    bool multiplies;
+};
+
+}  // namespace cto::conv::staged_row_sums

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+// Products of staged tiles by warpgroups, which go on while the next stages are copied.
+#pragma once
+#include "conv/staged_tile.cuh"
+#include "conv/warpgroup.cuh"
+
+namespace cto::conv::staged_warpgroups {
+
+using namespace image;
+using namespace staged_tile;
+
+// Of lines of A that are rows of D, and of B columns, or TRANSPOSED, neighbours of the sum.
+template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
+struct ByWarpgroups {
+    using Product = StagedProduct<Tile>;
+    int a_at, b_at;  // of this warpgroup, by bytes
+
+    __device__ __forceinline__ ByWarpgroups() {
+        const int number = Product::multiplier();
+        a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
+        b_at =
+            Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
+    }
+    __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
+        constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
+        constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
+        const warpgroup::Operand a = warpgroup::operand(stage + a_at);
+        const warpgroup::Operand b = warpgroup::operand(stage + b_at);
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k)
+#pragma unroll
+            for (int i = 0; i < Tile::DOWN; ++i)
+                warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, A_TRANSPOSED, B_TRANSPOSED>(
+                    product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
+                    warpgroup::moved(b, k * B_STEP));
+    }
+    // Of a stage. The CPU makes products when they are waited for, as late as GPUs may.
+    __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
+#if !defined(__CUDA_CPU__)
+        warpgroup::begin();
+        multiply(stage, product);
+        warpgroup::commit();
+#endif
+    }
+    __device__ __forceinline__ void end(const u8* stage, Product& product) const {
+#if defined(__CUDA_CPU__)
+        multiply(stage, product);
+#else
+        warpgroup::wait<0>();
+#endif
+    }
+    template <class F>
+    static __device__ __forceinline__ void each_pair(const Product& product, const F& f) {
+        product.each_pair(f);
+    }
+};
+
+// Adds `count` parts of the sum. The copier copies them in their order, and zeros behind the last.
+// also(stage) gets each of them.
+template <class Tile, class Multiplier, class Copier, class Also>
+__device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
+                                                         i32 count, Copier& copier,
+                                                         const Also& also) {
+    constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
+    const Multiplier multiplier;
+    int to = 0, from = 0;
+    const auto copy = [&] {
+        copier.open();
+#pragma unroll
+        for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);
+        copier.close();
+        to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
+    };
+#pragma unroll 1
+    for (int i = 0; i < Tile::AHEAD; ++i) copy();
+    for (i32 rest = count; rest > 0; --rest) {
+        async_copy::wait<Tile::AHEAD - 1>();
+        warpgroup::show_copies();
+        __syncthreads();
+        multiplier.begin(stages + from, product);
+        copy();
+        also(stages + from);
+        multiplier.end(stages + from, product);
+        from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
+    }
+    async_copy::wait<0>();
+    __syncthreads();
+}
+
+// D as lines that are columns, with more for each row, in a slab of lines of all rows and a vector.
+template <class Tile, class More>
+__device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product, const More& more_of,
+                                            typename Tile::E* slab) {
+    constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
+    const int lane = threadIdx.x % WARP, matrix = lane / 8;
+#pragma unroll
+    for (int i = 0; i < Tile::DOWN; ++i) {
+        const int first = product.first_row + i * Tile::ROW_STEP;
+        const float more[2] = {more_of(first + lane / 4), more_of(first + lane / 4 + 8)};
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS; j += 2) {
+            u32 words[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float* const sums = product.sums[i][j + k / 2] + k % 2 * 2;
+                const float both[2] = {sums[0] + more[k % 2], sums[1] + more[k % 2]};
+                vec::round_pair(both, reinterpret_cast<typename Tile::E*>(words + k));
+            }
+            const int column = product.first_column + (j + matrix / 2) * 8 + lane % 8;
+            warpgroup::store_transposed(slab + column * PITCH + first + matrix % 2 * 8, words);
+        }
+    }
+}
+
+}  // namespace cto::conv::staged_warpgroups

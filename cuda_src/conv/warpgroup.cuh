@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// Products of a warpgroup, which is four warps, of operands in shared memory: D (64 x N) += A B, by
+// instructions that only 9.0 has and that go on while threads compute. The CPU does the same.
+//
+// Operands are panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes, and vector i of
+// line l is at i ^ (l % 8). Lines are rows of A and columns of B, or TRANSPOSED neighbours of the sum,
+// a panel for each 64 rows or columns of two bytes. Lane 4 g + t of warp w has, in number i of an
+// eighth of the columns, row 16 w + g + 8 (i / 2), column 2 t + i % 2.
+#pragma once
+#include "core/vec.cuh"
+
+namespace cto::warpgroup {
+
+constexpr int ROWS = 64, WARPS = 4;
+constexpr int LINE_NBYTES = 128, EIGHT_NBYTES = 8 * LINE_NBYTES, PANEL_NBYTES = 64 * LINE_NBYTES;
+constexpr int K_NBYTES = 32;  // of neighbours of the sum, that an instruction adds up
+
+template <class E>
+constexpr int K = K_NBYTES / sizeof(E);
+
+#if defined(__CUDA_CPU__) || !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+using Operand = const u8*;
+
+__device__ __forceinline__ Operand operand(const u8* first) { return first; }
+__device__ __forceinline__ Operand moved(Operand operand, int nbytes) { return operand + nbytes; }
+#else
+// As instructions take it: where it begins, from a panel to the next, from eight lines to the next, and
+// how vectors lie.
+using Operand = u64;
+
+__device__ __forceinline__ Operand operand(const u8* first) {
+    const u32 at = static_cast<u32>(__cvta_generic_to_shared(first));
+    constexpr u64 HOW = static_cast<u64>(1) << 62 | static_cast<u64>(EIGHT_NBYTES / 16) << 32 |
+                        PANEL_NBYTES / 16 << 16;
+    return HOW | (at & 0x3FFFF) / 16;
+}
+__device__ __forceinline__ Operand moved(Operand operand, int nbytes) {
+    return operand + nbytes / 16;
+}
+#endif
+
+// What this thread copied to shared memory, products that begin after the next barrier may read.
+__device__ __forceinline__ void show_copies() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// Before products: sums are as they were written.
+__device__ __forceinline__ void begin() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// Ends a group of products.
+__device__ __forceinline__ void commit() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Waits for all groups but the last N.
+template <int N>
+__device__ __forceinline__ void wait() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
+#define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 4), SIXTEEN(i + 8), SIXTEEN(i + 12)
+#define NUMBERS_TO_63                                                                  \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NUMBERS_TO_95                                                                    \
+    NUMBERS_TO_63                                                                        \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NUMBERS_TO_127                                                                           \
+    NUMBERS_TO_95                                                                                \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+    "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+    "%126, %127"
+#define PRODUCT(SHAPE, NUMBERS, AFTER, ...)                                         \
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE " {" NUMBERS "}, " AFTER ";" \
+                 : __VA_ARGS__                                                      \
+                 : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED))
+#define PRODUCT_OF(TYPES)                                                                   \
+    if constexpr (N == 128)                                                                 \
+        PRODUCT("m64n128k16.f32." TYPES, NUMBERS_TO_63, "%64, %65, 1, 1, 1, %66, %67",      \
+                SIXTY_FOUR(0));                                                             \
+    else if constexpr (N == 192)                                                            \
+        PRODUCT("m64n192k16.f32." TYPES, NUMBERS_TO_95, "%96, %97, 1, 1, 1, %98, %99",      \
+                SIXTY_FOUR(0), SIXTEEN(16), SIXTEEN(20));                                   \
+    else                                                                                    \
+        PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %131", \
+                SIXTY_FOUR(0), SIXTY_FOUR(16))
+
+// D += A B
+template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
+    static_assert(N == 128 || N == 192 || N == 256);
+    if constexpr (ARE_SAME<E, __half>) {
+        PRODUCT_OF("f16.f16");
+    } else {
+        PRODUCT_OF("bf16.bf16");
+    }
+}
+
+#undef PRODUCT_OF
+#undef PRODUCT
+#undef NUMBERS_TO_127
+#undef NUMBERS_TO_95
+#undef NUMBERS_TO_63
+#undef SIXTY_FOUR
+#undef SIXTEEN
+#undef FOUR
+#else
+// Element `k` of a row of A, or of a column of B.
+template <class E, bool TRANSPOSED>
+__device__ __forceinline__ float element(Operand operand, int of_row, int k) {
+    const int line = TRANSPOSED ? k : of_row, in_line = TRANSPOSED ? of_row : k;
+    constexpr int IN_LINE = LINE_NBYTES / sizeof(E);
+    const u64 at = reinterpret_cast<u64>(operand) + in_line / IN_LINE * PANEL_NBYTES +
+                   line * LINE_NBYTES + in_line % IN_LINE * sizeof(E);
+    return to_acc(*reinterpret_cast<const E*>(at ^ (at / LINE_NBYTES % 8 * 16)));
+}
+
+template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
+    const int lane = threadIdx.x % WARP;
+    const int row = threadIdx.x / WARP % WARPS * 16 + lane / 4, column = lane % 4 * 2;
+    for (int k = 0; k < K<E>; ++k) {
+        const float rows[2] = {element<E, A_TRANSPOSED>(a, row, k),
+                               element<E, A_TRANSPOSED>(a, row + 8, k)};
+        for (int j = 0; j < N / 8; ++j)
+            for (int i = 0; i < 4; ++i)
+                d[j][i] += rows[i / 2] * element<E, B_TRANSPOSED>(b, 8 * j + column + i % 2, k);
+    }
+}
+#endif
+
+// Stores four matrices of 8 x 8 elements of two bytes, of which each lane has a word as fragments have
+// them, transposed: lane l gives where row l of what is stored begins.
+__device__ __forceinline__ void store_transposed(void* row, const u32 (&words)[4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     static_cast<u32>(__cvta_generic_to_shared(row))),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+#else
+    const int lane = threadIdx.x % WARP;
+    const u64 own = reinterpret_cast<u64>(row);
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 2; ++j) {
+            const u64 to = __shfl_sync(ALL_LANES, own, i * 8 + lane % 4 * 2 + j);
+            reinterpret_cast<u16*>(to)[lane / 4] = static_cast<u16>(words[i] >> 16 * j);
+        }
+#endif
+}
+
+}  // namespace cto::warpgroup

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Launches of gradients of few channels, of outputs whose channels lie side by side; see
+cuda_src/conv/direct.cuh."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...dtypes import FLOAT32, Dtype
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+from .extents import Convolution, Shape
+from .facts import (
+    DIRECT_COLUMNS,
+    DIRECT_DEPTH,
+    DIRECT_HALO,
+    DIRECT_POSITIONS,
+    DIRECT_ROWS,
+    DIRECT_RUN,
+    DIRECT_THREADS,
+    DIRECT_WIDTH,
+    LINE_NBYTES,
+    PANEL,
+    STAGED_BLOCKS,
+    STAGED_THREADS,
+    THREADS,
+    DirectLayout,
+    StagedArray,
+    StagingLayout,
+)
+from .plan_image import Arrays
+from .plan_launches import launch, summers, total
+from .plan_layouts import Copies
+from .plan_model import OTHER_SHARED_NBYTES
+from .plan_staging import neighbours
+from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant
+from .plan_weight import Arrays as WeightArrays
+
+FILTERS = 16  # of which there are multiples, and at most PANEL
+
+
+def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
+    """Whether there are kernels for the gradients of X and W."""
+    run = conv.strides[2] * conv.channels
+    fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1
+    fits = fits and conv.filters % FILTERS == 0 and conv.filters <= PANEL
+    divides = all(i % s == 0 for i, s in zip(conv.image, conv.strides, strict=True))
+    return (
+        device.capability >= TENSOR_CORES
+        and (y.dtype.itemsize == 2 or (tf32 and y.dtype == FLOAT32))
+        and y.channels_last
+        and y.aligned
+        and fits
+        and divides
+        and conv.kernel[0] == conv.image[0] == conv.output[0] == 1
+        and (conv.strides[0], conv.pads[0], set(conv.dilations)) == (1, 0, {1})
+        and min(conv.batch, *conv.image, *conv.output) > 0
+        and max(conv.batch, conv.channels) * math.prod(conv.image) <= MAX_OFFSET
+        and conv.batch * math.prod(conv.output) <= MAX_OFFSET
+        and math.prod(_halo(conv)) <= DIRECT_HALO
+        and max(image_nbytes(conv, y.dtype), sums_nbytes(y.dtype)) + OTHER_SHARED_NBYTES
+        <= device.max_shared_nbytes
+    )
+
+
+def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
+    """The gradient of X, with a bias for each channel."""
+    y, w, bias, x = arrays
+    layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
+    blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
+    config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))
+    args = (y, w, bias, x, layout)
+    return Plan((launch("direct_image", config, args, direct_variant(y.dtype).slots),))
+
+
+def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
+    """Those of W and of a bias, the same of this whether W is wanted or not."""
+    x, y, w, bias = arrays
+    if w is None and bias is None:
+        return Plan()
+    slots = direct_variant(y.dtype).slots
+    layout = _layout(conv, x, w, conv.output, (1,) * 3, DIRECT_DEPTH)
+    column_tiles = ceil_div(conv.kernel[1] * int(layout["window"][1]) * DIRECT_RUN, DIRECT_COLUMNS)
+    parts = ceil_div(STAGED_BLOCKS * device.multiprocessors, column_tiles)
+    parts = min(parts, _count(layout))
+    scratch = ScratchMemory()
+    sums = y_sums = None
+    if w is not None:
+        sums = scratch.take(parts * column_tiles * PANEL * DIRECT_COLUMNS, FLOAT32)
+    if bias is not None:
+        y_sums = scratch.take(parts * conv.filters, FLOAT32)
+    blocks = parts * (column_tiles if w is not None else 1)
+    config = Config((blocks,), (STAGED_THREADS,), sums_nbytes(y.dtype))
+    args = (x, y, sums, y_sums, column_tiles if w is not None else 1, layout)
+    summed = launch("direct_weight", config, args, slots)
+    if w is None:
+        assert bias is not None
+        return scratch.plan(summed, total(y_sums, bias, parts, slots))
+    each = summers(parts)
+    of_weights = column_tiles * PANEL * DIRECT_COLUMNS * each // THREADS
+    more = 0 if bias is None else ceil_div(bias.size * each, THREADS)
+    given = (sums, w, y_sums, bias, parts, each, column_tiles, of_weights, layout)
+    config = Config((of_weights + more,), (THREADS,))
+    return scratch.plan(summed, launch("direct_total", config, given, slots))
+
+
+def directly(
+    device: Device, conv: Convolution, y: Spec, tf32: bool, made: Callable[[Spec], Plan]
+) -> Plan | None:
+    """The plan that is made for Y, or for what stands for it with its channels side by side, if
+    kernels read it so."""
+    if goes_direct(device, conv, y, tf32):
+        return made(y)
+    lies_so = replace(y, channels_last=True, aligned=True)
+    if y.channels_last or not goes_direct(device, conv, lies_so, tf32):
+        return None
+    copies = Copies(y.dtype)
+    stands = copies.staged(y, functools.partial(_staging, device, conv))
+    return copies.plan(made(stands))
+
+
+def both_direct(
+    device: Device,
+    conv: Convolution,
+    given: tuple[Spec, Spec, Spec],
+    wanted: tuple[Spec | None, Spec | None, Spec | None],
+) -> Plan:
+    """What is wanted of an image, W and a bias, from (X, Y, W)."""
+    (x, y, of_w), (image, w, bias) = given, wanted
+    sums = direct_weight(device, conv, (x, y, w, bias))
+    if image is None:
+        return sums
+    return direct_image(device, conv, (y, of_w, None, image)).then(sums)
+
+
+def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
+    """Of Y alone, among all that a launch can stage."""
+    plane, width = math.prod(conv.output), VEC_NBYTES // y.dtype.itemsize
+    tiles = ceil_div(plane, PANEL)
+    array = by_value(
+        StagedArray,
+        channels=conv.filters,
+        padded=conv.filters,
+        plane=plane,
+        width=neighbours(plane, width, y),
+        plane_tiles=tiles,
+        blocks=conv.batch * tiles,
+    )
+    layout = np.zeros((), StagingLayout.of().dtype)
+    layout["y"] = array
+    config = Config((conv.batch * tiles,), (THREADS,))
+    args = (None, None, y, to, None, None, None, layout[()])
+    return launch("stage", config, args, staged_variant(device, y.dtype, PANEL).slots)
+
+
+def image_nbytes(conv: Convolution, dtype: Dtype) -> int:
+    """Of shared memory: W, and what a tile's positions read of a line of filters."""
+    window, _ = _window(conv)
+    height, width = DIRECT_POSITIONS // DIRECT_WIDTH + window[0] - 1, DIRECT_WIDTH + window[1] - 1
+    return (_panels(dtype) * math.prod(window) * DIRECT_ROWS + height * width) * LINE_NBYTES
+
+
+def sums_nbytes(dtype: Dtype) -> int:
+    """The same of positions of Y, and runs of X, on their way and being multiplied."""
+    of_y = _panels(dtype) * DIRECT_DEPTH * LINE_NBYTES
+    return 2 * (of_y + DIRECT_HALO * DIRECT_RUN * dtype.itemsize)
+
+
+def _panels(dtype: Dtype) -> int:
+    """Lines of PANEL filters."""
+    return PANEL * dtype.itemsize // LINE_NBYTES
+
+
+def _window(conv: Convolution) -> tuple[Shape, Shape]:
+    """Taps along both axes of what has a channel for each residue of the strides, and its pads."""
+    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
+    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each)[1:], pads[1:]
+
+
+def _halo(conv: Convolution) -> tuple[int, int]:
+    """Rows of X, and vectors along them, that a part of the sum of weights reads."""
+    rows = (DIRECT_DEPTH // DIRECT_WIDTH - 1) * conv.strides[1] + conv.kernel[1]
+    return rows, DIRECT_WIDTH + _window(conv)[0][1] - 1
+
+
+def _layout(
+    conv: Convolution, x: Spec, w: Spec | None, extents: Shape, steps: Shape, positions: int
+) -> np.void:
+    """Positions that are walked through are those of extents, of which each has so many steps."""
+    window, pads = _window(conv)
+    tile = (positions // DIRECT_WIDTH, DIRECT_WIDTH)
+    walked = (ceil_div(n, s) for n, s in zip(extents[1:], steps[1:], strict=True))
+    is_last = x.channels_last
+    each = zip(pads, conv.strides[1:], conv.pads[1:], strict=True)
+    return by_value(
+        DirectLayout,
+        image=conv.image[1:],
+        output=conv.output[1:],
+        kernel=conv.kernel[1:],
+        stride=conv.strides[1:],
+        pad=conv.pads[1:],
+        window=window,
+        window_pad=pads,
+        skipped=tuple(step * pad - p for pad, step, p in each),
+        tiles=tuple(ceil_div(n, t) for n, t in zip(walked, tile, strict=True)),
+        batch=conv.batch,
+        channels=conv.channels,
+        filters=conv.filters,
+        of_column=conv.channels if is_last else 1,
+        of_channel=1 if is_last else math.prod(conv.image),
+        w_channels_last=w is not None and w.channels_last,
+        in_pairs=x.aligned and conv.strides[2] * (conv.channels if is_last else 1) % 2 == 0,
+    )
+
+
+def _count(layout: np.void) -> int:
+    """Of tiles of positions."""
+    return int(layout["batch"]) * int(np.prod(layout["tiles"], dtype=np.int64))
