@@ -389,31 +389,16 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
 #pragma unroll
         for (int i = 0; i < 4; ++i) lines[weights.to + i * taps] = from_acc<E>(four[i]);
     };
-    const auto weights_of = [&](int item) {
-        return FourWeights::of<Tile>(layout, item, end, taps, group, first, first_channel,
-                                     joined_filters);
-    };
-    // Alone, a thread has some of them on their way at a time.
-    constexpr int AT_A_TIME = 4;
-    for (int from = number; summers == 1 && from < end; from += AT_A_TIME * THREADS) {
-        FourWeights weights[AT_A_TIME];
-        float4 found[AT_A_TIME] = {};
-#pragma unroll
-        for (int i = 0; i < AT_A_TIME; ++i) weights[i] = weights_of(from + i * THREADS);
-        for (i32 part = 0; part < count; ++part)
-#pragma unroll
-            for (int i = 0; i < AT_A_TIME; ++i)
-                if (weights[i].exists)
-                    add_four(found[i], *reinterpret_cast<const float4*>(parts + weights[i].from +
-                                                                        part * pitch));
-#pragma unroll
-        for (int i = 0; i < AT_A_TIME; ++i)
-            if (weights[i].exists) write(weights[i], found[i]);
-    }
-    for (int from = 0; summers > 1 && from < end; from += at_once) {
-        const FourWeights weights = weights_of(from + number);
+    for (int from = 0; from < end; from += at_once) {
+        const FourWeights weights = FourWeights::of<Tile>(layout, from + number, end, taps, group,
+                                                          first, first_channel, joined_filters);
+        const float* const part = parts + weights.from;
         float4 sum{};
-        if (weights.exists) sum = sum_of_parts(parts + weights.from, summer, count, summers, pitch);
+        if (weights.exists) sum = sum_of_parts(part, summer, count, summers, pitch);
+        if (summers == 1) {
+            if (weights.exists) write(weights, sum);
+            continue;
+        }
         sums[threadIdx.x] = sum;
         __syncthreads();
         if (summer == 0 && weights.exists) {
