@@ -142,7 +142,7 @@ def test_a_planted_copy_is_named(cuda, python, found) -> None:
     assert [text.partition(":")[0] for text in named] == ["k.cu"] * found
 
 
-SCALARS = re.compile(r"bool|[iu]\d+|float|double|ACC|T|U")
+SCALARS = re.compile(r"bool|[iu]\d+|float|double|ACC|T")
 
 
 def declared(family: str) -> set[str]:

@@ -128,13 +128,8 @@ struct Elements {
     using Held = typename Unit::Held;
     Vec<Held, N * sizeof(E) / sizeof(Held)> held;
 
-    template <bool STREAMS = false>
     __device__ __forceinline__ void load(const E* from) {
-        const auto* const address = reinterpret_cast<const decltype(held)*>(from);
-        if constexpr (STREAMS)
-            held = load_streaming(address);
-        else
-            held = *address;
+        held = *reinterpret_cast<const decltype(held)*>(from);
     }
     __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(held.at, i); }
 };

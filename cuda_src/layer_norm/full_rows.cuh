@@ -31,7 +31,6 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {
     using A = Acc<T>;
     constexpr int DEPTH = COLUMNS / W;
-    constexpr bool STREAMS = sizeof(T) == 2;  // past the caches
     __shared__ A of_warp[WARP];
     const bool has_several = threads < blockDim.x;
     const u32 shift = has_several ? 31 - __clz(threads) : 0;
@@ -43,7 +42,7 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     const u32 step = threads * W;  // elements from a thread's slot to its next
     vec::Elements<T, W> own[DEPTH];
 #pragma unroll
-    for (int u = 0; u < DEPTH; ++u) own[u].template load<STREAMS>(x + first + u * step);
+    for (int u = 0; u < DEPTH; ++u) own[u].load(x + first + u * step);
 #ifndef __CUDA_CPU__
     asm volatile("" ::: "memory");  // all of them before the first is waited for
 #endif
@@ -64,11 +63,8 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
         A values[W];
 #pragma unroll
         for (int i = 0; i < W; ++i) values[i] = own[u].at(i) * factor * of_column.at(i) + A(0);
-        auto* const to = reinterpret_cast<vec::Vec<V, W>*>(y + first + u * step);
-        if constexpr (STREAMS)
-            vec::store_streaming(to, vec::from_acc<V>(values));
-        else
-            *to = vec::from_acc<V>(values);
+        const vec::Vec<V, W> rounded = vec::from_acc<V>(values);
+        *reinterpret_cast<vec::Vec<V, W>*>(y + first + u * step) = rounded;
     }
 }
 

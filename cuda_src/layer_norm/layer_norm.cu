@@ -59,16 +59,16 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
-    layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std,
-                          const __grid_constant__ U epsilon, i64 n_rows, u32 threads) {
+    layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon, i64 n_rows,
+                          u32 threads) {
     full_rows::scale_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
-        x, scale, y, inv_std, epsilon, n_rows, threads);
+        x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
-    layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std,
-                               const __grid_constant__ U epsilon, i64 n_rows, u32 threads) {
+    layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon,
+                               i64 n_rows, u32 threads) {
     full_rows::scale_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
-        x, scale, y, inv_std, epsilon, n_rows, threads);
+        x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,

@@ -111,8 +111,8 @@ def forward(
 def _full(matrix: Matrix) -> Division | None:
     """Rows that fill what their threads hold; None where they do not."""
     columns = FULL_COLUMNS[matrix.both_nbytes]
-    for suffix, held in (("full_rows", columns), ("deep_full_rows", 2 * columns)):
-        threads, rest = divmod(matrix.length, held)
+    for suffix, of_thread in (("full_rows", columns), ("deep_full_rows", 2 * columns)):
+        threads, rest = divmod(matrix.length, of_thread)
         is_power = threads & (threads - 1) == 0
         if rest or not matrix.count or not (threads % WARP == 0 or is_power):
             continue
