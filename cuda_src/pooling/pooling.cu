@@ -161,13 +161,26 @@ struct WindowsOfRows {
     }
 };
 
+// Adds all elements; those of 2 bytes come in words, which take no registers of their own.
+struct Sum {
+    using Unit = vec::Unit<T, vec::IN_WORDS<T, vec::WIDTH<T>>>;
+    using Words = vec::Vec<Unit::Held, 16 / sizeof(Unit::Held)>;
+    ACC sum = 0;
+
+    __device__ __forceinline__ void operator()(const Words& x) {
+#pragma unroll
+        for (int i = 0; i < vec::WIDTH<T>; ++i) sum += Unit::at(x.at, i);
+    }
+    __device__ __forceinline__ void operator()(const vec::Vec<T, 1>& x) { sum += to_acc(x.at[0]); }
+};
+
 // What one of `n_threads` threads adds of a plane.
 __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thread,
                                              u32 n_threads) {
     constexpr i64 SPAN = 1 << 30;  // vectors that are visited at once
     constexpr int LOADED = 8;      // together by a thread
-    const reduce::Range<T> range(plane, length);
-    reduce::Sum<T> sum;
+    const reduce::Range<T, Sum::Words> range(plane, length);
+    Sum sum;
     for (i64 first = 0; first < range.n_vecs; first += SPAN)
         reduce::visit_vecs<LOADED>(range, first, SPAN, thread, n_threads, sum);
     reduce::visit_edges(range, thread, n_threads, sum);

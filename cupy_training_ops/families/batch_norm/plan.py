@@ -224,7 +224,7 @@ class Call:
     def _cached(self, n_slots: int, ring: int) -> int:
         """Rows that the L2 cache keeps, each of so many slots; none of two arrays."""
         nbytes = CACHED_BESIDE_RINGS if ring else CACHED_NBYTES
-        return nbytes // (n_slots * VEC_NBYTES) if len(self.read) == 1 or ring else 0
+        return nbytes // (n_slots * VEC_NBYTES) if len(self.read) == 1 else 0
 
     @property
     def _columns(self) -> int:
