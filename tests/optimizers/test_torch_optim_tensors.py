@@ -193,7 +193,7 @@ def test_a_number_of_steps_that_was_written_holds_for_all_parameters(later) -> N
 
 @pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
 def test_copies_of_gradients_live_until_their_step_is_queued(monkeypatch, make) -> None:
-    """Launches know them by address alone, and all groups are checked before the first is queued."""
+    """Launches know them by address, and all groups are checked before the first is queued."""
     checked, lay_out, copies = part.Part.checked, part.laid_out, []
 
     def laid_out(gradient, like):
