@@ -75,8 +75,8 @@ def compile_ahead(
     """Compile those of several modules that are new, each in a thread of its own.
 
     The compiler needs neither Python's lock nor a turn. What fails, or finds another thread at it,
-    is left to `kernel`, which says why; so is all in a capture, which ends where another thread
-    does what its mode forbids, as loading a module.
+    is left to `kernel`, which says why; so is all in a capture, whose mode may be one that forbids
+    other threads to load.
     """
     if not backend.loads_at_once or not _ahead.lock.acquire(blocking=False):
         return

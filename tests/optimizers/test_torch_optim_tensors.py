@@ -7,6 +7,7 @@ Without a GPU: tensors of the host stand for a GPU's, with hollow or emulated ke
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
 from torch_training import Loop, assert_close, backward, net, pair, steps  # noqa: E402
 
-from cupy_training_ops.torch.optim import SGD, AdamW, Lamb  # noqa: E402
+from cupy_training_ops.torch.optim import SGD, AdamW, Lamb, part  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -188,3 +189,30 @@ def test_a_number_of_steps_that_was_written_holds_for_all_parameters(later) -> N
                     optimizer.state[parameter]["step"].fill_(50)
         found.append(torch.stack([p.detach() for p in parameters]))
     torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
+def test_copies_of_gradients_live_until_their_step_is_queued(monkeypatch, make) -> None:
+    """Launches know them by address, and all groups are checked before the first is queued."""
+    checked, lay_out, copies = part.Part.checked, part.laid_out, []
+
+    def laid_out(gradient, like):
+        copies.append(weakref.ref(copied := lay_out(gradient, like)))
+        return copied
+
+    def looked_at(*given):
+        step, before = checked(*given), copies[:]
+        assert before
+        assert all(copy() is not None for copy in before)
+        return step
+
+    monkeypatch.setattr(part, "laid_out", laid_out)
+    monkeypatch.setattr(part.Part, "checked", looked_at)
+    parameters = [torch.nn.Parameter(torch.ones(4, 5)) for _ in range(2)]
+    with tensors_on(HollowTensors()):
+        optimizer = make([{"params": [p]} for p in parameters])
+        for p in parameters:
+            p.grad = torch.ones(5, 4).t()
+        optimizer.step()
+    assert len(copies) == 2
+    assert not any(copy() is not None for copy in copies)

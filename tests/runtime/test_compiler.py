@@ -191,7 +191,7 @@ def test_a_backend_that_loads_one_at_a_time_compiles_nothing_ahead(source) -> No
 
 
 def test_a_capture_compiles_nothing_in_other_threads(source) -> None:
-    """Those would end it, as PyTorch makes it."""
+    """PyTorch's own mode forbids others what it forbids the thread that captures."""
     backend = MeetingBackend(2)
     backend.is_capturing = True
     wanted = [(source, {"T": t}) for t in ("float", "double")]

@@ -265,7 +265,7 @@ class AdamCodedList(AdamOptimizerList):
     not 0 never becomes 0. Both are rounded up as often as they are nearer to what is above, by
     numbers that follow from place and step alone: a moment that changes by less than a code's step
     follows its mean all the same. Codes are the same on every provider, for the same gradients, but
-    for subnormal ones, which are 0 to a GPU.
+    for subnormal ones, which are 0 to a GPU, and for the sign of a NaN.
     Arrays of zeros are moments of 0.
 
     A NaN or an infinity in a gradient spoils the moments of its block.
