@@ -5,13 +5,12 @@
     python scripts/front_door_training.py --model gpt --method plain --method ours --out FOLDER
     python scripts/front_door_training.py --tiny --out FOLDER       (small sizes, on the CPU too)
 
-All are bfloat16 by autocast, with parameters of float32 and AdamW. `ours` is `convert`, the loss in
-place, backward passes in the thread that calls, and `cto.torch.AdamW`; to it come compressed
-activations, moments of 8 bits, and in `small` both with a chunked loss; `-captured` replays whole
-steps from a CUDA graph, `ours-compiled` goes through torch.compile. Methods that end in `-equal`
-keep as many blocks plain as fit in the peak of `ours-compressed`. What is over its time, or
-missing, is said in its row. FOLDER gets front_door_training.json, written after each row, and
-front_door_training.md.
+All are bfloat16 by autocast, with parameters of float32 and AdamW. `ours` is `convert`, the loss
+in place and `cto.torch.AdamW`; to it come compressed activations, moments of 8 bits, and in `small`
+both with a chunked loss; `-captured` replays whole steps from a CUDA graph, `ours-compiled` goes
+through torch.compile. Methods that end in `-equal` keep as many blocks plain as fit in the peak
+of `ours-compressed`. What is over its time, or missing, is said in its row. FOLDER gets
+front_door_training.json, written after each row, and front_door_training.md.
 """
 
 from __future__ import annotations
@@ -150,9 +149,7 @@ class Training:
     def _step(self) -> Tensor:
         with self.kept, torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
-        # Nodes of Python in a thread of autograd's take turns with the model's on two cores.
-        with torch.autograd.set_multithreading_enabled(not self.method.is_ours):
-            loss.backward()
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
