@@ -226,15 +226,20 @@ def test_four_operators_are_jax(run, seed, staged, tile, layout) -> None:
 
 
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
-def test_many_stages(run, rng, staged, by_warpgroups) -> None:
-    """So many that each place of them is written and read again."""
+def test_many_stages_of_a_single_tap(run, rng, staged, by_warpgroups) -> None:
+    """So many of dX that each place of them is written and read again; of dW, each position reads
+    the one that it is."""
     staged(2 * PANEL, by_warpgroups)
-    x = rng.standard_normal((1, 16, 40)).astype(FLOAT16)
-    dy = rng.standard_normal((1, 512, 40)).astype(FLOAT16)
-    w = rng.standard_normal((512, 16, 1)).astype(FLOAT16)
-    dx, *_ = get_op("ConvGrad")()(*map(run.place, (dy, x, w)), outputs=("dX",))
-    expected = np.einsum("nmi,mco->nci", *(a.astype(FLOAT64) for a in (dy, w)))
-    assert_matches(run.host(dx).astype(FLOAT64), expected, tolerance_of(FLOAT16, 512, False))
+    x = rng.standard_normal((1, 16, 72)).astype(FLOAT16)
+    dy = rng.standard_normal((1, 320, 72)).astype(FLOAT16)
+    w = rng.standard_normal((320, 16, 1)).astype(FLOAT16)
+    dx, dw, _ = get_op("ConvGrad")()(*map(run.place, (dy, x, w)), outputs=("dX", "dW"))
+    x, dy, w = (a.astype(FLOAT64) for a in (x, dy, w))
+    for found, expected in (
+        (dx, np.einsum("nmi,mco->nci", dy, w)),
+        (dw, np.einsum("nmi,nci->mc", dy, x)[..., None]),
+    ):
+        assert_matches(run.host(found).astype(FLOAT64), expected, tolerance_of(FLOAT16, 320, False))
 
 
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
