@@ -148,7 +148,7 @@ __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 firs
             }
         }
 #pragma unroll 1
-        for (; k < end && k < n; k += n_threads) visit(from[k]);
+        for (; k < end && k < n; k += n_threads) visit(vec::load_constant(from + k));
         k = end;
     }
 }
