@@ -22,9 +22,12 @@ from ..process_group.exchange import described, nothing
 from ..process_group.members import GLOBAL
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
-from . import adam, checks
+from . import adam
 from . import state as states
 from .base import EVERY, Arrays, Names, Optimizer, Places
+from .checks import betas as checked_betas
+from .checks import moment_dtype as checked_moment
+from .checks import number
 from .memory import copied, over, plain, zeros
 from .parts import GatheredParts, MeanOfParts, Split
 from .shares import Share, joined
@@ -84,13 +87,13 @@ class AdamW(adam.AdamW):
         if state is not None:
             refuse("AdamW", "state", "None, over ranks", shown(state))
         self.group = group
-        alpha, beta = checks.betas("AdamW", betas)
-        weight_decay = checks.number("AdamW", "weight_decay", finite, weight_decay)
+        alpha, beta = checked_betas("AdamW", betas)
+        weight_decay = number("AdamW", "weight_decay", finite, weight_decay)
         rates = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "lambda_": weight_decay}
         self._op = AdamWToldStep(**rates, max_norm_clip=math.inf)
         self._check(parameters, lr, names, low_precision)
         wide = computed_in(info(self._weights[0])[1])
-        dtype = wide if moment_dtype is None else checks.moment_dtype("AdamW", moment_dtype, wide)
+        dtype = wide if moment_dtype is None else checked_moment("AdamW", moment_dtype, wide)
         self._divide(dtype)
         self._compare(f"AdamW({rates}, moment_dtype={dtype_name(dtype)})")
 
