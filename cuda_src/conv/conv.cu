@@ -11,7 +11,7 @@
 #include "conv/layouts.cuh"
 #include "conv/packing.cuh"
 #include "conv/pointwise.cuh"
-#include "conv/staged_weight.cuh"
+#include "conv/staged_total.cuh"
 #include "conv/weight.cuh"
 
 // The type of the arrays.
@@ -355,8 +355,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
                        const __grid_constant__ WeightLayout layout) {
     if constexpr (CAN_STAGE) {
         if (blockIdx.x < blocks_of_weights)
-            conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
-                                                            joined_filters, blockIdx.x, layout);
+            conv::staged_total::total_of_parts<StagedTile>(parts, w, count, summers, filters,
+                                                           joined_filters, blockIdx.x, layout);
         else
             write_total<T>(y_parts, bias, count, bias_summers,
                            static_cast<i64>(layout.groups) * layout.rows,
