@@ -300,20 +300,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
 // `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
-// The last `start_blocks` find starts, which are no less ready to be found.
+// The first `start_blocks` find starts, which are no less ready to be found.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
                       const __grid_constant__ Level level, const __grid_constant__ Parents parents,
                       Zeroed<u32>* tickets, u32 start_blocks) {
-    segmented_sum::nodes_and_starts<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
+    segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
     const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks) {
-    segmented_sum::nodes_and_starts<1>(dy, entries, sums, starts, items, in_registers(sizes),
+    segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
                                        in_registers(level), parents, tickets, start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
