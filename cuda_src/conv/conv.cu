@@ -88,6 +88,12 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
+// Of walks that sum: in 128 registers the compiler spills on 12.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int WALK_BLOCKS = 1;
+#else
+constexpr int WALK_BLOCKS = BLOCKS;
+#endif
 // What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
 // no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
 // Those of lines, which have no offsets, are with gathered ones of as many rows; halves have lines alone in
@@ -279,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (SUMS_DEPTHWISE_LINES) {

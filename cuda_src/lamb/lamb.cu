@@ -220,14 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const u32 of_tensor = sizes.first_chunk[t + 1] - first_chunk;
     const SumsOfSquares of_chunk{reduce::sum_block(sums.weights, scratch),
                                  reduce::sum_block(sums.directions, scratch)};
-    if (threadIdx.x == 0) {  // whose sums alone the last block has to see
-        partials[blockIdx.x] = of_chunk;
-        __threadfence();
-        last = atomicInc(&tickets[t].value, of_tensor - 1) == of_tensor - 1;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
+    if (threadIdx.x == 0) partials[blockIdx.x] = of_chunk;
+    if (!reduce::first_arrives_last(tickets + t, of_tensor, last)) return;
     const SumsOfSquares all = sum_chunks(partials + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
     norms[2 * t] = all.weights;
@@ -257,7 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 2, t);
     const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
     expect<EXPECTED_NBYTES>(w, chunk.first, chunk.end);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1200  // where NVRTC 12.9 ends by a fault of its own
     expect<EXPECTED_NBYTES>(d, chunk.first, chunk.end);
+#endif
     W* const new_w = array_of<W>(arrays, columns, 3, t);
     const Copy copy{array_of<const u16>(arrays, columns, 1, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
