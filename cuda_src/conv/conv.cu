@@ -88,7 +88,7 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// Of walks that sum: in 128 registers the compiler spills on 12.0.
+// Of walks that sum, and of lines of channels: in 128 registers compilers spill on 12.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 constexpr int WALK_BLOCKS = 1;
 #else
@@ -258,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // The same, or its gradient, of arrays with their channels side by side.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (HAS_DEPTHWISE_LINES) {
