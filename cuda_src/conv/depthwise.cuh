@@ -30,8 +30,8 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
-// What positions from p on read of a line by N taps from `tap` on; WIDE_TAPS are dense. Neighbours read neighbours where
-// stride and dilation are 1.
+// What positions from p on read of a line by N taps from `tap` on; WIDE_TAPS are dense. Neighbours
+// read neighbours where stride and dilation are 1.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
                                           i32 tap, Acc<E> (&to)[STRIP][N]) {

@@ -300,9 +300,10 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
 }
 
 // dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
-// is written once, but for those of the rows from `zeros` on, which are zero. A thread sums `count` rows; no node lies among fewer than FANOUT entries. Where
-// n_long is not 0, the grid's first items are the long rows, one for every LONG_ROW entries: they
-// take longest, and often are neighbours, which one thread would sum one after the other.
+// is written once, but for those of the rows from `zeros` on, which are zero. A thread sums `count` rows;
+// no node lies among fewer than FANOUT entries. Where n_long is not 0, the grid's first items are the long
+// rows, one for every LONG_ROW entries: they take longest, and often are neighbours, which one thread would
+// sum one after the other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,

@@ -137,7 +137,7 @@ class ProcessGroup:
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Ranks, str]] = set()
-        self.instances: dict[object, object] = {}  # what operators keep with it
+        self.instances: MutableMapping[object, Any] = {}  # what operators keep with it
         self._engine, self.resources = engine, Resources(engine)
         self.busy = self.resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self.resources.close)
@@ -152,7 +152,7 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the group; what was sent arrives all the same."""
-        self.instances.clear()
+        self.instances = weakref.WeakValueDictionary()  # from now on it keeps nothing
         self._finalizer()
 
     def __enter__(self) -> Self:

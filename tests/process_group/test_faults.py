@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from ranks import Processes, in_threads, results
 
 import cupy_training_ops as cto
-from cupy_training_ops import ArgumentError, GroupError
+from cupy_training_ops import ArgumentError, GroupError, OpError
 
 SCRIPT = Path(__file__).parent / "faulty.py"
 GRACE = 2.0  # seconds after the timeout
@@ -109,6 +110,22 @@ def test_a_closed_group_is_refused() -> None:
                 refused()
 
     results(in_threads(2, call))
+
+
+def test_a_closed_group_keeps_nothing_of_what_is_refused() -> None:
+    """An operator has its group, which would hold it for ever: by functions, and of new shapes."""
+    group = cto.ProcessGroup(0, 1)
+    group.close()
+    x = np.ones(3, np.float32)
+    calls = (
+        lambda: cto.nccl_all_reduce([x], group=group),
+        lambda: cto.recv(True, 0, group=group, tag=1, element_types=[1]),
+    )
+    for call in calls:
+        with pytest.raises(OpError):
+            call()
+    gc.collect()
+    assert not group.instances
 
 
 def test_after_a_fault_every_use_says_so() -> None:

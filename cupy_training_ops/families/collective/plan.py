@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from functools import partial
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ...backend import Backend
 from ...declare.schema import Spec, attribute, integer
@@ -24,6 +25,7 @@ from . import queue
 from .members import GLOBAL, members
 from .messages import described
 
+T = TypeVar("T")
 Specs = Sequence[Spec]
 Rows = Sequence[queue.Row]
 
@@ -35,6 +37,14 @@ def process_group(value: object) -> ProcessGroup:
     if not isinstance(value, ProcessGroup):
         raise ArgumentError(f"expected a ProcessGroup, got {shown(value)}")
     return value
+
+
+def kept(group: ProcessGroup, key: object, make: Callable[[], T]) -> T:
+    """What an operator keeps with its group, and only as long as that is open."""
+    found: T | None = group.instances.get(key)
+    if found is None:
+        found = group.instances[key] = make()
+    return found
 
 
 GROUP_TYPE = attribute(
@@ -191,10 +201,7 @@ class Collective(Op):
                 hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))
             except (KeyError, TypeError):  # what cannot be part of a key
                 return cls(**attributes)
-        found: Any = group.instances.get(key)
-        if found is None:
-            found = group.instances[key] = cls(**attributes)
-        return found  # type: ignore[no-any-return]
+        return kept(group, key, partial(cls, **attributes))
 
     def checks(self) -> tuple[Callable[..., None], ...]:
         """That the group is open, which calls that reach other ranks look at themselves."""

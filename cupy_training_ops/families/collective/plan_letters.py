@@ -29,7 +29,7 @@ from ...frame.prepared import Arguments
 from ...plan import Plan, Work
 from . import queue
 from .messages import agree_each_time, announced, letter, shapes_in
-from .plan import Collective, Rows, Specs, table
+from .plan import Collective, Rows, Specs, kept, table
 
 
 def dtypes(value: object) -> tuple[Dtype, ...]:
@@ -113,10 +113,7 @@ class Receiver(Letter):
         """This operator for messages of these shapes."""
         values = {**self.attribute_values, "shapes": shapes, "arrays": arrays}
         key = type(self), self.tag, self.element_types, shapes, arrays
-        instances = self.group.instances
-        if key not in instances:
-            instances[key] = type(self)(**values)
-        return cast(Self, instances[key])
+        return kept(self.group, key, partial(type(self), **values))
 
     def _announced(
         self, inputs: Arguments, keywords: dict[str, object]
