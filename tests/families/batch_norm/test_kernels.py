@@ -236,6 +236,23 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
         assert_matches(run.host(result), other)
 
 
+def two_calls(run, rng, name, shape, t):
+    """The launch of each in one workspace, which is full of ones before; and its first words."""
+    op = operator(name)
+    given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    nbytes = op.workspace_nbytes(*map(run.place, given_))
+    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
+    for _ in range(2):
+        with launch_log() as log:
+            results = op(*map(run.place, given_), workspace=workspace)
+        (step,) = log
+        for result, other in zip(results, expected, strict=True):
+            assert matches(run.host(result), other, given_[1].size)
+        words = run.host(workspace)
+        yield step, words[: words.size // 4 * 4].view(np.uint32)
+
+
 @names
 @pytest.mark.parametrize("of_group", [1, 3, 7, 40])
 @pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
@@ -245,22 +262,12 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
     monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
     monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
-    op = operator(name)
-    given_ = inputs(rng, name, (700, 136), next(row for row in ROWS if row[0] == t))
-    expected = op.cpu_function()(*given_, **op.attribute_values)
-    nbytes = op.workspace_nbytes(*map(run.place, given_))
-    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
-    for _ in range(2):
-        with launch_log() as log:
-            results = op(*map(run.place, given_), workspace=workspace)
-        (step,) = log
+    for step, counters in two_calls(run, rng, name, (700, 136), t):
         assert step.symbol.endswith("column_rings" if t == FLOAT16 else "column_parts")
         n_items, n_parts = (int(step.args[-1][field]) for field in ("n_items", "n_parts"))
         n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
         assert n_parts > 7
-        assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES + n_groups)].any()
-        for result, other in zip(results, expected, strict=True):
-            assert matches(run.host(result), other, given_[1].size)
+        assert not counters[: 1 + 2 * planning.MAX_TILES + n_groups].any()
 
 
 @pytest.mark.parametrize(
@@ -282,21 +289,11 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
-    op = operator(name)
-    given_ = inputs(rng, name, (2611, 136), next(row for row in ROWS if row[0] == FLOAT16))
-    expected = op.cpu_function()(*given_, **op.attribute_values)
-    nbytes = op.workspace_nbytes(*map(run.place, given_))
-    workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
-    for _ in range(2):
-        with launch_log() as log:
-            results = op(*map(run.place, given_), workspace=workspace)
-        (step,) = log
+    for step, counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
         assert step.symbol.endswith("column_rings")
         assert int(step.args[-1]["n_parts"]) > 1
         assert int(step.args[-6]["turns"]) > ring * RING_ROWS
-        assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
-        for result, other in zip(results, expected, strict=True):
-            assert matches(run.host(result), other, given_[1].size)
+        assert not counters[: 1 + 2 * planning.MAX_TILES].any()
 
 
 # The ring of the last has room for the rows of more than one tile.
