@@ -95,7 +95,7 @@ def main(out: Path, warps: bool, seconds: float) -> None:
 def write(out: Path, warps: bool, seconds: float) -> None:
     """What `main` says."""
     begun, lines = time.monotonic(), []
-    device = device_of(cupy.empty(1))
+    device = device_here()
     compile_all(device)
     click.echo(f"compiled in {time.monotonic() - begun:.1f} s")
     for layer, label in layers():
@@ -118,10 +118,9 @@ def write(out: Path, warps: bool, seconds: float) -> None:
     out.write_text(json.dumps(head)[:-1] + f', "shapes": [\n{rows}\n]}}\n')
 
 
-def device_of(array: Any) -> Device:
+def device_here() -> Device:
     """What planning knows of it."""
-    found = ArrayInfo.of(info(array))
-    return found.backend.device(found.device)
+    return BACKEND.device(cupy.cuda.runtime.getDevice())
 
 
 def compile_all(device: Device) -> None:
@@ -159,7 +158,7 @@ def measured(layer: Layer, label: str) -> dict[str, float]:
         return round(timing.time_cupy([call(case, op, s) for s in sets[:8]]).median * 1000, 1)
 
     x, y = ((a, ArrayInfo.of(info(a)).spec) for a in (sets[0][1], sets[0][0]))
-    device = device_of(x[0])
+    device = device_here()
     op = get_op("ConvGrad")(**case.attributes)
     conv = op.convolution(x[1], Spec(sets[0][2].shape, dtype)).padded_to(AXES)
     chosen = "gathered"

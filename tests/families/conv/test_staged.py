@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import random
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from runs import Run
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from cupy_training_ops.families.conv import plan, plan_model, plan_variants
+from cupy_training_ops.families.conv import plan, plan_model, plan_staged, plan_variants
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
 from cupy_training_ops.families.conv.facts import PANEL, STAGED_TAPS
 from cupy_training_ops.families.conv.plan_variants import residues
@@ -240,6 +241,30 @@ def test_many_stages_of_a_single_tap(run, rng, staged, by_warpgroups) -> None:
         (dw, np.einsum("nmi,nci->mc", dy, x)[..., None]),
     ):
         assert_matches(run.host(found).astype(FLOAT64), expected, tolerance_of(FLOAT16, 320, False))
+
+
+@pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
+def test_sums_of_weights_in_parts(run, rng, staged, monkeypatch, by_warpgroups) -> None:
+    """Each position is in one part, of which the last has fewer."""
+    staged(PANEL, by_warpgroups)
+    of_model = plan_model.weight_tiles
+
+    def in_three(*given: Any) -> Any:
+        return replace(of_model(*given), parts=3)
+
+    in_three.cache_clear = of_model.cache_clear
+    for module in (plan_model, plan_staged):
+        monkeypatch.setattr(module, "weight_tiles", in_three)
+    x, dy = (rng.standard_normal((2, 16, 81)).astype(FLOAT16) for _ in range(2))
+    w = np.zeros((16, 16, 1), FLOAT16)
+    op = get_op("ConvGrad")()
+    _, dw, db = op(*map(run.place, (dy, x, w)), outputs=("dW", "dB"))
+    x, dy = (a.astype(FLOAT64) for a in (x, dy))
+    bound = tolerance_of(FLOAT16, 162, False)
+    found = (run.host(a).astype(FLOAT64) for a in (dw, db))
+    expected = (np.einsum("nmi,nci->mc", dy, x)[..., None], dy.sum((0, 2)))
+    for one, other in zip(found, expected, strict=True):
+        assert_matches(one, other, bound)
 
 
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
