@@ -96,11 +96,10 @@ def forward(
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
-    if parameters[1] is None and results[0] is not None and not is_centred and aligned:
-        full = _full(matrix)
-        if full is not None:
-            own = (x, parameters[0], results[0], results[2], epsilon, *full.args)
-            return plans.Plan((matrix.launch(full.suffix, full.config, *own),))
+    full = _full(matrix, is_centred) if aligned and results[0] is not None else None
+    if full is not None:
+        own = (x, *parameters, *results) if is_centred else (x, parameters[0], results[0], results[2])
+        return plans.Plan((matrix.launch(full.suffix, full.config, *own, epsilon, *full.args),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
@@ -108,10 +107,10 @@ def forward(
     return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
 
 
-def _full(matrix: Matrix) -> Division | None:
+def _full(matrix: Matrix, is_centred: bool) -> Division | None:
     """Rows that fill what their threads hold; None where they do not."""
-    columns = FULL_COLUMNS[matrix.both_nbytes]
-    for suffix, of_thread in (("full_rows", columns), ("deep_full_rows", 2 * columns)):
+    columns, name = FULL_COLUMNS[matrix.both_nbytes], "centred_" * is_centred + "full_rows"
+    for suffix, of_thread in ((name, columns), ("deep_" + name, 2 * columns)):
         threads, rest = divmod(matrix.length, of_thread)
         is_power = threads & (threads - 1) == 0
         if rest or not matrix.count or not (threads % WARP == 0 or is_power):
