@@ -58,13 +58,12 @@ __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) 
 
 // Of as many elements in each of a row's threads the mean and the squared distances from it, in one
 // sum over the threads: two halves are merged, which loses no digits. The mean of rows that are not
-// centred is taken for 0. In shared memory a row's warps have their places from `first` on.
+// centred is taken for 0.
 template <class A>
 struct Moments {
     A n, mean, squares;
 
-    __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* of_warp,
-                                         u32 first = 0) {
+    __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* of_warp) {
         if (threads < WARP) {
 #pragma unroll 1
             for (u32 step = 1; step < threads; step *= 2) merge_lane(step);
@@ -75,7 +74,7 @@ struct Moments {
 #pragma unroll
             for (u32 step = 1; step < WARP; step *= 2) add_lane(step);
         }
-        if (threads > WARP) join_warps(threads / WARP, of_warp, first);
+        if (threads > WARP) join_warps(threads / WARP, of_warp);
     }
 
   private:
@@ -91,17 +90,17 @@ struct Moments {
         squares += __shfl_xor_sync(ALL_LANES, squares, step);
         n *= 2;
     }
-    __device__ __forceinline__ void join_warps(u32 warps, Moments* of_warp, u32 first) {
+    __device__ __forceinline__ void join_warps(u32 warps, Moments* of_warp) {
         if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = *this;
         __syncthreads();
         mean = squares = 0;
 #pragma unroll 1
-        for (u32 i = 0; i < warps; ++i) mean += of_warp[first + i].mean;
+        for (u32 i = 0; i < warps; ++i) mean += of_warp[i].mean;
         mean = fast_divide(mean, static_cast<A>(warps));
 #pragma unroll 1
         for (u32 i = 0; i < warps; ++i) {
-            const A distance = of_warp[first + i].mean - mean;
-            squares += of_warp[first + i].squares + distance * distance * n;
+            const A distance = of_warp[i].mean - mean;
+            squares += of_warp[i].squares + distance * distance * n;
         }
     }
 };

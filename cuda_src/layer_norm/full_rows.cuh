@@ -5,8 +5,6 @@
 
 namespace cto::full_rows {
 
-using layer_norm_forward::Moments;
-
 // The sum over a row's threads: a part of a warp, or whole warps from `first` on. of_warp is in shared
 // memory.
 template <class A>
@@ -103,31 +101,29 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// With a mean. Of elements of 2 bytes a thread adds up few, exactly enough; others are taken relative
-// to the row's first.
+// With a mean, by a sum of its own. Of elements of 2 bytes float32 adds up so many exactly enough;
+// others are taken relative to the row's first.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {
     using A = Acc<T>;
-    __shared__ Moments<A> of_warp[WARP];
+    __shared__ A of_warp[2][WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
     part.load(arrays.x);
     const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
+    const A n = static_cast<A>(length);
     const A origin = sizeof(T) == 2 ? A(0) : arrays.origin(row, length);
     begin_loads();
     A sum = 0, squares = 0;
     part.each([&](A element) { sum += element - origin; });
-    const A center = sum * (A(1) / COLUMNS);
-    part.each([&](A element) {
-        const A distance = sizeof(T) == 2 ? element - center : element - origin - center;
-        squares += distance * distance;
-    });
-    Moments<A> moments{A(COLUMNS), center, squares};
-    moments.join(threads, true, of_warp, part.first_warp());
+    sum = sum_of_row(sum, threads, part.first_warp(), of_warp[0]);
+    const A center = fast_divide(sum, n);
+    const auto distance = [&](A element) { return element - origin - center; };
+    part.each([&](A element) { squares += distance(element) * distance(element); });
+    squares = sum_of_row(squares, threads, part.first_warp(), of_warp[1]);
     if (!part.exists) return;
-    const A mean = origin + moments.mean;
-    const A inv_std = arrays.inverse(moments.squares, static_cast<A>(length));
-    if (part.thread == 0) arrays.store_statistics(row, mean, inv_std);
+    const A inv_std = arrays.inverse(squares, n);
+    if (part.thread == 0) arrays.store_statistics(row, origin + center, inv_std);
 #pragma unroll
     for (int u = 0; u < part.DEPTH; ++u) {
         vec::Elements<V, W> of_column;
@@ -135,11 +131,8 @@ __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, 
         A bias[W] = {}, values[W];
         if (arrays.bias) vec::widen<V>(arrays.bias + part.column(u), bias);
 #pragma unroll
-        for (int i = 0; i < W; ++i) {
-            const A element = part.own[u].at(i);
-            const A distance = sizeof(T) == 2 ? element - mean : element - origin - moments.mean;
-            values[i] = distance * inv_std * of_column.at(i) + bias[i];
-        }
+        for (int i = 0; i < W; ++i)
+            values[i] = distance(part.own[u].at(i)) * inv_std * of_column.at(i) + bias[i];
         part.store(arrays.y, u, values);
     }
 }

@@ -26,7 +26,10 @@ from .plan_staged_rows import Kernels, Rows, held
 
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
 
-FULL_THREADS = {2: 256, 4: 512, 8: 512}  # of a full row at most, by bytes of an element
+# Threads of a full row at most, by bytes of an element; of one with a mean, before each holds twice
+# as many elements.
+FULL_THREADS = {2: 256, 4: 512, 8: 512}
+CENTRED_THREADS = {2: 64, 4: 128, 8: 128}
 FULL_BLOCK = 128  # threads of a block with several of them
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
@@ -109,13 +112,16 @@ def forward(
 
 def _full(matrix: Matrix, is_centred: bool) -> Division | None:
     """Rows that fill what their threads hold; None where they do not."""
-    columns, name = FULL_COLUMNS[matrix.both_nbytes], "centred_" * is_centred + "full_rows"
-    for suffix, of_thread in ((name, columns), ("deep_" + name, 2 * columns)):
+    columns, most = FULL_COLUMNS[matrix.both_nbytes], FULL_THREADS[matrix.t.itemsize]
+    name, few = "full_rows", most
+    if is_centred:
+        name, few = "centred_full_rows", CENTRED_THREADS[matrix.t.itemsize]
+    for suffix, of_thread, limit in ((name, columns, few), ("deep_" + name, 2 * columns, most)):
         threads, rest = divmod(matrix.length, of_thread)
         is_power = threads & (threads - 1) == 0
         if rest or not matrix.count or not (threads % WARP == 0 or is_power):
             continue
-        if 0 < threads <= FULL_THREADS[matrix.t.itemsize]:
+        if 0 < threads <= limit:
             groups = max(1, FULL_BLOCK // threads) if is_power else 1
             config = plans.Config((plans.ceil_div(matrix.count, groups),), (threads * groups,))
             return Division(suffix, config, (matrix.count, threads))
