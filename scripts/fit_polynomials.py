@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Derives the polynomials of cuda_src and of the reference of activations, and ratios of two: the best
-of their degree beside those that stand there.
+"""Derives the polynomials of cuda_src and of the reference of activations, and ratios of two: the
+best of their degree beside those that stand there.
 
 A fit minimises the greatest weighted error over an interval (the exchange algorithm of Remez, in 50
 digits). Rounded coefficients differ from the fit's in digits that do not count; what counts is the
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Fit:
         assert found, f"{self.file}: no polynomial after {self.before}"
         both = ",".join(found[: 2 if self.under else 1]).replace("* RAISED", "").replace(",", " ")
         numbers = [mpf(float(np.float32(n[:-1]) if n[-1] == "f" else n)) for n in both.split()]
-        assert not self.under or numbers[-1] == 1, f"{self.file}: the divisor ends with another than 1"
+        assert not self.under or numbers[-1] == 1, f"{self.file}: a divisor without 1 at its end"
         return numbers[:-1] if self.under else numbers
 
 
@@ -88,8 +89,10 @@ def bell(u: Any) -> Any:
 
 
 def half_tangent(w: Any) -> Any:
-    """tanh(z / 4) / z, w = z^2: e^(z / 2) = (1 + z of it) / (1 - z of it). z is taken to be smaller by
-    the part LAST than it is."""
+    """q = tanh(z / 4) / z of w = z^2: e^(z / 2) = (1 + z q) / (1 - z q).
+
+    The kernel's z is too small by the part LAST.
+    """
     z = mp.sqrt(w)
     return mp.tanh(z * (1 + LAST) / 4) / z
 
@@ -158,8 +161,10 @@ def spread_points(low: Any, high: Any, n: int) -> list[Any]:
 
 
 def levelled(fit: Fit, points: Sequence[Any], divisor: Function) -> list[Any]:
-    """The polynomial whose weighted errors at the points are equal and alternate in sign; of a ratio,
-    as `divisor`'s values say how errors of the product with it count."""
+    """The polynomial whose weighted errors at the points are equal and alternate in sign.
+
+    Those of a ratio are so multiplied by its divisor, of which `divisor` is an earlier guess.
+    """
     n, over = len(points), len(points) - 1 - fit.under
     matrix, values = mp.matrix(n, n), mp.matrix(n, 1)
     for i, x in enumerate(points):
@@ -193,8 +198,8 @@ def fitted(fit: Fit, degree: int, rounds: int = 12) -> list[Any]:
     targets, weights = [fit.target(x) for x in xs], [fit.weight(x) for x in xs]
     points, coefficients = spread_points(fit.low, fit.high, n - 1), [mpf(0)] * (n - 1)
     for _ in range(rounds):
-        before = divided(fit, coefficients)[1]
-        coefficients = levelled(fit, points, lambda x, under=before: value_at(under, x))
+        divisor = partial(value_at, divided(fit, coefficients)[1])
+        coefficients = levelled(fit, points, divisor)
         rows = zip(xs, targets, weights, strict=True)
         errors = [w * (ratio_at(fit, coefficients, x) - y) for x, y, w in rows]
         points = extremes(xs, errors, n)

@@ -101,7 +101,9 @@ def forward(
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
     full = _full(matrix, is_centred) if aligned and results[0] is not None else None
     if full is not None:
-        own = (x, *parameters, *results) if is_centred else (x, parameters[0], results[0], results[2])
+        own = (
+            (x, *parameters, *results) if is_centred else (x, parameters[0], results[0], results[2])
+        )
         return plans.Plan((matrix.launch(full.suffix, full.config, *own, epsilon, *full.args),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
