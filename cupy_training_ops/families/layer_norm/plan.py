@@ -91,7 +91,7 @@ class Matrix:
 def forward(
     matrix: Matrix,
     x: Spec,
-    parameters: tuple[Spec, Spec | None],
+    parameters: tuple[Spec | None, ...],
     results: tuple[Spec | None, ...],
     is_centred: bool,
     epsilon: float,
@@ -101,10 +101,10 @@ def forward(
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
     full = _full(matrix, is_centred) if aligned and results[0] is not None else None
     if full is not None:
-        own = (
-            (x, *parameters, *results) if is_centred else (x, parameters[0], results[0], results[2])
-        )
-        return plans.Plan((matrix.launch(full.suffix, full.config, *own, epsilon, *full.args),))
+        if not is_centred:
+            parameters, results = parameters[:1], results[::2]
+        own = (x, *parameters, *results, epsilon, *full.args)
+        return plans.Plan((matrix.launch(full.suffix, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
