@@ -181,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows, Zeroed<u8>* used) {
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
+                         Zeroed<u8>* used) {
     make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, used);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
@@ -316,8 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros,
-                     Zeroed<u8>* used) {
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros, Zeroed<u8>* used) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long, zeros, used);
 }

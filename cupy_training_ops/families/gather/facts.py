@@ -54,8 +54,8 @@ Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
 # All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
 AllDigits = Struct("AllDigits", n=i32, rows=i32, bits=i32, width=i32)
 
-# Rows of dX, `width` elements each, where those that have no slice are set to zero while entries are
-# sorted and nodes are summed.
+# Rows of dX, `width` elements each, of which those that have no slice are set to zero while entries
+# are sorted and nodes are summed.
 Zeros = Struct("Zeros", first=i64, end=i64, width=i64)
 
 # An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.

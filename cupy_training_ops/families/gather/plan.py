@@ -243,12 +243,16 @@ class Scatter:
         """Whether enough rows have no slice that zeros are written to them beside other work."""
         return self.sizes.B == 1 and self.runs[1] == "" and self.sizes.K <= self.sizes.G
 
+    @property
+    def row_nbytes(self) -> int:
+        """Of dX."""
+        return self.sizes.W * self.dx.dtype.itemsize
+
     def take_zeros(self, nbytes: int) -> np.void:
         """The last rows that are left, so many bytes a multiprocessor of them."""
-        s, end = self.sizes, self.zeros
-        row_nbytes = s.W * self.dx.dtype.itemsize
-        self.zeros -= min(end, nbytes * self.device.multiprocessors // row_nbytes)
-        return plans.by_value(facts.Zeros, first=self.zeros, end=end, width=s.W)
+        end = self.zeros
+        self.zeros -= min(end, nbytes * self.device.multiprocessors // self.row_nbytes)
+        return plans.by_value(facts.Zeros, first=self.zeros, end=end, width=self.sizes.W)
 
     def sort_by_passes(self) -> plans.Scratch:
         """By two launches a digit."""
@@ -263,28 +267,30 @@ class Scatter:
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
-        blocks, row_nbytes = config.grid[0], self.sizes.W * self.dx.dtype.itemsize
-        if self.has_empty_rows and row_nbytes >= MARKED_NBYTES:
+        if self.has_empty_rows and self.row_nbytes >= MARKED_NBYTES:
             self.used = self.scratch.zeros(self.sizes.G, np.uint8)
         for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
             numbers = {"n": n, "span": span, "shift": digit.shift, "bits": digit.bits}
-            step = plans.by_value(facts.Pass, **numbers, blocks=blocks)
+            step = plans.by_value(facts.Pass, **numbers, blocks=config.grid[0])
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
                 where = (*self.target, dy, entries, counts, step, self.sizes.G, self.used)
                 self.launch_own(f"{self.op.function_name}__keys", config, *where)
             else:
                 self.launch("count", config, entries, counts, step)
-            if is_long:
-                self.launch("scatter__long", config, entries, other, counts, step)
-            else:
-                idle = self.used is not None and 2 * blocks <= self.device.multiprocessors
-                zeros = self.take_zeros(SORT_ZEROS_NBYTES if idle else 0)
-                where = (entries, other, counts, step, self.dx, zeros, self.used)
-                grid = plans.Config((self.device.multiprocessors,), config.block) if idle else config
-                self.launch("scatter", grid, *where)
+            self.move_by_digit(is_long, config, entries, other, counts, step)
             entries, other = other, entries
         return entries
+
+    def move_by_digit(self, is_long: bool, config: plans.Config, *args: object) -> None:
+        """The second launch of a digit, with blocks that write zeros where others are idle."""
+        if is_long:
+            self.launch("scatter__long", config, *args)
+            return
+        idle = self.used is not None and 2 * config.grid[0] <= self.device.multiprocessors
+        zeros = self.take_zeros(SORT_ZEROS_NBYTES if idle else 0)
+        grid = (self.device.multiprocessors,) if idle else config.grid
+        self.launch("scatter", plans.Config(grid, config.block), *args, self.dx, zeros, self.used)
 
     def sum_nodes(
         self,

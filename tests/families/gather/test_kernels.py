@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references import computed
+from sequences import assert_zeros
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
@@ -35,7 +36,9 @@ def exact_sums(shape, indices: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, 
 def check_sums(run, shape, indices: np.ndarray, dy: np.ndarray, relative: float) -> np.ndarray:
     """GatherGrad within `relative` of the sum of |dY|, every element written; its answer."""
     out = poison(run.blank(Spec(shape, dy.dtype)))
-    get_op("GatherGrad")()(shape, run.place(indices), run.place(dy), out=out)
+    op = get_op("GatherGrad")()
+    op(shape, run.place(indices), run.place(dy), out=out)
+    assert_zeros(op)
     actual = run.host(out)
     expected, magnitude = exact_sums(shape, indices, dy)
     error = np.abs(actual.astype(FLOAT64) - expected)
@@ -151,7 +154,7 @@ def test_the_sort_is_stable_over_many_tiles(run, rng, slices) -> None:
     [(True, 1500, (1600, 16)), (False, 1500, (1600, 16)), (False, 100, (120, 1032))],
 )
 def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch, alone, slices, shape) -> None:
-    """None, some of them, or all of them beside the sort and the sums of nodes; wide rows by pieces."""
+    """None, some or all of them beside the sort and the sums of nodes; wide rows by pieces."""
     indices = np.minimum(rng.zipf(1.2, slices), 7 * shape[0] // 8) - 1
     dy = rng.standard_normal((slices, shape[1])).astype(FLOAT32)
     monkeypatch.setattr(plan.facts, "ALONE_ROWS", plan.facts.ALONE_ROWS if alone else 0)
