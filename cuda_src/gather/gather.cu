@@ -40,7 +40,7 @@ using GatherNDRow = targets::TupleRow<INDEX, Key>;
 using GatherElement = targets::Element<INDEX, Key>;
 
 using Entry = radix_sort::Entry<Key>;
-using EmptyRows = empty_rows::Share<T, vec::WIDTH<T>>;
+using EmptyRows = empty_rows::EmptyRows<T, vec::WIDTH<T>>;
 using Carried = columns::EntryOf<T>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits, T* dx, const Zeros& zeros) {
-    if (blockIdx.x > 0) return EmptyRows(zeros, nullptr, 1).write_zeros(dx);
+    if (blockIdx.x > 0) return EmptyRows{zeros, nullptr, 1}.write_zeros(dx);
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(Key) == sizeof(u32))
         block_sort::sort(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
                     const __grid_constant__ Pass pass, T* dx, const __grid_constant__ Zeros zeros,
                     const Zeroed<u8>* used) {
     const u32 sorters = static_cast<u32>(pass.blocks);
-    if (blockIdx.x >= sorters) return EmptyRows(zeros, used, sorters).write_zeros(dx);
+    if (blockIdx.x >= sorters) return EmptyRows{zeros, used, sorters}.write_zeros(dx);
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
@@ -301,10 +301,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                       const __grid_constant__ Level level, const __grid_constant__ Parents parents,
                       Zeroed<u32>* tickets, u32 start_blocks, T* dx,
                       const __grid_constant__ Zeros zeros, const Zeroed<u8>* used) {
-    EmptyRows empty(zeros, used, 0);
+    const EmptyRows empty{zeros, used, 0};
+    const bool is_first_empty = empty.is_first_empty();
     segmented_sum::nodes_and_starts<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
-    empty.write_zeros(dx);
+    empty.write_zeros(dx, is_first_empty);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
