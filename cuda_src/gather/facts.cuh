@@ -29,7 +29,6 @@ template <>
 constexpr int LONG_ITEMS<4> = 6;
 template <>
 constexpr int LONG_ITEMS<8> = 3;
-constexpr int PIECE_NBYTES = 4096;
 constexpr int ALONE_THREADS = 1024;
 constexpr int ALONE_ROWS = 4;
 constexpr int COLUMNS = 16;
@@ -88,9 +87,8 @@ static_assert(sizeof(AllDigits) == 16);
 struct Zeros {
     long long first;
     long long end;
-    long long width;
 };
-static_assert(sizeof(Zeros) == 24);
+static_assert(sizeof(Zeros) == 16);
 
 struct Tuples {
     long long count;
@@ -144,7 +142,6 @@ static_assert(offsetof(AllDigits, bits) == 8);
 static_assert(offsetof(AllDigits, width) == 12);
 static_assert(offsetof(Zeros, first) == 0);
 static_assert(offsetof(Zeros, end) == 8);
-static_assert(offsetof(Zeros, width) == 16);
 static_assert(offsetof(Tuples, count) == 0);
 static_assert(offsetof(Tuples, per_batch) == 8);
 static_assert(offsetof(Tuples, extents) == 16);

@@ -10,7 +10,6 @@
 #include "gather/block_sort.cuh"
 #include "gather/column_sums.cuh"
 #include "gather/columns.cuh"
-#include "gather/empty_rows.cuh"
 #include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
@@ -40,7 +39,6 @@ using GatherNDRow = targets::TupleRow<INDEX, Key>;
 using GatherElement = targets::Element<INDEX, Key>;
 
 using Entry = radix_sort::Entry<Key>;
-using EmptyRows = empty_rows::EmptyRows<T, vec::WIDTH<T>>;
 using Carried = columns::EntryOf<T>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
@@ -91,12 +89,10 @@ template <class Target>
 struct NewKey {
     NewEntry<Target> made;
     Entry* entries;
-    Zeroed<u8>* used;  // marks of rows, where they are asked for
 
     __device__ Key operator()(i64 k) const {
         const Entry entry = made(k);
         entries[k] = entry;
-        if (used && entry.key < made.n_rows) used[entry.key].value = 1;
         return entry.key;
     }
 };
@@ -107,19 +103,29 @@ struct KnownKey {
     __device__ Key operator()(i64 i) const { return entries[i].key; }
 };
 
+// Vectors of zeros from dx's element `first` on up to n, by blocks from `first_block` on: rows that most
+// likely are zero, while others sort and memory has nothing to do.
+__device__ __forceinline__ void write_zeros(T* dx, i64 first, i64 n, u32 first_block) {
+    const i64 threads = static_cast<i64>(gridDim.x - first_block) * blockDim.x;
+    const Vec<T, WIDTH> zero{};
+    for (i64 i = first + ((blockIdx.x - first_block) * blockDim.x + threadIdx.x) * WIDTH; i < n;
+         i += threads * WIDTH)
+        vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(dx + i), zero);
+}
+
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass, Zeroed<u8>* used) {
+                                          i64 n_rows, Pass pass, T* dx, const Zeros& zeros) {
+    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
     __shared__ u32 found[RADIX];
-    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries, used}, counts, pass,
-                             found);
+    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
 }
 
 // All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits, T* dx, const Zeros& zeros) {
-    if (blockIdx.x > 0) return EmptyRows{zeros, nullptr, 1}.write_zeros(dx);
+    if (blockIdx.x > 0) return write_zeros(dx, zeros.first, zeros.end, 1);
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(Key) == sizeof(u32))
         block_sort::sort(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
@@ -176,20 +182,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows, Zeroed<u8>* used) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, used);
+                      const __grid_constant__ Pass pass, i64 n_rows, T* dx,
+                      const __grid_constant__ Zeros zeros) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
-                         Zeroed<u8>* used) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, used);
+                         T* dx, const __grid_constant__ Zeros zeros) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows, Zeroed<u8>* used) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, used);
+                               const __grid_constant__ Pass pass, i64 n_rows, T* dx,
+                               const __grid_constant__ Zeros zeros) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, dx, zeros);
 }
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
@@ -268,10 +276,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass, T* dx, const __grid_constant__ Zeros zeros,
-                    const Zeroed<u8>* used) {
-    const u32 sorters = static_cast<u32>(pass.blocks);
-    if (blockIdx.x >= sorters) return EmptyRows{zeros, used, sorters}.write_zeros(dx);
+                    const __grid_constant__ Pass pass, T* dx, const __grid_constant__ Zeros zeros) {
+    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
@@ -294,41 +300,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
 // `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
-// The last `start_blocks` find starts, which are no less ready to be found.
+// The first `start_blocks` find starts, which are no less ready to be found.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
                       const __grid_constant__ Level level, const __grid_constant__ Parents parents,
-                      Zeroed<u32>* tickets, u32 start_blocks, T* dx,
-                      const __grid_constant__ Zeros zeros, const Zeroed<u8>* used) {
-    const EmptyRows empty{zeros, used, 0};
-    const bool is_first_empty = empty.is_first_empty();
-    segmented_sum::nodes_and_starts<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
+                      Zeroed<u32>* tickets, u32 start_blocks) {
+    segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
-    empty.write_zeros(dx, is_first_empty);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
-    const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks, T* dx,
-    const __grid_constant__ Zeros zeros, const Zeroed<u8>* used) {
-    segmented_sum::nodes_and_starts<1>(dy, entries, sums, starts, items, in_registers(sizes),
+    const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks) {
+    segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
                                        in_registers(level), parents, tickets, start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros, Zeroed<u8>* used) {
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
-                                   levels, n_long, zeros, used);
+                                   levels, n_long, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
-                             i32 levels, i64 n_long, i64 zeros, Zeroed<u8>* used) {
+                             i32 levels, i64 n_long, i64 zeros) {
     segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               n_long, zeros, used);
+                               n_long, zeros);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

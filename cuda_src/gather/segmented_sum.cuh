@@ -36,15 +36,15 @@ struct BatchItem {
     i64 batch, item;
     u32 column_block;
 
-    __device__ explicit BatchItem(Items items) {
+    __device__ explicit BatchItem(Items items, u32 first_block = 0) {
         const u32 n_blocks = static_cast<u32>(items.column_blocks);
-        const u32 block = blockIdx.x / n_blocks;
+        const u32 own_block = blockIdx.x - first_block, block = own_block / n_blocks;
         const i64 i = static_cast<i64>(block) * blockDim.y + threadIdx.y;
         const bool inside = i < items.fold * items.n;
         const u32 in_fold = items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
         batch = inside ? blockIdx.z * items.fold + in_fold : items.n_batches;
         item = i - in_fold * items.n;
-        column_block = blockIdx.x - block * n_blocks;
+        column_block = own_block - block * n_blocks;
     }
     // The thread's first column, where it takes N columns MANY times.
     template <int N, int MANY>
@@ -88,8 +88,8 @@ template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
                                           const Items& items, const Sizes& sizes,
-                                          const Level& level) {
-    const BatchItem node(items);
+                                          const Level& level, u32 first_block) {
+    const BatchItem node(items, first_block);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key child = static_cast<Key>(node.item) * FANOUT;
@@ -130,8 +130,9 @@ struct Parent {
     Key first = 0, last = 0;     // keys of the node's entries
 
     __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
-                                      const Level& level, const Parents& parents) {
-        const u32 block = blockIdx.x, n_blocks = static_cast<u32>(items.column_blocks);
+                                      const Level& level, const Parents& parents, u32 first_block) {
+        const u32 block = blockIdx.x - first_block;
+        const u32 n_blocks = static_cast<u32>(items.column_blocks);
         children = blockDim.y;
         node = block / n_blocks * children / FANOUT;
         ticket = node * n_blocks + block % n_blocks;
@@ -147,11 +148,11 @@ struct Parent {
     template <int N, class A>
     __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
                                         const Level& level, const Parents& parents,
-                                        Zeroed<u32>* tickets) const {
+                                        Zeroed<u32>* tickets, u32 first_block) const {
         __shared__ bool is_last;
         if (!has_sum(parents, sizes)) return;
         if (!reduce::arrives_last(tickets + ticket, FANOUT / children, is_last)) return;
-        const i64 width = sizes.width, column = BatchItem(items).column<N, 1>();
+        const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
         if (threadIdx.y > 0 || column >= width) return;
         Sum<A, N> sum;
         sums += column;
@@ -161,26 +162,24 @@ struct Parent {
     }
 };
 
-// The same before blocks that find starts: few loads each, one after the other, for which those that sum
-// would wait.
+// The same behind blocks that find starts.
 template <int N, class T, class Key>
-__device__ __forceinline__ void nodes_and_starts(const T* __restrict__ dy,
+__device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,
                                                  Acc<T>* sums, Key* __restrict__ starts,
                                                  const Items& items, const Sizes& sizes,
                                                  const Level& level, const Parents& parents,
                                                  Zeroed<u32>* tickets, u32 start_blocks) {
-    const u32 node_blocks = gridDim.x - start_blocks;
-    if (blockIdx.x < node_blocks) {
-        const Parent<Key> parent(entries, items, level, parents);
-        sum_nodes<N>(dy, entries, sums, items, sizes, level);
-        parent.template sum<N>(sums, items, sizes, level, parents, tickets);
+    if (blockIdx.x >= start_blocks) {
+        const Parent<Key> parent(entries, items, level, parents, start_blocks);
+        sum_nodes<N>(dy, entries, sums, items, sizes, level, start_blocks);
+        parent.template sum<N>(sums, items, sizes, level, parents, tickets, start_blocks);
         return;
     }
     if (blockIdx.z > 0) return;
     const u32 thread = threadIdx.y * blockDim.x + threadIdx.x;
     radix_sort::find_start(entries, starts, sizes.n_slices, sizes.n_rows,
-                           static_cast<i64>(blockIdx.x - node_blocks) * THREADS + thread);
+                           static_cast<i64>(blockIdx.x) * THREADS + thread);
 }
 
 // ---- sums of rows -------------------------------------------------------------------------------
@@ -311,7 +310,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Key* __restrict__ starts,
                                          const Acc<T>* __restrict__ sums, T* __restrict__ dx,
                                          Items items, Sizes sizes, i64 count, i64 n_nodes,
-                                         i32 levels, i64 n_long, i64 zeros, Zeroed<u8>* used) {
+                                         i32 levels, i64 n_long, i64 zeros) {
     const BatchItem task(items);
     const i64 width = sizes.width, column = task.column<N, 1>();
     if (task.batch >= items.n_batches || column >= width) return;
@@ -327,8 +326,6 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
         const i64 group = task.item - n_long;
         first = group * count;
         end = min((group + 1) * count, sizes.n_rows);
-        if (used && task.column_block == 0 && threadIdx.x == 0)
-            for (Key row = first; row < end; ++row) used[row].value = 0;
     }
     Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column,
                          width,

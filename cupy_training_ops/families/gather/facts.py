@@ -21,7 +21,6 @@ STARTS_ROWS = 4096  # keys whose starts a block finds
 # together.
 SHORT_ITEMS = {4: 2, 8: 3}
 LONG_ITEMS = {4: 6, 8: 3}
-PIECE_NBYTES = 4096  # of a row, that a warp sets to zero
 ALONE_THREADS = 1024  # of a block that sorts alone, in one launch
 ALONE_ROWS = 4  # entries of each of them at most
 
@@ -54,9 +53,8 @@ Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
 # All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
 AllDigits = Struct("AllDigits", n=i32, rows=i32, bits=i32, width=i32)
 
-# Rows of dX, `width` elements each, of which those that have no slice are set to zero while entries
-# are sorted and nodes are summed.
-Zeros = Struct("Zeros", first=i64, end=i64, width=i64)
+# Elements of dX that other blocks set to zero while entries are sorted, whole vectors.
+Zeros = Struct("Zeros", first=i64, end=i64)
 
 # An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
 Tuples = Struct("Tuples", count=i64, per_batch=i64, extents=i64[MAX_DIMS])

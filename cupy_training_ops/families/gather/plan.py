@@ -30,9 +30,7 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 ROWS = 4  # whose sums one thread makes where they are short
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
-# Of a multiprocessor, that memory takes beside what else a launch does.
-SORT_ZEROS_NBYTES, NODE_ZEROS_NBYTES = 64 * 1024, 512 * 1024
-MARKED_NBYTES = 512  # of a row from which on a mark of it, and a warp for it, are worth it
+ZEROS_NBYTES = 64 * 1024  # of a multiprocessor, that memory takes during a launch of a sort
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
@@ -149,7 +147,6 @@ class Scatter:
     scratch: plans.ScratchMemory = field(default_factory=plans.ScratchMemory)
     launches: list[plans.Launch] = field(default_factory=list)
     zeros: int = field(init=False)  # the row from which on others write zeros
-    used: plans.Scratch | None = None  # marks of rows that have slices
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
@@ -230,29 +227,29 @@ class Scatter:
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
         every = plans.by_value(facts.AllDigits, n=n, rows=rows, bits=bits, width=width)
-        many = self.device.multiprocessors if self.has_empty_rows else 1
-        config = plans.Config((many,), (facts.ALONE_THREADS,), alone_nbytes(rows))
-        zeros = self.take_zeros(SORT_ZEROS_NBYTES if many > 1 else 0)
+        config = plans.Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
+        config, zeros = self.with_zeros(config)
         dy = self.dy if self.is_carried else None
         args = (*self.target, dy, entries, every, self.sizes.G, self.dx, zeros)
         self.launch_own(f"{self.op.function_name}__sort", config, *args)
         return entries
 
-    @property
-    def has_empty_rows(self) -> bool:
-        """Whether enough rows have no slice that zeros are written to them beside other work."""
-        return self.sizes.B == 1 and self.runs[1] == "" and self.sizes.K <= self.sizes.G
+    def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
+        """A launch of a sort, with blocks that write zeros to the last rows meanwhile.
 
-    @property
-    def row_nbytes(self) -> int:
-        """Of dX."""
-        return self.sizes.W * self.dx.dtype.itemsize
-
-    def take_zeros(self, nbytes: int) -> np.void:
-        """The last rows that are left, so many bytes a multiprocessor of them."""
-        end = self.zeros
-        self.zeros -= min(end, nbytes * self.device.multiprocessors // self.row_nbytes)
-        return plans.by_value(facts.Zeros, first=self.zeros, end=end, width=self.sizes.W)
+        They slow the passes of others down: of two bytes, and where most rows have slices, it does
+        not pay.
+        """
+        s, n, all_blocks, end = self.sizes, 0, self.device.multiprocessors, self.zeros
+        blocks = config.grid[0]
+        gains = blocks == 1 or (4 * s.K <= 3 * s.G and self.dx.dtype.itemsize > 2)
+        fits = s.B == 1 and self.runs[1] == "" and 2 * blocks <= all_blocks
+        if gains and fits and s.K <= s.G:
+            n = min(end, ZEROS_NBYTES * all_blocks // (s.W * self.dx.dtype.itemsize))
+        self.zeros -= n
+        zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=end * s.W)
+        grid = all_blocks if n else blocks
+        return plans.Config((grid,), config.block, config.shared_nbytes), zeros
 
     def sort_by_passes(self) -> plans.Scratch:
         """By two launches a digit."""
@@ -267,30 +264,24 @@ class Scatter:
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
-        if self.has_empty_rows and self.row_nbytes >= MARKED_NBYTES:
-            self.used = self.scratch.zeros(self.sizes.G, np.uint8)
+        blocks = config.grid[0]
         for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
             numbers = {"n": n, "span": span, "shift": digit.shift, "bits": digit.bits}
-            step = plans.by_value(facts.Pass, **numbers, blocks=config.grid[0])
+            step = plans.by_value(facts.Pass, **numbers, blocks=blocks)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                where = (*self.target, dy, entries, counts, step, self.sizes.G, self.used)
-                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+                grid, zeros = self.with_zeros(config)
+                where = (*self.target, dy, entries, counts, step, self.sizes.G, self.dx, zeros)
+                self.launch_own(f"{self.op.function_name}__keys", grid, *where)
             else:
                 self.launch("count", config, entries, counts, step)
-            self.move_by_digit(is_long, config, entries, other, counts, step)
+            if is_long:
+                self.launch("scatter__long", config, entries, other, counts, step)
+            else:
+                grid, zeros = self.with_zeros(config)
+                self.launch("scatter", grid, entries, other, counts, step, self.dx, zeros)
             entries, other = other, entries
         return entries
-
-    def move_by_digit(self, is_long: bool, config: plans.Config, *args: object) -> None:
-        """The second launch of a digit, with blocks that write zeros where others are idle."""
-        if is_long:
-            self.launch("scatter__long", config, *args)
-            return
-        idle = self.used is not None and 2 * config.grid[0] <= self.device.multiprocessors
-        zeros = self.take_zeros(SORT_ZEROS_NBYTES if idle else 0)
-        grid = (self.device.multiprocessors,) if idle else config.grid
-        self.launch("scatter", plans.Config(grid, config.block), *args, self.dx, zeros, self.used)
 
     def sum_nodes(
         self,
@@ -323,8 +314,7 @@ class Scatter:
                 total=n_sums(counts),
             )
             nodes = (items, s.argument, level, parents, tickets)
-            zeros = self.take_zeros(NODE_ZEROS_NBYTES if self.used is not None and i == 0 else 0)
-            args = (dy, entries, sums, starts, *nodes, first, self.dx, zeros, self.used)
+            args = (dy, entries, sums, starts, *nodes, first)
             self.launch(f"sum_nodes{variant}", config, *args)
 
     @property
@@ -347,7 +337,7 @@ class Scatter:
         n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
-        more = rows, n_sums(counts), len(counts), n_long, self.zeros, self.used
+        more = rows, n_sums(counts), len(counts), n_long, self.zeros
         self.launch(f"sum_rows{variant}", config, *arrays, *more)
 
     def add_slices_atomically(self) -> plans.Plan:

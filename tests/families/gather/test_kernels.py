@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from references import computed
-from sequences import assert_zeros
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
@@ -36,9 +35,7 @@ def exact_sums(shape, indices: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, 
 def check_sums(run, shape, indices: np.ndarray, dy: np.ndarray, relative: float) -> np.ndarray:
     """GatherGrad within `relative` of the sum of |dY|, every element written; its answer."""
     out = poison(run.blank(Spec(shape, dy.dtype)))
-    op = get_op("GatherGrad")()
-    op(shape, run.place(indices), run.place(dy), out=out)
-    assert_zeros(op)
+    get_op("GatherGrad")()(shape, run.place(indices), run.place(dy), out=out)
     actual = run.host(out)
     expected, magnitude = exact_sums(shape, indices, dy)
     error = np.abs(actual.astype(FLOAT64) - expected)
@@ -149,21 +146,16 @@ def test_the_sort_is_stable_over_many_tiles(run, rng, slices) -> None:
     is_stable(run, rng, slices, 3000)
 
 
-@pytest.mark.parametrize(
-    ("alone", "slices", "shape"),
-    [(True, 1500, (1600, 16)), (False, 1500, (1600, 16)), (False, 100, (120, 1032))],
-)
-def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch, alone, slices, shape) -> None:
-    """None, some or all of them beside the sort and the sums of nodes; wide rows by pieces."""
-    indices = np.minimum(rng.zipf(1.2, slices), 7 * shape[0] // 8) - 1
-    dy = rng.standard_normal((slices, shape[1])).astype(FLOAT32)
+@pytest.mark.parametrize("alone", [True, False])
+def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch, alone) -> None:
+    """None, some of them, or all of them by blocks that do not sort."""
+    indices = np.minimum(rng.zipf(1.2, 1500), 1400) - 1
+    dy = rng.standard_normal((1500, 16)).astype(FLOAT32)
     monkeypatch.setattr(plan.facts, "ALONE_ROWS", plan.facts.ALONE_ROWS if alone else 0)
-    monkeypatch.setattr(plan, "MARKED_NBYTES", 0)
     results = set()
-    for sort, nodes in ((0, 0), (9000, 0), (0, 9000), (9000, 30_000), (2**20, 0), (0, 2**20)):
-        monkeypatch.setattr(plan, "SORT_ZEROS_NBYTES", sort)
-        monkeypatch.setattr(plan, "NODE_ZEROS_NBYTES", nodes)
-        results.add(check_sums(run, shape, indices, dy, RELATIVE["float32"]).tobytes())
+    for nbytes in (0, 9000, 2**20):
+        monkeypatch.setattr(plan, "ZEROS_NBYTES", nbytes)
+        results.add(check_sums(run, (1600, 16), indices, dy, RELATIVE["float32"]).tobytes())
     assert len(results) == 1
 
 

@@ -129,38 +129,34 @@ def test_few_slices_are_sorted_by_one_block(slices, rows, shared, expected) -> N
     assert symbols[0] == f"gather_grad__{expected}"
 
 
-BESIDE_SORTS, BESIDE_NODES = segmented_sum.SORT_ZEROS_NBYTES, segmented_sum.NODE_ZEROS_NBYTES
-SORT, NODES = BESIDE_SORTS * 132 // 4096, BESIDE_NODES * 132 // 4096  # rows of float32
-
-
-def is_zeros(arg: object) -> bool:
-    return isinstance(arg, np.void) and arg.dtype == facts.Zeros.of().dtype
-
-
 @pytest.mark.parametrize(
-    ("slices", "rows", "dtype", "expected"),
+    ("slices", "rows", "dtype", "zeros", "launches"),
     [
-        (32768, 50257, FLOAT32, [SORT, SORT, NODES]),
-        (32768, 50257, FLOAT16, [2 * SORT, 2 * SORT, 2 * NODES]),
-        (32768, 32768, FLOAT32, [SORT, SORT, NODES]),
-        (32768, 32767, FLOAT32, [0, 0, 0]),
-        (1024, 50257, FLOAT16, [2 * SORT, 0]),
-        (1024, 2000, FLOAT16, [2000, 0]),
-        (60_000, 200_000, FLOAT32, [SORT, SORT, NODES]),
-        (200_000, 250_000, FLOAT32, [0, 0, NODES, 0]),
+        (32768, 50257, FLOAT32, 3 * 2112, 3),
+        (32768, 50257, FLOAT16, 0, 3),
+        (32768, 40000, FLOAT32, 0, 3),
+        (1024, 50257, FLOAT16, 4224, 1),
+        (1024, 2000, FLOAT16, 2000, 1),
+        (60_000, 200_000, FLOAT32, 3 * 2112, 3),
+        (200_000, 250_000, FLOAT32, 0, 3),
     ],
 )
-def test_zeros_are_written_where_multiprocessors_are_idle(slices, rows, dtype, expected) -> None:
-    """The last rows, by launches of a sort that move entries, and by the one that sums nodes."""
+def test_zeros_are_written_where_multiprocessors_are_idle(
+    slices, rows, dtype, zeros, launches
+) -> None:
+    """The last rows, by each launch of a sort that moves entries or makes them."""
     dy, dx = Spec((slices, 1024), dtype), Spec((rows, 1024), dtype)
     device = Device(132, (9, 0), 227 * KIB)
-    steps = get_op("GatherGrad")().plan(device, dx.shape, Spec((slices,), INT64), dy, dx).steps
-    found = [arg for step in steps for arg in step.args if is_zeros(arg)]
-    last = steps[-1].args
-    assert [int(piece["end"] - piece["first"]) for piece in found] == expected
-    assert [piece["end"] for piece in found] == [rows, *(piece["first"] for piece in found[:-1])]
-    assert last[-2] == found[-1]["first"]
-    assert (last[-1] is None) == (slices == 1024 or not any(expected))
+    plan = get_op("GatherGrad")().plan(device, dx.shape, Spec((slices,), INT64), dy, dx)
+    found = [step.args[-1] for step in plan.steps if step.args[-2] is dx]
+    assert len(found) == launches
+    end = rows * 1024
+    for piece in found:
+        assert piece["end"] == end
+        end = piece["first"]
+    assert end == (rows - zeros) * 1024
+    (sums,) = [step for step in plan.steps if "sum_rows" in step.symbol]
+    assert sums.args[-1] == rows - zeros
 
 
 @pytest.mark.parametrize(
@@ -308,7 +304,7 @@ def test_long_rows_are_items_of_their_own_where_rows_are_wide(width, expected) -
     dy, dx = Spec((70, width), FLOAT32), Spec((50, width), FLOAT32)
     plan = get_op("GatherGrad")().plan(H200, dx.shape, Spec((70,), INT64), dy, dx)
     sums = [step for step in plan.steps if "sum_rows" in step.symbol]
-    assert [step.args[-3] for step in sums] == [expected] * len(sums)
+    assert [step.args[-2] for step in sums] == [expected] * len(sums)
 
 
 @pytest.fixture
