@@ -127,7 +127,8 @@ class Mpi(Engine):
 
     def release(self) -> None:
         if not (self.fault or self.last_words):
-            self._channel.closed.append(self)
+            if not _tested(self.is_over, TELLING):  # else UCX tells of each farewell at the end
+                self._channel.closed.append(self)
             atexit.unregister(self._abort)
 
     def _abort(self) -> None:
