@@ -168,7 +168,8 @@ def be_rank(ranks: Ranks, rank: int, n: int, place: Any, options: Any, ready: in
     except cto.GroupError:
         status = 1
     except BaseException as error:
-        if isinstance(error, MemoryError) and not group._engine.fault:
+        # Python itself raises SystemError where it has no memory for another.
+        if isinstance(error, MemoryError | SystemError) and not group._engine.fault:
             status = 4  # of this script's own arrays, or before others heard of the call
         with contextlib.suppress(BaseException):
             os.write(2, f"rank {rank}: {error!r}\n".encode())
