@@ -45,9 +45,23 @@ def gathers(group, n: int) -> queue.Calls:
     return queue.Calls(group, "X", group.everyone, rows, None)
 
 
-def behind_work(stream, seconds: float) -> None:
-    """What is queued from here on waits so long, on this stream alone."""
-    stream.launch_host_func(time.sleep, seconds)
+WORK = r"""
+extern "C" __global__ void work(long long nanoseconds) {
+    long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < nanoseconds);
+}
+"""
+
+
+def behind_work(seconds: float) -> None:
+    """What is queued on the current stream from here on waits so long.
+
+    For a kernel: a function of Python's needs a lock that who loads a kernel may hold meanwhile.
+    """
+    cupy.RawKernel(WORK, "work")((1,), (1,), (np.int64(seconds * 1e9),))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -61,7 +75,7 @@ def test_calls_are_queued_on_the_current_stream(group, n) -> None:
     cupy.cuda.Device().synchronize()
     for step, stream in enumerate(streams * 2):
         with stream:
-            behind_work(stream, 0.05)
+            behind_work(0.05)
             for i, x in enumerate(sources):
                 x.fill(10 * step + i)
             calls(*tables)
@@ -111,7 +125,7 @@ def test_a_call_that_does_not_end_in_time_ends_the_group(group) -> None:
     calls, stream = gathers(group, 1), cupy.cuda.Stream(non_blocking=True)
     with stream:
         calls(table(x), table(y))
-        behind_work(stream, 5.0)
+        behind_work(5.0)
         calls(table(x), table(y))
         stream.synchronize()
         with pytest.raises(cto.GroupError, match="a call on the GPU took longer than 2 seconds"):
