@@ -7,6 +7,7 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.runtime import compiler
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
 from tensor_cases import every_tensor  # noqa: E402
@@ -102,6 +103,26 @@ def test_a_call_is_captured_with_pytorchs_graph(tensor) -> None:
     torch.cuda.synchronize()
     for found in (out, new):
         assert torch.allclose(found.cpu(), cto.gelu(x.cpu()), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("gives_workspace", [True, False])
+def test_a_first_call_is_captured_with_pytorchs_graph(
+    tensor, monkeypatch, gives_workspace, mode
+) -> None:
+    """It loads several modules; a workspace of PyTorch's is taken without a word to its stream."""
+    monkeypatch.setattr(compiler, "_memo", {})
+    x, dy, w = tensor(), tensor(), torch.randn(8, 8, 3, 3, device="cuda")
+    out = torch.empty_like(x), torch.empty_like(w), torch.empty(8, device="cuda")
+    op, memory = cto.ConvGrad(pads=(1,) * 4), torch.empty(1 << 26, dtype=torch.uint8).cuda()
+    workspace, graph = memory if gives_workspace else None, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        op(dy, x, w, out=out, workspace=workspace)
+    x.copy_(tensor())
+    graph.replay()
+    torch.cuda.synchronize()
+    for found, expected in zip(out, op(dy.cpu(), x.cpu(), w.cpu()), strict=True):
+        assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_negative_bit_is_refused(tensor) -> None:
