@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops import ArgumentError, ProviderError, get_op
 from cupy_training_ops.frame import foreign
 from cupy_training_ops.frame.backends import CPU
 from cupy_training_ops.frame.keys import host_key
@@ -248,6 +249,24 @@ def test_a_workspace_is_not_exchanged(backend, monkeypatch) -> None:
         assert memory.data_ptr() in addresses(backend)
         backend.launches.clear()
     assert not op.workspaces._stores
+
+
+@pytest.mark.parametrize("captures", ["CuPy", "PyTorch"])
+def test_nothing_is_exchanged_between_two_streams_under_capture(
+    backend, monkeypatch, captures
+) -> None:
+    """One would wait for the other: CUDA ends the capture, and says so at its end alone."""
+    op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
+    labels = torch.zeros(4500, dtype=torch.int64)
+    stream = SimpleNamespace(cuda_stream=64)
+    of_cupy = SimpleNamespace(capturing=lambda _: captures == "CuPy")
+    monkeypatch.setattr(backend, "capturing", lambda _: captures == "PyTorch")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(foreign, "has_same_stream", lambda _: False)
+    monkeypatch.setattr(foreign, "cuda_backend", lambda: of_cupy)
+    with pytest.raises(ProviderError, match=r"Loss: workspace: under graph capture .* one stream"):
+        op(scores, labels, workspace=hollow((2**20,), np.uint8))
+    assert not backend.launches
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint8])

@@ -375,7 +375,10 @@ class Call:
         adopted: Array = adopt(self.prepared.op, "workspace", workspace)
         array = adopted
         if self.has_tensors and adopted.dtype == UINT8:  # any other is refused
-            array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
+            try:
+                array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
+            except ProviderError as error:
+                raise ProviderError(f"{self.prepared.op}: workspace: {error}") from None
         return array, ArrayInfo.of(_info(array, adopted))
 
 

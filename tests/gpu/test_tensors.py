@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops import ArgumentError, ProviderError, get_op
 from cupy_training_ops.runtime import compiler
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
@@ -123,6 +125,33 @@ def test_a_first_call_is_captured_with_pytorchs_graph(
     torch.cuda.synchronize()
     for found, expected in zip(out, op(dy.cpu(), x.cpu(), w.cpu()), strict=True):
         assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("captures", ["CuPy", "PyTorch"])
+def test_what_would_end_a_capture_is_refused_and_the_capture_goes_on(tensor, captures) -> None:
+    """Arrays of both libraries, whose streams differ."""
+    import cupy
+
+    x, dy, out = tensor(), tensor(), torch.zeros(SHAPE, device="cuda")
+    mixed, stream = cupy.zeros(SHAPE, "f"), cupy.cuda.Stream(non_blocking=True)
+    graph: Any = torch.cuda.CUDAGraph()
+    ours = captures == "CuPy"
+    with stream if ours else torch.cuda.graph(graph):
+        if ours:
+            stream.begin_capture()
+        with pytest.raises(ProviderError, match="under graph capture CuPy and PyTorch lend"):
+            cto.gelu_grad(mixed, x)
+        if ours:
+            cto.gelu(mixed, out=mixed)
+            graph = stream.end_capture()
+        else:
+            cto.gelu_grad(dy, x, out=out)
+    if ours:
+        graph.launch(stream)
+        stream.synchronize()
+    else:
+        graph.replay()
+        assert torch.allclose(out.cpu(), cto.gelu_grad(dy.cpu(), x.cpu()), atol=1e-5)
 
 
 def test_a_negative_bit_is_refused(tensor) -> None:
