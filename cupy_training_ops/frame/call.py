@@ -371,7 +371,8 @@ class Call:
         """
         if self.has_tensors and is_tensor(workspace):
             with contextlib.suppress(KeyError):  # an unusual one, or one of the host
-                return cast(Array, workspace), ArrayInfo.of(info(workspace))
+                tensor = cast(Array, workspace)
+                return tensor, ArrayInfo.of(info(tensor))
         adopted: Array = adopt(self.prepared.op, "workspace", workspace)
         array = adopted
         if self.has_tensors and adopted.dtype == UINT8:  # any other is refused
