@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops import ArgumentError, ProviderError, get_op
+from cupy_training_ops.frame import foreign
 from cupy_training_ops.frame.backends import CPU
 from cupy_training_ops.frame.keys import host_key
 from cupy_training_ops.samples import Sample
@@ -119,8 +121,6 @@ def addresses(backend) -> list[int]:
 
 def test_nothing_is_exchanged(backend, monkeypatch) -> None:
     """No array of CuPy's or NumPy's is made, and no stream object."""
-    from cupy_training_ops.frame import foreign
-
     for name in ("shared", "as_tensor", "_stream"):
         monkeypatch.setattr(foreign, name, None)
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
@@ -235,6 +235,38 @@ def test_a_workspace_without_elements_serves_where_none_is_needed(backend, monke
     monkeypatch.setattr(CPU, "info", lambda a: (backend, a.dtype, a.shape, True, None, 0))
     op(dy, x, workspace=torch.empty(0, dtype=torch.uint8))
     assert len(backend.launches) == 1
+
+
+def test_a_workspace_is_not_exchanged(backend, monkeypatch) -> None:
+    """By DLPack one library's stream waits for the other's, which ends a capture."""
+    op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
+    labels = torch.zeros(4500, dtype=torch.int64)
+    memory = torch.empty(op.workspace_nbytes(scores, labels) + 64, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % 16 :]
+    monkeypatch.setattr(foreign, "shared", lambda _: pytest.fail("it was exchanged"))
+    for _ in range(2):
+        op(scores, labels, workspace=memory)
+        assert memory.data_ptr() in addresses(backend)
+        backend.launches.clear()
+    assert not op.workspaces._stores
+
+
+@pytest.mark.parametrize("captures", ["CuPy", "PyTorch"])
+def test_nothing_is_exchanged_between_two_streams_under_capture(
+    backend, monkeypatch, captures
+) -> None:
+    """One would wait for the other: CUDA ends the capture, and says so at its end alone."""
+    op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
+    labels = torch.zeros(4500, dtype=torch.int64)
+    stream = SimpleNamespace(cuda_stream=64)
+    of_cupy = SimpleNamespace(capturing=lambda _: captures == "CuPy")
+    monkeypatch.setattr(backend, "capturing", lambda _: captures == "PyTorch")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(foreign, "has_same_stream", lambda _: False)
+    monkeypatch.setattr(foreign, "cuda_backend", lambda: of_cupy)
+    with pytest.raises(ProviderError, match=r"Loss: workspace: under graph capture .* one stream"):
+        op(scores, labels, workspace=hollow((2**20,), np.uint8))
+    assert not backend.launches
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint8])
