@@ -29,16 +29,17 @@ struct Blocks {
     __device__ Item item(u32 number, bool sums) const {
         return {number / schedule.n_parts, number % schedule.n_parts, sums};
     }
-    __device__ void sum(u32 number) const {
+    template <class Done>
+    __device__ void sum(u32 number, const Done& done) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
-        walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
+        walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared, done);
     }
-    __device__ void finish(u32 number, bool& last) const {
+    __device__ void finish(u32 number, bool& last, bool rehearsal) const {
         const Item part = item(number, true);
         Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
-            part, last);
+            part, last, rehearsal);
     }
     __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
@@ -78,9 +79,10 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     for (; schedule.sums && number < n; number = taken()) {
         if (threadIdx.x == 0) before[number] = own;
         own = number;
-        blocks.sum(number);
-        take();  // not before: blocks that begin later have parts, too
-        blocks.finish(number, last);
+        blocks.sum(number, [&](bool rehearsal) {
+            if (!rehearsal) take();  // not before: blocks that begin later have parts, too
+            blocks.finish(number, last, rehearsal);
+        });
     }
     if (!schedule.applies) return;
     if (schedule.sums) number = own;

@@ -165,7 +165,7 @@ struct Finish {
     }
     // When a part has been summed. Where it was the last one the tile is finished, for blocks that
     // wait, and what is written of it follows.
-    __device__ void operator()(const Item& item, bool& last) const {
+    __device__ void operator()(const Item& item, bool& last, bool rehearsal = false) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
         const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
         const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
@@ -176,21 +176,21 @@ struct Finish {
         State all;
         // One code for groups and tile: it is run seldom, and is in no cache when it is.
 #pragma unroll 1
-        for (bool whole = of_group == 1; true; whole = true) {
+        for (bool whole = rehearsal || of_group == 1; true; whole = true) {
             auto* const ticket = whole
                                      ? counters.summed(item.tile)
                                      : counters.grouped(item, n_groups, first / of_group, schedule);
-            if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
+            if (!rehearsal && !reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
             if (whole && y == 0)
                 reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
             all =
-                sums(whole ? 0 : first, whole ? schedule.n_parts : first + n, whole ? of_group : 1);
+                sums(whole ? 0 : first, rehearsal ? 0 : whole ? schedule.n_parts : first + n, whole ? of_group : 1);
             if (whole) break;
             if (y == 0) all.store(of_part(first) + x, width);
         }
-        if (y == 0)
-            op.coefficients(given, all, reference)
-                .store(scratch.coefficients + COEFFICIENTS * channel);
+        const auto found = op.coefficients(given, all, reference);
+        if (y == 0 && !rehearsal) found.store(scratch.coefficients + COEFFICIENTS * channel);
+        if (rehearsal) return;
         if (schedule.applies) counters.finished(item.tile);
         if (y == 0) op.write(channel, all, reference);
     }
