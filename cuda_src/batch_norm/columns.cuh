@@ -159,7 +159,7 @@ struct InColumns {
         if constexpr (RINGS) {
             auto rows = ring_of<false>(at, 0, at.n_rows);
             rows.begin();
-            const i32 rehearsed = columns.cached >> 28;
+            const i32 rehearsed = columns.cached >> 28 & 3;
 #pragma unroll 1
             for (bool rehearsal = rehearsed & 1; true; rehearsal = false) {
                 if (!rehearsal) {
@@ -194,6 +194,7 @@ struct InColumns {
             if (leads) sums.of(i).store(partials + channel, at.n_channels);
         });
     }
+    __device__ bool direct() const { return columns.cached >> 30 & 1; }
     __device__ void ahead(const Place<COLUMNS>& at, i32 skip, i32 n_groups) const {
         const i64 pitch = pitch_of(at);
         const i32 gone = Ring<Op, true>::count_gone(at.n_rows, columns.ring);

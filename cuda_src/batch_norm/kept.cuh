@@ -41,14 +41,27 @@ struct Blocks {
         Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
             part, last, rehearsal);
     }
+    __device__ void group(u32 number, bool& last) const {
+        const Item part = item(number, true);
+        Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)
+            .group(part, last);
+    }
     __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
+        Of found;
+        const bool direct = walk.direct() && schedule.sums;
         walk.apply(
             schedule.first_tile + part.tile, part.part, kept, shared,
             [&] {
-                if (schedule.sums) scratch.counters.wait(part.tile, schedule.n_parts);
+                if (direct)
+                    found = Finish<Op, Walk>(op, walk, schedule, scratch, shared,
+                                             schedule.first_tile + part.tile)
+                                .wait_for_groups(part);
+                else if (schedule.sums)
+                    scratch.counters.wait(part.tile, schedule.n_parts);
             },
             [&](i64 channel) {
+                if (direct) return found;
                 return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
                                                                          COEFFICIENTS * channel)
                                      : op.without_sums(channel);
@@ -81,7 +94,10 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
         own = number;
         blocks.sum(number, [&](bool rehearsal) {
             if (!rehearsal) take();  // not before: blocks that begin later have parts, too
-            blocks.finish(number, last, rehearsal);
+            if (walk.direct() && !rehearsal)
+                blocks.group(number, last);
+            else
+                blocks.finish(number, last, rehearsal);
         });
     }
     if (!schedule.applies) return;

@@ -195,6 +195,43 @@ struct Finish {
         if (y == 0) op.write(channel, all, reference);
     }
 
+    // Sums of a group alone; blocks that wait put groups together themselves.
+    __device__ void group(const Item& item, bool& last) const {
+        const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
+        const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
+        const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
+        const Counters& counters = scratch.counters;
+        if (of_group > 1) {
+            if (!reduce::arrives_last(counters.grouped(item, n_groups, first / of_group, schedule),
+                                      n, last))
+                return;
+            const State all = sums(first, first + n, 1);
+            if (y == 0) all.store(of_part(first) + x, width);
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) atomicAdd(counters.applied(item.tile), 1u);
+    }
+    __device__ OpCoefficients<Op> wait_for_groups(const Item& item) const {
+        const u32 of_group = schedule.of_group, n_groups = (schedule.n_parts - 1) / of_group + 1;
+        const i64 channel = walk.first_channel(tile) + x;
+        A reference = 0;
+        Given<A> given{};
+        if (y == 0)
+            reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
+        if (threadIdx.x == 0) {
+            u32* const counter = scratch.counters.applied(item.tile);
+            while (load_acquire(counter) < n_groups) {
+            }
+            atomicInc(counter, n_groups + schedule.n_parts - 1);
+        }
+        __syncthreads();
+        const State all = sums(0, schedule.n_parts, of_group);
+        if (y == 0 && item.part == 0) op.write(channel, all, reference);
+        __syncthreads();
+        return op.coefficients(given, all, reference);
+    }
+
   private:
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll
