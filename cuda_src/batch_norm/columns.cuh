@@ -117,7 +117,7 @@ struct InColumns {
             rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
             if (LAST) element -= rows.n * pitch;
             // What is not read again, or not soon; of 2-byte types the second code costs a spill.
-            if (LAST || (sizeof(T) > 2 && left > (columns.cached & 255)))
+            if (LAST || (sizeof(T) > 2 && left > columns.cached))
                 rows.template load<true>(op.arrays, element, pitch, columns.aligned);
             else
                 rows.template load<false>(op.arrays, element, pitch, columns.aligned);
@@ -140,10 +140,6 @@ struct InColumns {
         return {x, y, width, height, width, 1, shared};
     }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
-        sum(tile, part, partials, shared, [](bool) {});
-    }
-    template <class Done>
-    __device__ void sum(u32 tile, u32 part, A* partials, A* shared, const Done& done) const {
         const Place<COLUMNS> at(columns, tile, part);
         A references[COLUMNS] = {};
         at.each_channel(columns, [&](u32 i, u32 channel, bool) {
@@ -159,27 +155,10 @@ struct InColumns {
         if constexpr (RINGS) {
             auto rows = ring_of<false>(at, 0, at.n_rows);
             rows.begin();
-            const i32 rehearsed = columns.cached >> 28 & 3;
-#pragma unroll 1
-            for (bool rehearsal = rehearsed & 1; true; rehearsal = false) {
-                if (!rehearsal) {
-                    rows.go_on([&](const auto& some, i64, i64, auto any) {
-                        if constexpr (any.is) begin(some);
-                        sums.add(some);
-                    });
-                    ahead(at, 0, columns.cached >> 8 & 255);
-                }
-                sums.end(static_cast<A>(at.n_rows), references);
-                sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns,
-                                         columns.length, shared});
-                if (at.y == 0)
-                    at.each_channel(columns, [&](u32 i, u32 channel, bool leads) {
-                        if (leads) sums.of(i).store(partials + channel, at.n_channels);
-                    });
-                if (!rehearsal || (rehearsed & 2)) done(rehearsal);
-                if (!rehearsal) return;
-                sums = {};
-            }
+            rows.go_on([&](const auto& some, i64, i64, auto any) {
+                if constexpr (any.is) begin(some);
+                sums.add(some);
+            });
         } else {
             visit<false>(at, [&](const auto& some, i64, i64) {
                 begin(some);
@@ -193,30 +172,6 @@ struct InColumns {
         at.each_channel(columns, [&](u32 i, u32 channel, bool leads) {
             if (leads) sums.of(i).store(partials + channel, at.n_channels);
         });
-    }
-    __device__ bool direct() const { return columns.cached >> 30 & 1; }
-    __device__ void ahead(const Place<COLUMNS>& at, i32 skip, i32 n_groups) const {
-        const i64 pitch = pitch_of(at);
-        const i32 gone = Ring<Op, true>::count_gone(at.n_rows, columns.ring);
-        constexpr i32 DEPTH = Ring<Op, true>::DEPTH;
-        const i32 mode = columns.cached >> 24 & 15;
-        i32 row = gone - 1 - skip * DEPTH;
-        i32 n = n_groups * DEPTH < row + 1 ? n_groups * DEPTH : row + 1;
-        const u32 mask = mode == 1 ? 7u : mode == 4 ? 3u : mode == 5 ? 1u : mode == 2 ? 15u : 0u;
-        if ((at.x & mask) != 0) n = 0;
-        i64 element = at.element(columns) + row * pitch;
-#pragma unroll 1
-        for (; n > 0; --n, element -= pitch)
-#pragma unroll
-            for (int a = 0; a < Op::READ; ++a) {
-                const T* const from = op.arrays[a] + element;
-                if (mode == 2)
-                    async_copy::fetch_ahead<2>(from, 256);
-                else if (mode == 3)
-                    async_copy::fetch_ahead<3>(from, 256);
-                else
-                    async_copy::fetch_ahead<0>(from, 256);
-            }
     }
     template <class Wait, class OfChannel>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
@@ -236,7 +191,6 @@ struct InColumns {
         const Place<COLUMNS> at(columns, tile, part);
         const i32 n = at.n_rows, gone = kept ? Ring<Op, true>::count_gone(n, columns.ring) : n;
         auto rows = ring_of<true>(at, 0, gone);
-        if (kept) ahead(at, columns.cached >> 8 & 255, columns.cached >> 16 & 255);
         if (kept)
             rows.begin_with_kept(at.element(columns) + gone * pitch_of(at), gone, n - gone);
         else

@@ -29,39 +29,38 @@ struct Blocks {
     __device__ Item item(u32 number, bool sums) const {
         return {number / schedule.n_parts, number % schedule.n_parts, sums};
     }
-    template <class Done>
-    __device__ void sum(u32 number, const Done& done) const {
+    __device__ void sum(u32 number) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
-        walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared, done);
+        walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
     }
-    __device__ void finish(u32 number, bool& last, bool rehearsal) const {
-        const Item part = item(number, true);
-        Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)(
-            part, last, rehearsal);
+    // Where two arrays are read, whose sums are added up without divisions, blocks that wait put
+    // groups of parts together themselves.
+    static constexpr bool DIRECT = Op::READ == 2;
+
+    __device__ Finish<Op, Walk> finish_of(const Item& part) const {
+        return {op, walk, schedule, scratch, shared, schedule.first_tile + part.tile};
     }
-    __device__ void group(u32 number, bool& last) const {
+    __device__ void finish(u32 number, bool& last) const {
         const Item part = item(number, true);
-        Finish<Op, Walk>(op, walk, schedule, scratch, shared, schedule.first_tile + part.tile)
-            .group(part, last);
+        if constexpr (DIRECT)
+            if (schedule.applies) return finish_of(part).group(part, last);
+        finish_of(part)(part, last);
     }
     __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
         Of found;
-        const bool direct = walk.direct() && schedule.sums;
         walk.apply(
             schedule.first_tile + part.tile, part.part, kept, shared,
             [&] {
-                if (direct)
-                    found = Finish<Op, Walk>(op, walk, schedule, scratch, shared,
-                                             schedule.first_tile + part.tile)
-                                .wait_for_groups(part);
+                if constexpr (DIRECT)
+                    found = finish_of(part).wait(part);
                 else if (schedule.sums)
                     scratch.counters.wait(part.tile, schedule.n_parts);
             },
             [&](i64 channel) {
-                if (direct) return found;
+                if constexpr (DIRECT) return found;
                 return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
                                                                          COEFFICIENTS * channel)
                                      : op.without_sums(channel);
@@ -92,13 +91,9 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     for (; schedule.sums && number < n; number = taken()) {
         if (threadIdx.x == 0) before[number] = own;
         own = number;
-        blocks.sum(number, [&](bool rehearsal) {
-            if (!rehearsal) take();  // not before: blocks that begin later have parts, too
-            if (walk.direct() && !rehearsal)
-                blocks.group(number, last);
-            else
-                blocks.finish(number, last, rehearsal);
-        });
+        blocks.sum(number);
+        take();  // not before: blocks that begin later have parts, too
+        blocks.finish(number, last);
     }
     if (!schedule.applies) return;
     if (schedule.sums) number = own;

@@ -105,7 +105,7 @@ struct Ring {
           place(place + threadIdx.x * NBYTES),
           pitch(pitch),
           size(columns.ring),
-          cached(columns.cached & 255),
+          cached(columns.cached),
           later(element + (LAST ? n * pitch : 0)),
           next(later),
           n_later(n),

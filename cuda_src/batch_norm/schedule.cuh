@@ -77,6 +77,20 @@ struct Counters {
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
+    __device__ void one_more(u32 tile) const {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) atomicAdd(applied(tile), 1u);
+    }
+    // Until so many of a tile's groups are summed; the last of n leaves zero behind.
+    __device__ void wait(u32 tile, u32 n_groups, u32 n) const {
+        if (threadIdx.x == 0) {
+            while (load_acquire(applied(tile)) < n_groups) {
+            }
+            atomicInc(applied(tile), n_groups + n - 1);
+        }
+        __syncthreads();
+    }
     // So many times for each tile; the last one leaves zero behind.
     __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
@@ -165,7 +179,7 @@ struct Finish {
     }
     // When a part has been summed. Where it was the last one the tile is finished, for blocks that
     // wait, and what is written of it follows.
-    __device__ void operator()(const Item& item, bool& last, bool rehearsal = false) const {
+    __device__ void operator()(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
         const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
         const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
@@ -176,63 +190,55 @@ struct Finish {
         State all;
         // One code for groups and tile: it is run seldom, and is in no cache when it is.
 #pragma unroll 1
-        for (bool whole = rehearsal || of_group == 1; true; whole = true) {
+        for (bool whole = of_group == 1; true; whole = true) {
             auto* const ticket = whole
                                      ? counters.summed(item.tile)
                                      : counters.grouped(item, n_groups, first / of_group, schedule);
-            if (!rehearsal && !reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
+            if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
             if (whole && y == 0)
                 reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
             all =
-                sums(whole ? 0 : first, rehearsal ? 0 : whole ? schedule.n_parts : first + n, whole ? of_group : 1);
+                sums(whole ? 0 : first, whole ? schedule.n_parts : first + n, whole ? of_group : 1);
             if (whole) break;
             if (y == 0) all.store(of_part(first) + x, width);
         }
-        const auto found = op.coefficients(given, all, reference);
-        if (y == 0 && !rehearsal) found.store(scratch.coefficients + COEFFICIENTS * channel);
-        if (rehearsal) return;
+        if (y == 0)
+            op.coefficients(given, all, reference)
+                .store(scratch.coefficients + COEFFICIENTS * channel);
         if (schedule.applies) counters.finished(item.tile);
         if (y == 0) op.write(channel, all, reference);
     }
 
-    // Sums of a group alone; blocks that wait put groups together themselves.
+    // When a part has been summed: its group alone. Blocks that wait put groups together themselves.
     __device__ void group(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
         const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
-        const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
         const Counters& counters = scratch.counters;
         if (of_group > 1) {
-            if (!reduce::arrives_last(counters.grouped(item, n_groups, first / of_group, schedule),
-                                      n, last))
-                return;
+            auto* const ticket =
+                counters.grouped(item, n_groups(), first / of_group, schedule);
+            if (!reduce::arrives_last(ticket, n, last)) return;
             const State all = sums(first, first + n, 1);
             if (y == 0) all.store(of_part(first) + x, width);
         }
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) atomicAdd(counters.applied(item.tile), 1u);
+        counters.one_more(item.tile);
     }
-    __device__ OpCoefficients<Op> wait_for_groups(const Item& item) const {
-        const u32 of_group = schedule.of_group, n_groups = (schedule.n_parts - 1) / of_group + 1;
+    // What is computed of channel x, by its first thread.
+    __device__ OpCoefficients<Op> wait(const Item& item) const {
         const i64 channel = walk.first_channel(tile) + x;
         A reference = 0;
         Given<A> given{};
         if (y == 0)
             reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
-        if (threadIdx.x == 0) {
-            u32* const counter = scratch.counters.applied(item.tile);
-            while (load_acquire(counter) < n_groups) {
-            }
-            atomicInc(counter, n_groups + schedule.n_parts - 1);
-        }
-        __syncthreads();
-        const State all = sums(0, schedule.n_parts, of_group);
+        scratch.counters.wait(item.tile, n_groups(), schedule.n_parts);
+        const State all = sums(0, schedule.n_parts, schedule.of_group);
         if (y == 0 && item.part == 0) op.write(channel, all, reference);
         __syncthreads();
         return op.coefficients(given, all, reference);
     }
 
   private:
+    __device__ u32 n_groups() const { return (schedule.n_parts - 1) / schedule.of_group + 1; }
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k)

@@ -82,22 +82,6 @@ __device__ __forceinline__ void copy_16(Place to, const void* global) {
 #endif
 }
 
-template <int MODE>
-__device__ __forceinline__ void fetch_ahead(const void* global, u32 nbytes) {
-#if !defined(__CUDA_CPU__)
-#if __CUDA_ARCH__ >= 900
-    if (MODE == 2) {
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(nbytes) : "memory");
-        return;
-    }
-#endif
-    if (MODE == 3)
-        asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(global) : "memory");
-    else
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
-#endif
-}
-
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void commit() {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
