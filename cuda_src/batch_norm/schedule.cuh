@@ -137,6 +137,7 @@ struct Scratch {
 template <class Op, class Walk>
 struct Finish {
     using A = typename Op::A;
+    using Of = OpCoefficients<Op>;
     using State = typename Op::template State<1>;
     static constexpr u32 AT_ONCE = Walk::MERGED_AT_ONCE;
 
@@ -215,26 +216,33 @@ struct Finish {
         const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
         const Counters& counters = scratch.counters;
         if (of_group > 1) {
-            auto* const ticket =
-                counters.grouped(item, n_groups(), first / of_group, schedule);
+            auto* const ticket = counters.grouped(item, n_groups(), first / of_group, schedule);
             if (!reduce::arrives_last(ticket, n, last)) return;
+        }
+        if (first == 0 && y == 0) {  // what is given may be written over when all groups are summed
+            const i64 channel = walk.first_channel(tile) + x;
+            const auto given = op.given(channel);
+            const Of beside{op.reference(channel, walk.length(), 1), A(0), given.first, given.second};
+            beside.store(scratch.coefficients + COEFFICIENTS * channel);
+        }
+        if (of_group > 1) {
             const State all = sums(first, first + n, 1);
             if (y == 0) all.store(of_part(first) + x, width);
         }
         counters.one_more(item.tile);
     }
     // What is computed of channel x, by its first thread.
-    __device__ OpCoefficients<Op> wait(const Item& item) const {
+    __device__ Of wait(const Item& item) const {
         const i64 channel = walk.first_channel(tile) + x;
-        A reference = 0;
-        Given<A> given{};
-        if (y == 0)
-            reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
         scratch.counters.wait(item.tile, n_groups(), schedule.n_parts);
+        Of beside{};
+        if (y == 0)
+            beside = Of::template load<Memory::global>(scratch.coefficients +
+                                                       COEFFICIENTS * channel);
         const State all = sums(0, schedule.n_parts, schedule.of_group);
-        if (y == 0 && item.part == 0) op.write(channel, all, reference);
+        if (y == 0 && item.part == 0) op.write(channel, all, beside.reference);
         __syncthreads();
-        return op.coefficients(given, all, reference);
+        return op.coefficients({beside.factor, beside.term}, all, beside.reference);
     }
 
   private:
