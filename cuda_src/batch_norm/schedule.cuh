@@ -63,7 +63,8 @@ struct Counters {
 
     __device__ u32* ticket() const { return &counters->value; }
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
-    // Of parts that are applied, and one more from when the tile's sums are finished.
+    // Of parts that are applied, and one more from when the tile's sums are finished, or those of each
+    // of its groups.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
     __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
@@ -75,28 +76,14 @@ struct Counters {
     __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
-    }
-    __device__ void one_more(u32 tile) const {
-        __threadfence();
-        __syncthreads();
         if (threadIdx.x == 0) atomicAdd(applied(tile), 1u);
     }
-    // Until so many of a tile's groups are summed; the last of n leaves zero behind.
-    __device__ void wait(u32 tile, u32 n_groups, u32 n) const {
+    // Until so much is finished of a tile; n times for each, of which the last one leaves zero behind.
+    __device__ void wait(u32 tile, u32 n, u32 n_finished = 1) const {
         if (threadIdx.x == 0) {
-            while (load_acquire(applied(tile)) < n_groups) {
+            while (load_acquire(applied(tile)) < n_finished) {
             }
-            atomicInc(applied(tile), n_groups + n - 1);
-        }
-        __syncthreads();
-    }
-    // So many times for each tile; the last one leaves zero behind.
-    __device__ void wait(u32 tile, u32 n) const {
-        if (threadIdx.x == 0) {
-            while (load_acquire(applied(tile)) == 0) {
-            }
-            atomicInc(applied(tile), n);
+            atomicInc(applied(tile), n + n_finished - 1);
         }
         __syncthreads();
     }
@@ -137,7 +124,6 @@ struct Scratch {
 template <class Op, class Walk>
 struct Finish {
     using A = typename Op::A;
-    using Of = OpCoefficients<Op>;
     using State = typename Op::template State<1>;
     static constexpr u32 AT_ONCE = Walk::MERGED_AT_ONCE;
 
@@ -210,7 +196,7 @@ struct Finish {
         if (y == 0) op.write(channel, all, reference);
     }
 
-    // When a part has been summed: its group alone. Blocks that wait put groups together themselves.
+    // The same where blocks that wait put groups together themselves: what is written takes part 0.
     __device__ void group(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
         const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
@@ -218,31 +204,22 @@ struct Finish {
         if (of_group > 1) {
             auto* const ticket = counters.grouped(item, n_groups(), first / of_group, schedule);
             if (!reduce::arrives_last(ticket, n, last)) return;
-        }
-        if (first == 0 && y == 0) {  // what is given may be written over when all groups are summed
-            const i64 channel = walk.first_channel(tile) + x;
-            const auto given = op.given(channel);
-            const Of beside{op.reference(channel, walk.length(), 1), A(0), given.first, given.second};
-            beside.store(scratch.coefficients + COEFFICIENTS * channel);
-        }
-        if (of_group > 1) {
             const State all = sums(first, first + n, 1);
             if (y == 0) all.store(of_part(first) + x, width);
         }
-        counters.one_more(item.tile);
+        counters.finished(item.tile);
     }
     // What is computed of channel x, by its first thread.
-    __device__ Of wait(const Item& item) const {
+    __device__ OpCoefficients<Op> wait(const Item& item) const {
         const i64 channel = walk.first_channel(tile) + x;
-        scratch.counters.wait(item.tile, n_groups(), schedule.n_parts);
-        Of beside{};
-        if (y == 0)
-            beside = Of::template load<Memory::global>(scratch.coefficients +
-                                                       COEFFICIENTS * channel);
+        A reference = 0;
+        Given<A> given{};
+        if (y == 0) reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
+        scratch.counters.wait(item.tile, schedule.n_parts, n_groups());
         const State all = sums(0, schedule.n_parts, schedule.of_group);
-        if (y == 0 && item.part == 0) op.write(channel, all, beside.reference);
-        __syncthreads();
-        return op.coefficients({beside.factor, beside.term}, all, beside.reference);
+        if (y == 0 && item.part == 0) op.write(channel, all, reference);
+        __syncthreads();  // `shared` is about to be written over
+        return op.coefficients(given, all, reference);
     }
 
   private:
