@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ import cupy
 import timing
 from calls import call, input_sets
 from cases import Case
-from cases.conv import TYPES, Layer, _inputs
+from cases.conv import TYPES, Layer, _inputs, shapes
 
 from cupy_training_ops import get_op
 from cupy_training_ops.backend import ArrayInfo
@@ -38,7 +38,10 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.families.conv import plan, plan_model, plan_staged, plan_variants
 from cupy_training_ops.families.conv.facts import AXES
 from cupy_training_ops.frame.backends import info
-from cupy_training_ops.plan import Device
+from cupy_training_ops.plan import Device, Launch
+from cupy_training_ops.runtime.compiler import compile_ahead
+from cupy_training_ops.runtime.cuda import BACKEND
+from cupy_training_ops.runtime.source import load
 
 # Channels, extent, filters, kernel, stride, group, dilation, batch.
 SHAPES = (
@@ -92,6 +95,9 @@ def main(out: Path, warps: bool, seconds: float) -> None:
 def write(out: Path, warps: bool, seconds: float) -> None:
     """What `main` says."""
     begun, lines = time.monotonic(), []
+    device = device_of(cupy.empty(1))
+    compile_all(device)
+    click.echo(f"compiled in {time.monotonic() - begun:.1f} s")
     for layer, label in layers():
         if time.monotonic() - begun > seconds:
             click.echo("out of time")
@@ -102,7 +108,7 @@ def write(out: Path, warps: bool, seconds: float) -> None:
         click.echo(
             f"{label} {layer[1:]}: {chosen / best:.3f} of {min(times, key=times.get)} {times}"
         )
-    device = device_of(cupy.empty(1))
+    click.echo(f"{time.monotonic() - begun:.1f} s")
     head = {
         "device": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "date": f"{datetime.date.today()}",
@@ -116,6 +122,29 @@ def device_of(array: Any) -> Device:
     """What planning knows of it."""
     found = ArrayInfo.of(info(array))
     return found.backend.device(found.device)
+
+
+def compile_all(device: Device) -> None:
+    """What any variant launches, by a thread for each module."""
+    source, wanted = load("conv"), {}
+    for layer, label in layers():
+        for launch in launches(device, layer, label):
+            wanted[tuple(sorted(launch.slots.items()))] = launch.slots
+    number = cupy.cuda.runtime.getDevice()
+    compile_ahead(BACKEND, [(source, slots) for slots in wanted.values()], number)
+
+
+def launches(device: Device, layer: Layer, label: str) -> Iterator[Launch]:
+    """Of all variants."""
+    dtype, tf32 = TYPES[label]
+    of = shapes("ConvGrad", layer)
+    specs = [Spec(of[name], dtype, place=i) for i, name in enumerate("yxwxwb")]
+    op = get_op("ConvGrad")(**layer.attributes, allow_tf32=tf32)
+    conv = op.convolution(specs[1], specs[2]).padded_to(AXES)
+    ways = [nullcontext(), gathered(), *(forced(t, dtype) for t in variants(device, conv, dtype))]
+    for way in ways:
+        with way:
+            yield from (s for s in op.plan(device, *specs).steps if isinstance(s, Launch))
 
 
 def measured(layer: Layer, label: str) -> dict[str, float]:
@@ -142,7 +171,7 @@ def measured(layer: Layer, label: str) -> dict[str, float]:
             with forced(tiles, dtype):
                 times[name_of(tiles)] = timed()
     if "gathered" not in times:
-        with mock.patch.multiple(plan, staged_image=never, staged_weight=never):
+        with gathered():
             times["gathered"] = timed()
     return times
 
@@ -167,17 +196,23 @@ def never(*_: Any) -> bool:
     return False
 
 
-def forced(tiles: Any, dtype: Any) -> Any:
+def gathered() -> Any:
+    """Nothing is staged."""
+    return mock.patch.multiple(plan, staged_image=never, staged_weight=never)
+
+
+@contextmanager
+def forced(tiles: Any, dtype: Any) -> Iterator[None]:
     """All is staged, in these tiles."""
 
     def can(device: Device, conv: Any, *_: Any) -> bool:
         return plan_model.can_stage(device, conv, dtype)
 
-    stack = ExitStack()
-    stack.enter_context(mock.patch.multiple(plan, staged_image=can, staged_weight=can))
-    for module in (plan_model, plan_staged):
-        stack.enter_context(mock.patch.object(module, "weight_tiles", return_value=tiles))
-    return stack
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(plan, staged_image=can, staged_weight=can))
+        for module in (plan_model, plan_staged):
+            stack.enter_context(mock.patch.object(module, "weight_tiles", return_value=tiles))
+        yield
 
 
 if __name__ == "__main__":
