@@ -76,6 +76,11 @@ struct Counters {
     __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
+        if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
+    }
+    __device__ void finished_group(u32 tile) const {
+        __threadfence();
+        __syncthreads();
         if (threadIdx.x == 0) atomicAdd(applied(tile), 1u);
     }
     // Until so much is finished of a tile; n times for each, of which the last one leaves zero behind.
@@ -207,7 +212,7 @@ struct Finish {
             const State all = sums(first, first + n, 1);
             if (y == 0) all.store(of_part(first) + x, width);
         }
-        counters.finished(item.tile);
+        counters.finished_group(item.tile);
     }
     // What is computed of channel x, by its first thread.
     __device__ OpCoefficients<Op> wait(const Item& item) const {
