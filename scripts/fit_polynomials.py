@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Derives the polynomials of cuda_src and of the reference of activations: the best of their degree
-beside those that stand there.
+"""Derives the polynomials of cuda_src and of the reference of activations, and ratios of two: the
+best of their degree beside those that stand there.
 
 A fit minimises the greatest weighted error over an interval (the exchange algorithm of Remez, in 50
 digits). Rounded coefficients differ from the fit's in digits that do not count; what counts is the
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mpmath import mp, mpf
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXP, GELU = "cuda_src/math/exp.cuh", "cuda_src/activation/gelu.cuh"
 NUMPY = "cupy_training_ops/families/activation/reference.py"
-ARGUMENTS = r"polynomial\(\w+,([^)]*)\)"
+ARGUMENTS = r"polynomial\(\s*\w+,([^)]*)\)"
 TUPLE = r"\(([^)]*)\)"
 DIGITS = 50
 Function = Callable[[Any], Any]
@@ -30,7 +31,10 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Fit:
-    """A polynomial of a file, what it stands for, and the error that it may have."""
+    """A polynomial of a file, what it stands for, and the error that it may have.
+
+    Where it is divided by another, whose last coefficient is 1, `under` is that one's degree.
+    """
 
     file: str
     before: str  # what stands before it there
@@ -40,14 +44,18 @@ class Fit:
     weight: Function
     bound: Function  # of the unweighted error
     pattern: str = ARGUMENTS
+    under: int = 0
 
     def committed(self) -> list[Any]:
-        """The file's coefficients, from the highest power down, as the compiler rounds them."""
+        """The file's coefficients, from the highest power down, as the compiler rounds them; of a
+        ratio those of both, without the last."""
         text = (REPOSITORY / self.file).read_text(encoding="utf-8")
-        found = re.search(self.pattern, text.partition(self.before)[2])
-        assert found is not None, f"{self.file}: no polynomial after {self.before}"
-        numbers = found[1].replace(",", " ").split()
-        return [mpf(float(np.float32(n[:-1]) if n[-1] == "f" else n)) for n in numbers]
+        found = re.findall(self.pattern, text.partition(self.before)[2])
+        assert found, f"{self.file}: no polynomial after {self.before}"
+        both = ",".join(found[: 2 if self.under else 1]).replace("* RAISED", "").replace(",", " ")
+        numbers = [mpf(float(np.float32(n[:-1]) if n[-1] == "f" else n)) for n in both.split()]
+        assert not self.under or numbers[-1] == 1, f"{self.file}: a divisor without 1 at its end"
+        return numbers[:-1] if self.under else numbers
 
 
 # ---- what is approximated ------------------------------------------------------------------------
@@ -80,10 +88,13 @@ def bell(u: Any) -> Any:
     return mp.exp(-(t_of_u(u) ** 2) / 2)
 
 
-def tail_of_v(v: Any) -> Any:
-    """P of scaled_tail(t) = u P(v), u = 1 / (1 + 11/64 t), v = (126 u - 71) / 55 from -1 to 1."""
-    u = (v + mpf(71) / 55) / (mpf(126) / 55)
-    return scaled_tail((1 / u - 1) * 64 / 11) / u
+def half_tangent(w: Any) -> Any:
+    """q = tanh(z / 4) / z of w = z^2: e^(z / 2) = (1 + z q) / (1 - z q).
+
+    The kernel's z is too small by the part LAST.
+    """
+    z = mp.sqrt(w)
+    return mp.tanh(z * (1 + LAST) / 4) / z
 
 
 def tail_of_w(v: Any) -> Any:
@@ -94,6 +105,7 @@ def tail_of_w(v: Any) -> Any:
 
 mp.dps = DIGITS
 ROOT = mp.findroot(slope_at, 0.75)
+LAST = 1 - mpf(0.693147180559663) / mp.log(2)
 LAST_T = 15  # e^(-t^2 / 2) is zero in float from 13.2 on
 FITS = {
     "exponential, double": Fit(
@@ -102,11 +114,19 @@ FITS = {
         weight=lambda z: mp.exp(-z / 2),
         bound=lambda z: mpf("4e-16") * mp.exp(z / 2),
     ),
+    "bell, double": Fit(
+        EXP, "raised_normal_exponential(double t)", mpf("1e-9"), mp.log(2) ** 2,
+        target=half_tangent,
+        weight=lambda w: 1 / half_tangent(w),
+        bound=lambda w: mpf("2e-16") * half_tangent(w),
+        under=2,
+    ),
     "Gelu, double": Fit(
-        GELU, "double scaled_tail(double t)", mpf(-1), mpf(1),
-        target=tail_of_v,
-        weight=lambda v: 1 / tail_of_v(v),
-        bound=lambda v: mpf("2e-16") * tail_of_v(v),
+        GELU, "Ratio scaled_tail(double t)", mpf(0), mpf(40),
+        target=scaled_tail,
+        weight=lambda t: 1 / scaled_tail(t),
+        bound=lambda t: mpf("2e-16") * scaled_tail(t),
+        under=10,
     ),
     "Gelu, float": Fit(
         GELU, "float scaled_falling_slope(float t)", 1 / (1 + mpf(3) / 8 * LAST_T), mpf(1),
@@ -140,15 +160,21 @@ def spread_points(low: Any, high: Any, n: int) -> list[Any]:
     return [middle - radius * mp.cos(mp.pi * i / n) for i in range(n + 1)]
 
 
-def levelled(fit: Fit, points: Sequence[Any]) -> list[Any]:
-    """The polynomial whose weighted errors at the points are equal and alternate in sign."""
-    n = len(points)
+def levelled(fit: Fit, points: Sequence[Any], divisor: Function) -> list[Any]:
+    """The polynomial whose weighted errors at the points are equal and alternate in sign.
+
+    Those of a ratio are so multiplied by its divisor, of which `divisor` is an earlier guess.
+    """
+    n, over = len(points), len(points) - 1 - fit.under
     matrix, values = mp.matrix(n, n), mp.matrix(n, 1)
     for i, x in enumerate(points):
-        for j in range(n - 1):
-            matrix[i, j] = x ** (n - 2 - j)
-        matrix[i, n - 1] = (-1) ** i / fit.weight(x)
-        values[i] = fit.target(x)
+        value = fit.target(x)
+        for j in range(over):
+            matrix[i, j] = x ** (over - 1 - j)
+        for j in range(fit.under):
+            matrix[i, over + j] = -value * x ** (fit.under - j)
+        matrix[i, n - 1] = (-1) ** i * divisor(x) / fit.weight(x)
+        values[i] = value
     return list(mp.lu_solve(matrix, values))[:-1]
 
 
@@ -166,15 +192,17 @@ def extremes(xs: Sequence[Any], errors: Sequence[Any], n: int) -> list[Any]:
 
 
 def fitted(fit: Fit, degree: int, rounds: int = 12) -> list[Any]:
-    """Coefficients from the highest power down."""
-    xs = spread_points(fit.low, fit.high, 60 * (degree + 2))
+    """Coefficients from the highest power down, of the degree above the line."""
+    n = degree + fit.under + 2
+    xs = spread_points(fit.low, fit.high, 60 * n)
     targets, weights = [fit.target(x) for x in xs], [fit.weight(x) for x in xs]
-    points = spread_points(fit.low, fit.high, degree + 1)
+    points, coefficients = spread_points(fit.low, fit.high, n - 1), [mpf(0)] * (n - 1)
     for _ in range(rounds):
-        coefficients = levelled(fit, points)
+        divisor = partial(value_at, divided(fit, coefficients)[1])
+        coefficients = levelled(fit, points, divisor)
         rows = zip(xs, targets, weights, strict=True)
-        errors = [w * (value_at(coefficients, x) - y) for x, y, w in rows]
-        points = extremes(xs, errors, degree + 2)
+        errors = [w * (ratio_at(fit, coefficients, x) - y) for x, y, w in rows]
+        points = extremes(xs, errors, n)
     return coefficients
 
 
@@ -189,10 +217,22 @@ def value_at(coefficients: Sequence[Any], x: Any) -> Any:
     return value
 
 
+def divided(fit: Fit, coefficients: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Those above the line and below it."""
+    over = len(coefficients) - fit.under
+    return coefficients[:over], [*coefficients[over:], mpf(1)]
+
+
+def ratio_at(fit: Fit, coefficients: Sequence[Any], x: Any) -> Any:
+    """The value of what is fitted."""
+    over, under = divided(fit, coefficients)
+    return value_at(over, x) / value_at(under, x)
+
+
 def greatest(fit: Fit, coefficients: Sequence[Any], per: Function, n: int = 400) -> Any:
     """The greatest error over the interval, multiplied by `per`."""
     points = spread_points(fit.low, fit.high, n)
-    return max(abs(value_at(coefficients, x) - fit.target(x)) * per(x) for x in points)
+    return max(abs(ratio_at(fit, coefficients, x) - fit.target(x)) * per(x) for x in points)
 
 
 def excess(fit: Fit, coefficients: Sequence[Any]) -> float:
@@ -204,10 +244,11 @@ def main() -> None:
     """Print each fit beside what the file has."""
     for name, fit in FITS.items():
         ours = fit.committed()
-        best = fitted(fit, len(ours) - 1)
+        degree = len(ours) - 1 - fit.under
+        best = fitted(fit, degree)
         apart = max(abs(a - b) / abs(b) for a, b in zip(ours, best, strict=True))
         weighted = [float(greatest(fit, c, fit.weight)) for c in (best, ours)]
-        print(f"{name} ({fit.file}), degree {len(ours) - 1}")
+        print(f"{name} ({fit.file}), degree {degree} over {fit.under}")
         print(f"  greatest weighted error: best {weighted[0]:.3g}; the file's {weighted[1]:.3g}")
         print(f"  the file's error: {excess(fit, ours):.2f} of its bound")
         print(f"  coefficients differ by at most {float(apart):.1g} of their size")

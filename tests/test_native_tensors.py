@@ -6,13 +6,14 @@ Without a GPU: tensors of the host stand for a GPU's, with hollow or emulated ke
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops import ArgumentError, ProviderError, get_op
+from cupy_training_ops.frame import foreign
 from cupy_training_ops.frame.backends import CPU
 from cupy_training_ops.frame.keys import host_key
 from cupy_training_ops.samples import Sample
@@ -119,8 +120,6 @@ def addresses(backend) -> list[int]:
 
 def test_nothing_is_exchanged(backend, monkeypatch) -> None:
     """No array of CuPy's or NumPy's is made, and no stream object."""
-    from cupy_training_ops.frame import foreign
-
     for name in ("shared", "as_tensor", "_stream"):
         monkeypatch.setattr(foreign, name, None)
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
@@ -237,6 +236,38 @@ def test_a_workspace_without_elements_serves_where_none_is_needed(backend, monke
     assert len(backend.launches) == 1
 
 
+def test_a_workspace_is_not_exchanged(backend, monkeypatch) -> None:
+    """By DLPack one library's stream waits for the other's, which ends a capture."""
+    op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
+    labels = torch.zeros(4500, dtype=torch.int64)
+    memory = torch.empty(op.workspace_nbytes(scores, labels) + 64, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % 16 :]
+    monkeypatch.setattr(foreign, "shared", lambda _: pytest.fail("it was exchanged"))
+    for _ in range(2):
+        op(scores, labels, workspace=memory)
+        assert memory.data_ptr() in addresses(backend)
+        backend.launches.clear()
+    assert not op.workspaces._stores
+
+
+@pytest.mark.parametrize("captures", ["CuPy", "PyTorch"])
+def test_nothing_is_exchanged_between_two_streams_under_capture(
+    backend, monkeypatch, captures
+) -> None:
+    """One would wait for the other: CUDA ends the capture, and says so at its end alone."""
+    op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
+    labels = torch.zeros(4500, dtype=torch.int64)
+    stream = SimpleNamespace(cuda_stream=64)
+    of_cupy = SimpleNamespace(capturing=lambda _: captures == "CuPy")
+    monkeypatch.setattr(backend, "capturing", lambda _: captures == "PyTorch")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(foreign, "has_same_stream", lambda _: False)
+    monkeypatch.setattr(foreign, "cuda_backend", lambda: of_cupy)
+    with pytest.raises(ProviderError, match=r"Loss: workspace: under graph capture .* one stream"):
+        op(scores, labels, workspace=hollow((2**20,), np.uint8))
+    assert not backend.launches
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint8])
 def test_a_workspace_that_does_not_serve_is_refused_in_words(backend, dtype) -> None:
     with pytest.raises(ArgumentError, match="ReluGrad: workspace: expected a uint8 array"):
@@ -285,73 +316,6 @@ def test_a_graph_has_scratch_memory_of_its_own(backend, monkeypatch) -> None:
         assert not op.workspaces._stores
     op(scores, labels)
     assert op.workspaces._stores
-
-
-# ---- autograd ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("provider", ["native", "adopted"])
-def test_a_gradient_is_not_lost_in_silence(provider) -> None:
-    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
-    dy, x = torch.randn(2, 3, 70)
-    x.requires_grad_()
-    op = get_op("ReluGrad")()
-    with on as backend:
-        with pytest.raises(ArgumentError, match=r"ReluGrad: X: .*X\.detach\(\)"):
-            op(dy, x)
-        with pytest.raises(ArgumentError, match=r"ReluGrad: X: .*X\.detach\(\)"):
-            op.bound(dy, x)
-        assert not (backend and backend.launches)
-        op(dy, x.detach())
-        with torch.no_grad():
-            op(dy, x)
-            bound = op.bound(dy, x)
-            bound()
-        if provider == "native":
-            with pytest.raises(ArgumentError, match=r"X\.detach\(\)"):
-                bound()
-
-
-@pytest.mark.parametrize("provider", ["native", "adopted"])
-def test_a_gradient_of_a_number_is_not_lost_in_silence(provider) -> None:
-    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
-    x, scale = torch.randn(3, 70), torch.tensor(0.5, requires_grad=True)
-    op = get_op("Scale")()
-    with on:
-        bound, refused = op.bound(x, 2.0), r"Scale: scale: .*scale\.detach\(\)"
-        for call in (lambda: op(x, scale), lambda: op.bound(x, scale), lambda: bound(scale=scale)):
-            with pytest.raises(ArgumentError, match=refused):
-                call()
-        op(x, scale.detach())
-        with torch.no_grad():
-            bound(scale=scale)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # PyTorch's own
-@pytest.mark.parametrize("provider", ["native", "adopted"])
-def test_a_tangent_is_not_lost_in_silence(provider) -> None:
-    """Forward-mode differentiation goes on where nothing is recorded."""
-    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
-    (dy, x), op = torch.randn(2, 3, 70), get_op("ReluGrad")()
-    bound = op.bound(dy, x)
-    with on, torch.no_grad(), torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        for call in (lambda: op(dy, dual), lambda: op.bound(dy, dual)):
-            with pytest.raises(ArgumentError, match=r"ReluGrad: X: .*tangent.*X\.detach\(\)"):
-                call()
-        op(dy, dual.detach())
-        op(dy, x)
-        bound()
-        assert get_op("GistPack16Encoder")()(dual) is not None
-
-
-@pytest.mark.parametrize("provider", ["native", "adopted"])
-def test_encoders_and_updates_take_data(provider) -> None:
-    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
-    x = torch.randn(3, 70, requires_grad=True)
-    with on:
-        assert not get_op("GistPack16Encoder")()(x).requires_grad
-        get_op("SGDOptimizer")()(torch.tensor([0.1]), x, torch.randn(3, 70))
 
 
 # ---- words ---------------------------------------------------------------------------------------

@@ -58,36 +58,41 @@ __device__ __forceinline__ float scaled_tail(float t) {
     return fmaf(0.39894228f, t, scaled_falling_slope(t));
 }
 
-// e^(t^2 / 2) Phi(-t) / RAISED = u P(v) up to NORMAL_END, u = 1 / (1 + 11/64 t) / RAISED, v that
-// from -1 to 1. Within 1e-15 of it; the polynomial itself is within 4e-17 before its coefficients
-// are rounded, and within 2e-16 after.
-__device__ __forceinline__ double scaled_tail(double t) {
-    const double u = reciprocal(fma(0.171875 * RAISED, t, RAISED));
-    const double v = fma(u, 2.290909090909090909 * RAISED, -1.290909090909090909);
-    const double p =
-        polynomial(v, -9.62424186333475032e-11, -5.67848232990894754e-11, 1.44783309055485138e-9,
-                   1.58555051585140063e-9, -1.47529954290777142e-8, -3.26863017473352735e-8,
-                   1.17784329752465615e-7, 5.72120877504153472e-7, -1.88692300371915611e-7,
-                   -7.6200957142035045e-6, -0.0000214883676394563641, 0.0000248803885782414963,
-                   0.00043943022384376101, 0.0020876052150748572, 0.00672062536262957866,
-                   0.0169464963854996069, 0.0353781560110922656, 0.0628512525870973262,
-                   0.0964498272418884466, 0.128850462252186324, 0.150279916141497196);
-    return u * p;
-}
-__device__ __forceinline__ double scaled_falling_slope(double t) {
-    return fma(t, -INV_SQRT_2PI / RAISED, scaled_tail(t));
+// e^(t^2 / 2) Phi(-t) / RAISED up to NORMAL_END, within 1e-16 of it before coefficients are rounded.
+// All are positive, so that no digits are lost.
+__device__ __forceinline__ Ratio scaled_tail(double t) {
+    const double over =
+        polynomial(t, 1.3963583253577922e-06, 3.7493618885895367e-05, 0.0004930549974805149,
+                   0.004107558013654912, 0.02370833988017493, 0.09798059789703814,
+                   0.2899593004962914, 0.5949236648320629, 0.7754795380464002, 0.5);
+    const double under = polynomial(
+        t, 3.5001512598676246e-06 * RAISED, 9.398256521565317e-05 * RAISED,
+        0.0012394057490789322 * RAISED, 0.010390103611359577 * RAISED, 0.06065690078919798 * RAISED,
+        0.25570908171081425 * RAISED, 0.7838116029095296 * RAISED, 1.717197137906116 * RAISED,
+        2.5639534032835547 * RAISED, 2.3488436368956553 * RAISED, 1.0 * RAISED);
+    return {over, under};
 }
 
-template <class R>
-__device__ __forceinline__ R gelu_value(R x) {
-    const R t = magnitude(x, NORMAL_END);
-    return (is_rising(x) ? x : R(0)) - t * (normal_exponential(t) * scaled_tail(t));
+__device__ __forceinline__ float gelu_value(float x) {
+    const float t = magnitude(x, NORMAL_END);
+    return (is_rising(x) ? x : 0.0f) - t * (normal_exponential(t) * scaled_tail(t));
 }
-
-template <class R>
-__device__ __forceinline__ R gelu_slope(R x) {
-    const R t = magnitude(x, NORMAL_END);
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float t = magnitude(x, NORMAL_END);
     return mirrored(x, normal_exponential(t) * scaled_falling_slope(t));
+}
+
+__device__ __forceinline__ double gelu_value(double x) {
+    const double t = magnitude(x, NORMAL_END);
+    const Ratio bell = raised_normal_exponential(t), tail = scaled_tail(t);
+    const double over = t * (bell.over * tail.over);
+    return fma(-over, reciprocal(bell.under * tail.under), is_rising(x) ? x : 0.0);
+}
+__device__ __forceinline__ double gelu_slope(double x) {
+    const double t = magnitude(x, NORMAL_END);
+    const Ratio bell = raised_normal_exponential(t), tail = scaled_tail(t);
+    const double slope = fma(t * (-INV_SQRT_2PI / RAISED), tail.under, tail.over);
+    return mirrored(x, bell.over * slope * reciprocal(bell.under * tail.under));
 }
 
 // ---- x s(v), s(v) = 1 / (1 + e^-v), v an odd function of x --------------------------------------

@@ -29,6 +29,7 @@ constexpr int WIDTH = 16 / (MOMENT_IS_WIDER ? sizeof(MOMENT) : sizeof(W));
 // Vectors of each array that a thread has in flight: more would take too many registers.
 constexpr int WEIGHT_VECS = sizeof(W) == 4 ? VECS : 1;
 constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
+constexpr i64 OF_ONE = ONE_NBYTES / 16 * WIDTH;
 using Tiling = range_map::Tiling<WIDTH, WEIGHT_VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
@@ -268,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                    const __grid_constant__ Either<1> update, bool is_bfloat16, i64 n) {
     __shared__ AdamFactors by;
     __shared__ double of_moments[2];
-    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
+    const i64 first = blockIdx.x * OF_ONE, end = first + OF_ONE < n ? first + OF_ONE : n;
     const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
     parameter.expect<EXPECTED_NBYTES>(first, end);
     make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);

@@ -26,6 +26,7 @@ constexpr int THREADS = 128;
 constexpr int EXPECTED_NBYTES = 8192;
 constexpr int VECS = 2;
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
+constexpr int ONE_NBYTES = 4096;
 constexpr int CAPACITY = CTO_CAPACITY;
 constexpr int CODED_BLOCK = 128;
 constexpr int CODED_CHUNK = CTO_CODED_CHUNK;

@@ -29,6 +29,13 @@ constexpr int WIDTH = vec::WIDTH<W>;
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, sizeof(W) == 8 ? 1 : VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
+// Of a multiprocessor; weights of other widths, and 7.0, spill where six have to fit, and NVRTC 12.9 ends
+// by a fault of its own on 12.0.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 750 || __CUDA_ARCH__ >= 1200)
+constexpr int DIRECTION_BLOCKS = 4;
+#else
+constexpr int DIRECTION_BLOCKS = sizeof(W) == 4 ? 6 : 4;
+#endif
 
 struct DirectionFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
@@ -178,7 +185,7 @@ using namespace cto;
 
 // Lists: weights, gradients, both moments; then those that are written: gradients, both moments.
 // `partials` are two for each chunk, `norms` two for each tensor, with a ticket each.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
+extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Rows that fill what their threads hold, without a mean and a bias: Y = X inv_std scale.
+// Rows that fill what their threads hold, all of whose results are wanted.
 #pragma once
-#include "core/vec.cuh"
+#include "layer_norm/forward.cuh"
 
 namespace cto::full_rows {
 
@@ -25,46 +25,115 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_war
     return sum;
 }
 
-// Where a block has several rows, `threads` of each are a power of two.
+// A thread's part of a row, COLUMNS elements in slots of W. Where a block has several rows, `threads` of
+// each are a power of two. What has no row of its own reads the first.
+template <int W, int COLUMNS, class T>
+struct Part {
+    static constexpr int DEPTH = COLUMNS / W;
+    u32 threads, group, thread;
+    i64 row;
+    bool exists;
+    u32 step;   // elements from a slot to the next
+    i64 first;  // element of the array
+    vec::Elements<T, W> own[DEPTH];
+
+    __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {
+        const bool has_several = threads < blockDim.x;
+        const u32 shift = has_several ? 31 - __clz(threads) : 0;
+        group = has_several ? threadIdx.x >> shift : 0;
+        thread = has_several ? threadIdx.x & (threads - 1) : threadIdx.x;
+        row = static_cast<i64>(blockIdx.x) * (has_several ? blockDim.x >> shift : 1) + group;
+        exists = row < n_rows;
+        step = threads * W;
+        first = (exists ? row : 0) * (threads * COLUMNS) + thread * W;
+    }
+    __device__ __forceinline__ void load(const T* x) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) own[u].load(x + first + u * step);
+    }
+    __device__ __forceinline__ u32 column(int u) const { return thread * W + u * step; }
+    __device__ __forceinline__ u32 first_warp() const { return group * (threads / WARP); }
+
+    template <class See>
+    __device__ __forceinline__ void each(const See& see) const {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int i = 0; i < W; ++i) see(own[u].at(i));
+    }
+    template <class V>
+    __device__ __forceinline__ void store(V* y, int u, const Acc<T> (&values)[W]) const {
+        const vec::Vec<V, W> rounded = vec::from_acc<V>(values);
+        *reinterpret_cast<vec::Vec<V, W>*>(y + first + u * step) = rounded;
+    }
+};
+
+// All loads that were asked for are begun before the first is waited for.
+__device__ __forceinline__ void begin_loads() {
+#ifndef __CUDA_CPU__
+    asm volatile("" ::: "memory");
+#endif
+}
+
+// Without a mean and a bias.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {
     using A = Acc<T>;
-    constexpr int DEPTH = COLUMNS / W;
     __shared__ A of_warp[WARP];
-    const bool has_several = threads < blockDim.x;
-    const u32 shift = has_several ? 31 - __clz(threads) : 0;
-    const u32 group = has_several ? threadIdx.x >> shift : 0;
-    const u32 thread = has_several ? threadIdx.x & (threads - 1) : threadIdx.x;
-    const i64 row = static_cast<i64>(blockIdx.x) * (has_several ? blockDim.x >> shift : 1) + group;
-    const bool exists = row < n_rows;
-    const i64 first = (exists ? row : 0) * (threads * COLUMNS) + thread * W;
-    const u32 step = threads * W;  // elements from a thread's slot to its next
-    vec::Elements<T, W> own[DEPTH];
-#pragma unroll
-    for (int u = 0; u < DEPTH; ++u) own[u].load(x + first + u * step);
-#ifndef __CUDA_CPU__
-    asm volatile("" ::: "memory");  // all of them before the first is waited for
-#endif
+    Part<W, COLUMNS, T> part(n_rows, threads);
+    part.load(x);
+    begin_loads();
     A squares = 0;
+    part.each([&](A element) { squares += element * element; });
+    squares = sum_of_row(squares, threads, part.first_warp(), of_warp);
+    if (!part.exists) return;
+    const A factor = rsqrt(fast_divide(squares, static_cast<A>(threads * COLUMNS)) + epsilon);
+    if (part.thread == 0 && inv_std) inv_std[part.row] = factor;
 #pragma unroll
-    for (int u = 0; u < DEPTH; ++u)
-#pragma unroll
-        for (int i = 0; i < W; ++i) squares += own[u].at(i) * own[u].at(i);
-    squares = sum_of_row(squares, threads, group * (threads / WARP), of_warp);
-    if (!exists) return;
-    const A n = static_cast<A>(threads * COLUMNS);
-    const A factor = rsqrt(fast_divide(squares, n) + epsilon);
-    if (thread == 0 && inv_std) inv_std[row] = factor;
-#pragma unroll
-    for (int u = 0; u < DEPTH; ++u) {
+    for (int u = 0; u < part.DEPTH; ++u) {
         vec::Elements<V, W> of_column;
-        of_column.load(scale + (thread * W + u * step));
+        of_column.load(scale + part.column(u));
         A values[W];
 #pragma unroll
-        for (int i = 0; i < W; ++i) values[i] = own[u].at(i) * factor * of_column.at(i) + A(0);
-        const vec::Vec<V, W> rounded = vec::from_acc<V>(values);
-        *reinterpret_cast<vec::Vec<V, W>*>(y + first + u * step) = rounded;
+        for (int i = 0; i < W; ++i) values[i] = part.own[u].at(i) * factor * of_column.at(i) + A(0);
+        part.store(y, u, values);
+    }
+}
+
+// With a mean, by a sum of its own. Of elements of 2 bytes float32 adds up so many exactly enough;
+// others are taken relative to the row's first.
+template <int W, int COLUMNS, class T, class V>
+__device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
+                                            i64 n_rows, u32 threads) {
+    using A = Acc<T>;
+    __shared__ A of_warp[2][WARP];
+    Part<W, COLUMNS, T> part(n_rows, threads);
+    part.load(arrays.x);
+    const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
+    const A n = static_cast<A>(length);
+    const A origin = sizeof(T) == 2 ? A(0) : arrays.origin(row, length);
+    begin_loads();
+    A sum = 0, squares = 0;
+    part.each([&](A element) { sum += element - origin; });
+    sum = sum_of_row(sum, threads, part.first_warp(), of_warp[0]);
+    const A center = fast_divide(sum, n);
+    const auto distance = [&](A element) { return element - origin - center; };
+    part.each([&](A element) { squares += distance(element) * distance(element); });
+    squares = sum_of_row(squares, threads, part.first_warp(), of_warp[1]);
+    if (!part.exists) return;
+    const A inv_std = arrays.inverse(squares, n);
+    if (part.thread == 0) arrays.store_statistics(row, origin + center, inv_std);
+#pragma unroll
+    for (int u = 0; u < part.DEPTH; ++u) {
+        vec::Elements<V, W> of_column;
+        of_column.load(arrays.scale + part.column(u));
+        A bias[W] = {}, values[W];
+        if (arrays.bias) vec::widen<V>(arrays.bias + part.column(u), bias);
+#pragma unroll
+        for (int i = 0; i < W; ++i)
+            values[i] = distance(part.own[u].at(i)) * inv_std * of_column.at(i) + bias[i];
+        part.store(arrays.y, u, values);
     }
 }
 

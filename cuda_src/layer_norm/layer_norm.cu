@@ -71,6 +71,18 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS)
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
+                                  U* inv_std, double epsilon, i64 n_rows, u32 threads) {
+    full_rows::centre_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__deep_centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
+                                       U* inv_std, double epsilon, i64 n_rows, u32 threads) {
+    full_rows::centre_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
     forward::hold_row<WIDTH, DEEP_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(

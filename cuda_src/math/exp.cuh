@@ -37,7 +37,6 @@ __device__ __forceinline__ double reciprocal(double x) {
 // Added to a double below 2^51 in magnitude, leaves its nearest integer in the low bits.
 constexpr double ROUNDER = 6755399441055744.0;
 constexpr double LN2 = 0.69314718055994530942;
-constexpr double LN2_REST = 2.3190468138462995584e-17;  // ln 2 - LN2
 
 // e^(z / 2) for |z| <= ln 2, within 4e-16.
 __device__ __forceinline__ double short_exponential(double z) {
@@ -64,18 +63,30 @@ __device__ __noinline__ double exponential(double x) { return ::exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return ::log(x); }
 
-// e^(-t^2 / 2) for t up to 40. In double it is multiplied by RAISED, so that 2^k can be added to
-// the exponent's bits; and t^2 is kept in two numbers, since rounded to one the result would be off
-// by t^2 / 2 units in the last place.
-constexpr double RAISED = 0x1p512;
-
+// e^(-t^2 / 2).
 __device__ __forceinline__ float normal_exponential(float t) { return exp2f(t * t * -0.72134752f); }
-__device__ __forceinline__ double normal_exponential(double t) {
-    const double square = t * t, rest = fma(t, t, -square);
-    const double rounded = fma(square, -0.72134752044448170368, ROUNDER);
-    const double k = rounded - ROUNDER;
-    const double z = fma(k, -2 * LN2_REST, fma(k, -2 * LN2, -square)) - rest;
-    return double_of(bits_of(short_exponential(z)) + ((bits_of(rounded) + 512) << 52));
+
+// A number that is to be multiplied by others and divided by others, all at once.
+struct Ratio {
+    double over, under;
+};
+
+// e^(-t^2 / 2) RAISED for t up to 40; RAISED, so that 2^k can be added to the exponent's bits. ln 2 is
+// LN2_FIRST / (1 - LN2_LAST), and k LN2_FIRST exact: -t^2 / 2 = k ln 2 + z (1 + LN2_LAST) / 2 with
+// z = -t^2 - 2 k LN2_FIRST + t^2 LN2_LAST. e^(z / 2) = (1 + z q) / (1 - z q), q = tanh(z / 4) / z.
+constexpr double RAISED = 0x1p512;
+constexpr double LN2_FIRST = 0.693147180559663;      // 41 bits of ln 2
+constexpr double LN2_LAST = 4.0734913673344604e-13;  // 1 - LN2_FIRST / ln 2
+
+__device__ __forceinline__ Ratio raised_normal_exponential(double t) {
+    const double square = t * t, rounded = fma(square, -0.72134752044448170368, ROUNDER);
+    const double whole = fma(rounded, -2 * LN2_FIRST, 2 * LN2_FIRST * ROUNDER);
+    const double z = fma(square, LN2_LAST, fma(-t, t, whole)), w = z * z;
+    const double odd =
+        polynomial(w, 1.0326168505969556e-06, 0.0017359231413192984, 0.25000000000010186);
+    const double even = polynomial(w, 6.198517363173251e-05, 0.02777702589862417, 1.0);
+    const double over = fma(z, odd, even);
+    return {double_of(bits_of(over) + ((bits_of(rounded) + 512) << 52)), fma(-z, odd, even)};
 }
 
 }  // namespace cto::math::exp

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -351,13 +352,9 @@ class Call:
     def _checked(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
-        adopted: Array = adopt(prepared.op, "workspace", workspace)
-        array = adopted
+        array, found = self._taken_workspace(workspace)
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
-        if self.has_tensors and adopted.dtype == UINT8:  # any other is refused below
-            array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
-        found = ArrayInfo.of(_info(array, adopted))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
         every = (*arrays, *self._on_device(results), array)
@@ -365,6 +362,25 @@ class Call:
         overlap = Overlap(prepared.op, [*names, "workspace"], sizes, [Written(len(every) - 1)])
         overlap.refuse(self.backend.pointers(every))
         return array
+
+    def _taken_workspace(self, workspace: object) -> tuple[Array, ArrayInfo]:
+        """An array that the backend takes, and what is known of it.
+
+        A tensor beside tensors is not exchanged: by DLPack one library's stream waits for the
+        other's, which ends a capture.
+        """
+        if self.has_tensors and is_tensor(workspace):
+            with contextlib.suppress(KeyError):  # an unusual one, or one of the host
+                tensor = cast(Array, workspace)
+                return tensor, ArrayInfo.of(info(tensor))
+        adopted: Array = adopt(self.prepared.op, "workspace", workspace)
+        array = adopted
+        if self.has_tensors and adopted.dtype == UINT8:  # any other is refused
+            try:
+                array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
+            except ProviderError as error:
+                raise ProviderError(f"{self.prepared.op}: workspace: {error}") from None
+        return array, ArrayInfo.of(_info(array, adopted))
 
 
 def _info(array: Array, adopted: Array) -> Info:

@@ -78,6 +78,8 @@ def as_tensor(array: Any) -> Any:
     """A tensor over an array's memory; by way of integers, as NumPy and DLPack lack bfloat16."""
     torch = sys.modules["torch"]
     bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
+    if not isinstance(bits, np.ndarray):
+        _refuse_exchange(bits.data.device_id)
     tensor = (torch.from_numpy if isinstance(bits, np.ndarray) else torch.from_dlpack)(bits)
     if array.size < 2:
         tensor = tensor.as_strided(array.shape, _ordinary_strides(array.shape))
@@ -310,8 +312,26 @@ def _of_tensor(tensor: Any) -> Any:
     elif data.is_neg():  # DLPack would lend the values without their sign
         raise BufferError("its negative bit is set (copy it first: resolve_neg)")
     else:
+        _refuse_exchange(data.device.index)
         array = _device_exchanged("from_dlpack", bits)
     return array if bits is data else array.view(BFLOAT16)
+
+
+def _refuse_exchange(device: int) -> None:
+    """By DLPack one library's stream waits for the other's, which ends a capture of either."""
+    if not has_same_stream(device) and _is_captured(device):
+        raise ProviderError(
+            "under graph capture CuPy and PyTorch lend each other memory only on one stream, "
+            "which has to be current in both: give arrays of the library that captures"
+        )
+
+
+def _is_captured(device: int) -> bool:
+    """Whether either's current stream is captured; none that is a default stream can be asked."""
+    address = sys.modules["torch"].cuda.current_stream(device).cuda_stream
+    if cuda_backend().capturing(device):
+        return True
+    return address not in (0, 1) and tensor_backend().capturing(device)
 
 
 def _has_memory(tensor: Any) -> bool:

@@ -63,7 +63,7 @@ class GradientBuckets:
         parameters: Sequence[Any],
         group: ProcessGroup,
         *,
-        megabytes: float = 25.0,
+        megabytes: float = 100.0,
         optimizer: AdamW | None = None,
     ) -> None:
         _check(parameters, group, megabytes, optimizer)

@@ -236,7 +236,7 @@ class ProcessGroup:
             engine.end(str(error))
         else:
             engine.end(f"rank {self.rank} stopped in the middle of {op}: {error!r}")
-        if isinstance(error, OpError | OSError | EOFError | MemoryError):
+        if isinstance(error, OpError | OSError | EOFError | MemoryError | SystemError):
             return GroupError(f"{op}: group: {engine.fault}")
         return error
 

@@ -20,7 +20,7 @@ class LateArgument:
     """
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
-        self.dtype, self._make, self.places = dtype, make, changing.places
+        self.dtype, self.anew, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)
 
@@ -29,7 +29,7 @@ class LateArgument:
         picked = self._pick(values)
         known, made = self._last  # once: another thread may put its own there
         if picked is not known:  # nor is a row of several ever
-            made = self._make(values)
+            made = self.anew(values)
             self._last = picked, made
         return made
 
@@ -37,13 +37,14 @@ class LateArgument:
 def renewed(
     late: Sequence[LateArgument], known: list[object], place: int
 ) -> Callable[[object], list[object]]:
-    """What gives known arguments, but for those that follow from this place's value."""
-    following = [(i, each.of) for i, each in enumerate(late) if place in each.places]
+    """What gives known arguments, but for those that follow from this place's value, a new one in
+    each call."""
+    following = [(i, each.anew) for i, each in enumerate(late) if place in each.places]
 
     def with_value(value: object) -> list[object]:
         found, given = known.copy(), {place: value}
-        for i, of in following:
-            found[i] = of(given)
+        for i, anew in following:
+            found[i] = anew(given)
         return found
 
     return with_value

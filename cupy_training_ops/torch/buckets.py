@@ -29,7 +29,7 @@ class GradientBuckets:
         parameters: Iterable[Any],
         group: ProcessGroup,
         *,
-        megabytes: float = 25.0,
+        megabytes: float = 100.0,
         optimizer: AdamW | None = None,
     ) -> None:
         found = list(parameters)

@@ -131,18 +131,18 @@ class _Drawn(threading.local):
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
-            self.numbers = torch.empty(2, dtype=torch.int64, device="cpu")
+            self.seed = torch.empty((), dtype=torch.int64, device="cpu")
 
 
 _drawn_by = _Drawn()
 
 
 def _drawn(x: Tensor) -> tuple[int, ...] | None:
-    """Two numbers of PyTorch's generator of the CPU, as torch.randint draws them; None where a
-    graph is captured, whose replays draw anew."""
+    """A seed of PyTorch's generator of the CPU, and an offset of 0; None where a graph is
+    captured, whose replays draw anew."""
     if x.is_cuda and _is_capturing():
         return None
-    return tuple(_drawn_by.numbers.random_(_MOST_SEED).tolist())
+    return _drawn_by.seed.random_().item(), 0
 
 
 _dropped = _dropout.drawing(_drawn, _dropped_longer)

@@ -45,23 +45,42 @@ def gathers(group, n: int) -> queue.Calls:
     return queue.Calls(group, "X", group.everyone, rows, None)
 
 
+WORK = r"""
+extern "C" __global__ void work(long long nanoseconds) {
+    long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < nanoseconds);
+}
+"""
+
+
+def behind_work(seconds: float) -> None:
+    """What is queued on the current stream from here on waits so long.
+
+    For a kernel: a function of Python's needs a lock that who loads a kernel may hold meanwhile.
+    """
+    cupy.RawKernel(WORK, "work")((1,), (1,), (np.int64(seconds * 1e9),))
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_calls_are_queued_on_the_current_stream(group, n) -> None:
-    sources = [cupy.full(N, i + 1, np.float32) for i in range(n)]
+    """Behind what is queued there; that of another stream would come too early, or too late."""
+    sources = [cupy.zeros(N, np.float32) for _ in range(n)]
     targets = [cupy.zeros(N, np.float32) for _ in range(n)]
     calls, tables = gathers(group, n), (table(*sources), table(*targets))
-    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+    calls(*tables)  # which connects
+    streams = [cupy.cuda.Stream.null, *(cupy.cuda.Stream(non_blocking=True) for _ in "ab")]
+    cupy.cuda.Device().synchronize()
+    for step, stream in enumerate(streams * 2):
         with stream:
+            behind_work(0.05)
+            for i, x in enumerate(sources):
+                x.fill(10 * step + i)
             calls(*tables)
-            stream.synchronize()
-            assert [float(y.sum()) for y in targets] == [N * (i + 1) for i in range(n)]
-            for y in targets:
-                y.fill(0)
-            calls(*tables)  # which are known
-            assert [float(y.sum()) for y in targets] == [N * (i + 1) for i in range(n)]
-            for y in targets:
-                y.fill(0)
-            stream.synchronize()
+            assert [float(y.sum()) for y in targets] == [N * (10 * step + i) for i in range(n)]
+        cupy.cuda.Device().synchronize()
 
 
 def test_calls_are_captured_once_one_was_made(group) -> None:
@@ -90,6 +109,7 @@ def test_what_is_under_way_is_watched(group) -> None:
     calls = gathers(group, 1)
     calls(table(x), table(y))
     (communicator,) = group.resources.communicators.values()
+    assert communicator.last_stream is not None or communicator._marked is not None
     deadline = time.monotonic() + 10
     while communicator.last_stream is not None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -98,6 +118,18 @@ def test_what_is_under_way_is_watched(group) -> None:
     time.sleep(2.5)  # longer than the timeout
     assert communicator.trouble() == ""
     group.check()
+
+
+def test_a_call_that_does_not_end_in_time_ends_the_group(group) -> None:
+    x, y = cupy.ones(N, np.float32), cupy.zeros(N, np.float32)
+    calls, stream = gathers(group, 1), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        calls(table(x), table(y))
+        behind_work(5.0)
+        calls(table(x), table(y))
+        stream.synchronize()
+        with pytest.raises(cto.GroupError, match="a call on the GPU took longer than 2 seconds"):
+            group.check()
 
 
 def test_a_group_that_has_ended_aborts_its_communicators(group) -> None:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops import ArgumentError, ProviderError, get_op
+from cupy_training_ops.runtime import compiler
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
 from tensor_cases import every_tensor  # noqa: E402
@@ -102,6 +105,53 @@ def test_a_call_is_captured_with_pytorchs_graph(tensor) -> None:
     torch.cuda.synchronize()
     for found in (out, new):
         assert torch.allclose(found.cpu(), cto.gelu(x.cpu()), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("gives_workspace", [True, False])
+def test_a_first_call_is_captured_with_pytorchs_graph(
+    tensor, monkeypatch, gives_workspace, mode
+) -> None:
+    """It loads several modules; a workspace of PyTorch's is taken without a word to its stream."""
+    monkeypatch.setattr(compiler, "_memo", {})
+    x, dy, w = tensor(), tensor(), torch.randn(8, 8, 3, 3, device="cuda")
+    out = torch.empty_like(x), torch.empty_like(w), torch.empty(8, device="cuda")
+    op, memory = cto.ConvGrad(pads=(1,) * 4), torch.empty(1 << 26, dtype=torch.uint8).cuda()
+    workspace, graph = memory if gives_workspace else None, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        op(dy, x, w, out=out, workspace=workspace)
+    x.copy_(tensor())
+    graph.replay()
+    torch.cuda.synchronize()
+    for found, expected in zip(out, op(dy.cpu(), x.cpu(), w.cpu()), strict=True):
+        assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("captures", ["CuPy", "PyTorch"])
+def test_what_would_end_a_capture_is_refused_and_the_capture_goes_on(tensor, captures) -> None:
+    """Arrays of both libraries, whose streams differ."""
+    import cupy
+
+    x, dy, out = tensor(), tensor(), torch.zeros(SHAPE, device="cuda")
+    mixed, stream = cupy.zeros(SHAPE, "f"), cupy.cuda.Stream(non_blocking=True)
+    graph: Any = torch.cuda.CUDAGraph()
+    ours = captures == "CuPy"
+    with stream if ours else torch.cuda.graph(graph):
+        if ours:
+            stream.begin_capture()
+        with pytest.raises(ProviderError, match="under graph capture CuPy and PyTorch lend"):
+            cto.gelu_grad(mixed, x)
+        if ours:
+            cto.gelu(mixed, out=mixed)
+            graph = stream.end_capture()
+        else:
+            cto.gelu_grad(dy, x, out=out)
+    if ours:
+        graph.launch(stream)
+        stream.synchronize()
+    else:
+        graph.replay()
+        assert torch.allclose(out.cpu(), cto.gelu_grad(dy.cpu(), x.cpu()), atol=1e-5)
 
 
 def test_a_negative_bit_is_refused(tensor) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import numpy.random  # before memory is short
 from ranks import connected
 
 import cupy_training_ops as cto
@@ -37,7 +38,8 @@ from cupy_training_ops.process_group.group import Sizes
 ENDS = ("right", "group", "wrong", "error", "own")  # statuses
 RUN = 0.15  # seconds until the fault, at most
 AFTER = 0.3  # and that all go on for, if it changes nothing
-SPARE = 8 << 20  # bytes that there are where memory is short
+SPARE, PIECE = 8 << 20, 1 << 16  # bytes that there are where memory is short, one by one
+HELD: list[bytearray] = []
 MOST = 2**18  # elements
 
 Ranks = Callable[[int, int, Any, float], cto.ProcessGroup]
@@ -62,9 +64,14 @@ def interrupt(*_: object) -> None:
 
 
 def no_memory(*_: object) -> None:
+    """Take all that there is, but for a part: what is freed stays, and MPI's threads have 64 MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + SPARE
+    most = pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with contextlib.suppress(MemoryError):
+        while True:
+            HELD.append(bytearray(PIECE))
+    del HELD[-SPARE // PIECE :]
 
 
 def no_descriptors(*_: object) -> None:
@@ -161,7 +168,8 @@ def be_rank(ranks: Ranks, rank: int, n: int, place: Any, options: Any, ready: in
     except cto.GroupError:
         status = 1
     except BaseException as error:
-        if isinstance(error, MemoryError) and not group._engine.fault:
+        # Python itself raises SystemError where it has no memory for another.
+        if isinstance(error, MemoryError | SystemError) and not group._engine.fault:
             status = 4  # of this script's own arrays, or before others heard of the call
         with contextlib.suppress(BaseException):
             os.write(2, f"rank {rank}: {error!r}\n".encode())

@@ -90,7 +90,9 @@ def test_a_group_of_torchs_that_there_is_not_is_refused() -> None:
 @needs_mpi
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_operator_under_mpi(n) -> None:
-    status, said, _ = by_mpiexec(n, FOLDER / "all_operators.py")
+    """Two ranks as if on two machines, if MPICH's; over UCX it tells of all that nobody took."""
+    is_apart = {"MPIR_CVAR_NOLOCAL": str(int(n == 2))}
+    status, said, _ = by_mpiexec(n, FOLDER / "all_operators.py", **is_apart)
     assert status == 0, said
     assert sorted(said.splitlines()) == [f"rank {r}: {CHECKS} checks, MPI" for r in range(n)]
 
@@ -110,8 +112,9 @@ def meets_a_fault(kind: str, seed: int, n: int) -> str:
     script = FOLDER / "mpi_faults.py"
     status, said, ended = by_mpiexec(n, script, kind, str(seed), CTO_TIMEOUT=str(TIMEOUT))
     assert "a wrong number" not in said
-    struck = float(re.search(r"^struck .* at ([\d.]+) s$", said, re.MULTILINE)[1])
-    assert ended - struck < TIMEOUT + 10
+    struck = re.search(r"struck rank \d at ([\d.]+) s", said)  # behind half a line of another's
+    assert struck, said
+    assert ended - float(struck[1]) < TIMEOUT + 10
     rest = [line for line in said.splitlines() if not line.startswith(("struck", "right"))]
     assert bool(status) == bool(rest), said
     if status == 0:
@@ -175,7 +178,7 @@ def test_every_operator_under_srun() -> None:
 @pytest.mark.parametrize("call", ["ProcessGroup()", "ProcessGroup.from_mpi()"])
 def test_slurm_that_starts_no_mpi_is_said(kind, call) -> None:
     """Else each of its tasks would train alone."""
-    if "Open MPI" in library():
+    if "Open MPI v4" in library():
         pytest.skip("it says so itself")
     status, said = by_srun(kind, 2, "-c", f"import cupy_training_ops as cto\ncto.{call}")
     assert status == 1
@@ -185,7 +188,7 @@ def test_slurm_that_starts_no_mpi_is_said(kind, call) -> None:
 
 @needs_mpi
 def test_a_task_alone_and_a_communicator_are_taken_under_srun() -> None:
-    if "Open MPI" in library():
+    if "Open MPI v4" in library():
         pytest.skip("it takes no task of Slurm's without PMIx")
     alone = "import cupy_training_ops as cto\nprint(cto.ProcessGroup())"
     assert by_srun("none", 1, "-c", alone) == (0, "<ProcessGroup rank 0 of 1, MPI>\n")

@@ -100,17 +100,34 @@ def test_a_model_of_all_of_them_through_inductor(leaf, labels) -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 @compiled
-def test_what_is_exported_takes_other_sizes(leaf, strict) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            x = functional.layer_norm(x, (16,))
-            return functional.softmax(functional.gelu(x), -1)
+def test_what_is_exported_takes_other_sizes(leaf, labels, strict) -> None:
+    """Of all functionals."""
+    table, row, weight = leaf(16, 8), leaf(8), leaf(16, 8)
 
-    x = leaf(5, 16, gradients=False)
-    sizes = ({0: torch.export.Dim("n", min=2)},)
-    found = torch.export.export(Model(), (x,), dynamic_shapes=sizes, strict=strict)
-    assert "cto.layer_norm.default" in str(found.graph)
-    torch.testing.assert_close(found.module()(x[:3]), Model()(x[:3]), atol=1e-12, rtol=0)
+    class Model(torch.nn.Module):
+        def forward(self, indices, target):
+            x = functional.embedding(indices, table, 3)
+            x = functional.layer_norm(functional.rms_norm(x, (8,), row), (8,), row, row)
+            x = functional.relu(functional.gelu(x, bias=row)) + functional.softmax(x, -1)
+            loss = functional.linear_cross_entropy(x, weight, target)
+            scores = functional.log_softmax(x @ weight.t(), -1).flatten(0, 1)
+            return loss, functional.cross_entropy(scores, target.flatten()), functional.dropout(x)
+
+    def given(n):
+        return labels(16, n, 4), labels(16, n, 4)
+
+    sizes = [{0: torch.export.Dim("n", min=2)}] * 2
+    found = torch.export.export(Model(), given(5), dynamic_shapes=sizes, strict=strict)
+    calls = {str(node.target) for node in found.graph.nodes}
+    names = "embedding layer_norm rms_norm gelu softmax log_softmax bitmask_dropout"
+    assert {f"cto.{name}.default" for name in names.split()} <= calls
+    inputs = given(3)
+    (*results, dropped), (*expected, other) = found.module()(*inputs), Model()(*inputs)
+    torch.testing.assert_close(results, expected, atol=1e-12, rtol=0)
+    kept = (dropped != 0) & (other != 0)  # masks are drawn anew
+    torch.testing.assert_close(dropped[kept], other[kept], atol=1e-12, rtol=0)
+    assert dropped.shape == other.shape
+    assert not torch.equal(dropped, other)
 
 
 def test_traces_see_the_operators(leaf) -> None:

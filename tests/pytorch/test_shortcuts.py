@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -35,6 +36,27 @@ def test_the_next_call_does_not_come_to_the_body(made, monkeypatch) -> None:
         assert len(backend.launches) == n_launches + 2
     assert tuple(first.shape) == (4, 64)
     assert [tuple(y.shape) for y in every] == [(4, 64), (4, 1), (4, 1)]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("form", ["rows", "gaps"])
+def test_the_bits_of_relu_stand_beside_pytorchs_own(made, form, monkeypatch) -> None:
+    """Whether they were packed before or not; the first result alone is packed nowhere."""
+    x, known = made(16, 40) if form == "rows" else made(16, 40).t(), shortcut("relu")
+    monkeypatch.setattr(known, "_known", {})
+    for n in range(4):
+        if n == 3 and form == "rows":
+            monkeypatch.setattr(known, "_body", None)
+        y, bits = known((x,))
+        torch.testing.assert_close(y, torch.relu(x))
+        flat = x.contiguous().flatten().numpy(force=True)
+        numbers = bits.view(torch.uint8).numpy(force=True)
+        assert (np.unpackbits(numbers, bitorder="big")[: flat.size] == (flat > 0)).all()
+    monkeypatch.setattr(known, "_body", None)
+    for _ in range(2):
+        torch.testing.assert_close(known((x,), shortcuts.FIRST), torch.relu(x))
+    run = known.straight((x,), shortcuts.FIRST)
+    torch.testing.assert_close(run((x,), (x,)), torch.relu(x))
 
 
 @pytest.mark.usefixtures("emulated")

@@ -38,6 +38,7 @@ from ...plan import Device, Plan, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common
 from .codes import coded_nbytes
+from .facts import ONE_NBYTES
 from .plan import Args, chunk, count, launch, over_coded, over_lists, rule
 
 Specs = tuple[Spec, ...]
@@ -179,7 +180,7 @@ class AdamOptimizer(Op):
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
-        grid = ceil_div(w.size, chunk(w, m))
+        grid = ceil_div(w.size, chunk(w, m, ONE_NBYTES))
         return Plan((launch(self.function_name, grid, row, **types),) if w.size else ())
 
 

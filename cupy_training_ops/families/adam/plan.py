@@ -25,9 +25,9 @@ def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
     return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
-def chunk(w: Spec, m: Spec) -> int:
-    """Elements that a block takes."""
-    return CHUNK_NBYTES // max(w.dtype.itemsize, m.dtype.itemsize)
+def chunk(w: Spec, m: Spec, nbytes: int) -> int:
+    """Elements that a block takes, so many bytes of the widest array."""
+    return nbytes // max(w.dtype.itemsize, m.dtype.itemsize)
 
 
 def rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -> np.void:
@@ -41,7 +41,7 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
     """A step over weights, gradients, both moments and low-precision weights, in this order."""
     w, g, m, *_ = inputs
     made = partial(launch, "adam__list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
-    return _over(inputs, outputs, args, chunk(w[0], m[0]), made)
+    return _over(inputs, outputs, args, chunk(w[0], m[0], CHUNK_NBYTES), made)
 
 
 def over_coded(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:

@@ -197,7 +197,7 @@ class Call:
             channels=tile,
             width=threads,
             ring=ring,
-            cached=self._cached(n_parts * n_tiles * rows * threads, ring),
+            cached=self._cached(n_parts * n_tiles * rows * threads, ring, turns),
             aligned=aligned and whole,
         )
         work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
@@ -221,10 +221,16 @@ class Call:
         """Shared memory of a group of rows of all threads."""
         return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
 
-    def _cached(self, n_slots: int, ring: int) -> int:
-        """Rows that the L2 cache keeps, each of so many slots; none of two arrays."""
+    def _cached(self, n_slots: int, ring: int, turns: int) -> int:
+        """Rows that the L2 cache keeps, each of so many slots.
+
+        Of two arrays all, where blocks keep some: rows that leave the cache first seem not to take
+        the place of what earlier work has left there.
+        """
+        if len(self.read) > 1:
+            return turns if ring else 0
         nbytes = CACHED_BESIDE_RINGS if ring else CACHED_NBYTES
-        return nbytes // (n_slots * VEC_NBYTES) if len(self.read) == 1 else 0
+        return nbytes // (n_slots * VEC_NBYTES)
 
     @property
     def _columns(self) -> int:

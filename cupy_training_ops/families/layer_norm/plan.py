@@ -26,7 +26,10 @@ from .plan_staged_rows import Kernels, Rows, held
 
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
 
-FULL_THREADS = {2: 256, 4: 512, 8: 512}  # of a full row at most, by bytes of an element
+# Threads of a full row at most, by bytes of an element; of one with a mean, before each holds twice
+# as many elements.
+FULL_THREADS = {2: 256, 4: 512, 8: 512}
+CENTRED_THREADS = {2: 64, 4: 128, 8: 128}
 FULL_BLOCK = 128  # threads of a block with several of them
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
@@ -88,7 +91,7 @@ class Matrix:
 def forward(
     matrix: Matrix,
     x: Spec,
-    parameters: tuple[Spec, Spec | None],
+    parameters: tuple[Spec | None, ...],
     results: tuple[Spec | None, ...],
     is_centred: bool,
     epsilon: float,
@@ -96,11 +99,12 @@ def forward(
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
-    if parameters[1] is None and results[0] is not None and not is_centred and aligned:
-        full = _full(matrix)
-        if full is not None:
-            own = (x, parameters[0], results[0], results[2], epsilon, *full.args)
-            return plans.Plan((matrix.launch(full.suffix, full.config, *own),))
+    full = _full(matrix, is_centred) if aligned and results[0] is not None else None
+    if full is not None:
+        if not is_centred:
+            parameters, results = parameters[:1], results[::2]
+        own = (x, *parameters, *results, epsilon, *full.args)
+        return plans.Plan((matrix.launch(full.suffix, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
@@ -108,15 +112,18 @@ def forward(
     return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
 
 
-def _full(matrix: Matrix) -> Division | None:
+def _full(matrix: Matrix, is_centred: bool) -> Division | None:
     """Rows that fill what their threads hold; None where they do not."""
-    columns = FULL_COLUMNS[matrix.both_nbytes]
-    for suffix, of_thread in (("full_rows", columns), ("deep_full_rows", 2 * columns)):
+    columns, most = FULL_COLUMNS[matrix.both_nbytes], FULL_THREADS[matrix.t.itemsize]
+    name, few = "full_rows", most
+    if is_centred:
+        name, few = "centred_full_rows", CENTRED_THREADS[matrix.t.itemsize]
+    for suffix, of_thread, limit in ((name, columns, few), ("deep_" + name, 2 * columns, most)):
         threads, rest = divmod(matrix.length, of_thread)
         is_power = threads & (threads - 1) == 0
         if rest or not matrix.count or not (threads % WARP == 0 or is_power):
             continue
-        if 0 < threads <= FULL_THREADS[matrix.t.itemsize]:
+        if 0 < threads <= limit:
             groups = max(1, FULL_BLOCK // threads) if is_power else 1
             config = plans.Config((plans.ceil_div(matrix.count, groups),), (threads * groups,))
             return Division(suffix, config, (matrix.count, threads))

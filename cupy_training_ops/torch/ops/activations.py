@@ -25,7 +25,7 @@ from ...families.gist.operators import GistPack1Encoder, ReluGradFromBits
 from .doors import Operator
 from .launching import Run, instance
 from .registration import register
-from .shortcuts import Shortcuts
+from .shortcuts import Beside, Shortcuts
 from .sums import over_rows
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
@@ -90,8 +90,15 @@ def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _relu(run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
-    return torch.relu(x), run(instance(GistPack1Encoder), x)
+    return _own_relu(x), _bits(run, x)
+
+
+def _own_relu(x: Tensor) -> Tensor:
+    return torch.relu(x.contiguous())
+
+
+def _bits(run: Run, x: Tensor) -> Tensor:
+    return run(instance(GistPack1Encoder), x.contiguous())
 
 
 def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
@@ -138,6 +145,7 @@ DOORS = register(
             _relu,
             _keep_relu,
             _relu_derivative,
+            direct=Beside(_own_relu, _bits),
         ),
         Operator(
             "relu_backward(Tensor grad, Tensor bits) -> Tensor",

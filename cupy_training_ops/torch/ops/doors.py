@@ -288,7 +288,7 @@ def _node(operator: Operator, *, is_first: bool) -> Any:
     def forward(ctx: Any, *given: Any) -> Any:
         arguments, (launched, tensors) = given[:-1], given[-1]
         results = launched(arguments, tensors)
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False
         if keep is not None:
             keep(ctx, arguments, results)
             if marks:

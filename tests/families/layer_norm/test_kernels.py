@@ -90,8 +90,8 @@ def test_longer_rows_are_read_twice() -> None:
     doubles = (FLOAT64, FLOAT64)
     assert steps(name, (9, 4096), doubles)[0][0] == "gradient_rows"
     assert steps(name, (9, 4098), doubles)[0][0] == "gradient_row_sums"
-    assert steps("LayerNormalization", (9, 4096))[0][0] == "rows"
-    assert steps("LayerNormalization", (9, 8192))[0] == ("deep_rows", (9,), (256,))
+    assert steps("LayerNormalization", (9, 4092))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 8188))[0] == ("deep_rows", (9,), (256,))
     assert steps("LayerNormalization", (9, 16_384))[0] == ("deep_rows", (9,), (512,))
     assert steps("LayerNormalization", (9, 16_384), HALVES)[0][0] == "rows"
     assert steps("LayerNormalization", (9, 16_388))[0][0] == "wide_rows"
@@ -99,13 +99,16 @@ def test_longer_rows_are_read_twice() -> None:
     assert steps("LayerNormalization", (9, 24_580))[0][0] == "long_rows"
 
 
-def test_rows_that_fill_their_threads_are_scaled_alone() -> None:
-    name = "SimplifiedLayerNormalization"
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("SimplifiedLayerNormalization", "full_rows"), ("LayerNormalization", "centred_full_rows")],
+)
+def test_rows_that_fill_their_threads_have_kernels_of_their_own(name, kernel) -> None:
+    statistics = tuple(output.name for output in get_op(name).outputs[1:])
     for length, types in ((512, FLOATS), (4096, FLOATS), (1024, HALVES), (8192, HALVES)):
-        assert steps(name, (9, length), types)[0][0].endswith("full_rows")
+        assert steps(name, (9, length), types)[0][0] in (kernel, "deep_" + kernel)
         assert steps(name, (9, length - 8), types)[0][0] == "rows"
-        assert steps(name, (9, length), types, wanted=("inv_std_var",))[0][0] == "rows"
-        assert steps("LayerNormalization", (9, length), types)[0][0] == "rows"
+        assert steps(name, (9, length), types, wanted=statistics)[0][0] == "rows"
     assert steps(name, (9, 4096), aligned=False)[0][0] == "elements"
     assert steps(name, (0, 4096))[0][0] == "rows"
 
@@ -176,15 +179,17 @@ def test_lengths_beside_vectors_and_warps(run, rng, name, types) -> None:
 
 
 @pytest.mark.parametrize("types", TYPES[:3])
-def test_full_rows_have_the_statistics_of_any(run, rng, types) -> None:
-    op = get_op("SimplifiedLayerNormalization")()
-    for length in (512, 1024, 3072):
+@pytest.mark.parametrize("name", ["SimplifiedLayerNormalization", "LayerNormalization"])
+def test_full_rows_have_the_statistics_of_any(run, rng, name, types) -> None:
+    op = get_op(name)()
+    for length in (32, 512, 1024, 3072):
         given_ = inputs(rng, op.name, (5, length), types)
         arrays = [run.place(array) for array in given_]
-        y, inv_std = op(*arrays)
-        of_any = op(*arrays, outputs=("inv_std_var",))[1]
+        y, *statistics = op(*arrays)
+        of_any = op(*arrays, outputs=tuple(output.name for output in op.outputs[1:]))[1:]
         assert_matches(run.host(y), computed(op, *given_)[0])
-        assert_matches(run.host(inv_std), run.host(of_any))
+        for found, wanted in zip(statistics, of_any, strict=True):
+            assert_matches(run.host(found), run.host(wanted))
 
 
 @pytest.mark.thorough
@@ -266,7 +271,7 @@ def test_sums_over_many_rows_keep_their_digits(run, rng, count, length) -> None:
         assert_sums_match(run.host(bias_grad), dys.sum(0), np.abs(dys).sum(0))
 
 
-@pytest.mark.parametrize("shape", [(40, 1024), (20, 1023), (2, 17_001)])
+@pytest.mark.parametrize("shape", [(40, 1024), (20, 1023), (5, 64), (2, 17_001)])
 def test_rows_far_from_zero_keep_their_digits(run, rng, shape) -> None:
     x = (1e4 + 1e-2 * rng.standard_normal(shape)).astype(FLOAT32)
     scale, wide = np.ones(shape[1], FLOAT32), x.astype(FLOAT64)
