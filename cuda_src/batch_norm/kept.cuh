@@ -35,9 +35,9 @@ struct Blocks {
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
         walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
     }
-    // Where two arrays are read, whose sums are added up without divisions, blocks that wait put
-    // groups of parts together themselves.
-    static constexpr bool DIRECT = Op::READ == 2;
+    // Where two arrays of 2-byte types are read, whose sums are added up without divisions, blocks
+    // that wait put groups of parts together themselves; of wider types it gained nothing.
+    static constexpr bool DIRECT = Op::READ == 2 && sizeof(typename Op::T) == 2;
 
     __device__ Finish<Op, Walk> finish_of(const Item& part) const {
         return {op, walk, schedule, scratch, shared, schedule.first_tile + part.tile};

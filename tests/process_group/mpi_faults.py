@@ -26,6 +26,11 @@ def say(words: str) -> None:
     sys.stdout.flush()
 
 
+def in_a_line(_: object, error: BaseException, __: object) -> None:
+    """For launchers mix what ranks say at once, in the middle of lines where it is long."""
+    say(f"rank {group.rank}: {error!r}")
+
+
 def hit() -> None:
     say(f"struck rank {group.rank} at {time.time()} s")
     strike(KIND, os.getpid())
@@ -33,6 +38,7 @@ def hit() -> None:
 
 rng = random.Random(SEED)
 group = cto.ProcessGroup.from_mpi()
+sys.excepthook = in_a_line
 victim, moment = rng.randrange(group.size), rng.uniform(0, RUN)
 if KIND in HANDLERS:
     signal.signal(signal.SIGALRM, HANDLERS[KIND])
