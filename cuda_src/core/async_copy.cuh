@@ -9,7 +9,9 @@ namespace cto::async_copy {
 // Copies 4, 8 or 16 bytes, to and from multiples of as many.
 template <int NBYTES>
 __device__ __forceinline__ void copy(void* shared, const void* global) {
-#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
+#if defined(__CUDA_CPU__)
+    emulated_memcpy_async<NBYTES>(shared, global, true);
+#elif __CUDA_ARCH__ < 800
     using Words = vec::Vec<u32, NBYTES / 4>;
     *static_cast<Words*>(shared) = *static_cast<const Words*>(global);
 #else
@@ -26,7 +28,9 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 // where they are read AGAIN.
 template <int NBYTES, bool AGAIN = false>
 __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {
-#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
+#if defined(__CUDA_CPU__)
+    emulated_memcpy_async<NBYTES>(shared, global, exists);
+#elif __CUDA_ARCH__ < 800
     using Words = vec::Vec<u32, NBYTES / 4>;
     *static_cast<Words*>(shared) = exists ? *static_cast<const Words*>(global) : Words{};
 #else
@@ -84,7 +88,9 @@ __device__ __forceinline__ void copy_16(Place to, const void* global) {
 
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void commit() {
-#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+#if defined(__CUDA_CPU__)
+    emulated_commit_copies();
+#elif __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
@@ -92,7 +98,9 @@ __device__ __forceinline__ void commit() {
 // Waits for all of this thread's groups but the last N.
 template <int N>
 __device__ __forceinline__ void wait() {
-#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+#if defined(__CUDA_CPU__)
+    emulated_wait_for_copies(N);
+#elif __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }

@@ -21,6 +21,7 @@
 
 #include "../runtime/interface.h"
 #include "emulated/qualifiers.h"
+#include "emulated/async_copies.h"
 #include "emulated/atomics.h"
 #include "emulated/bits.h"
 #include "emulated/conversions.h"

@@ -2,6 +2,7 @@
 // What compiled kernels and the runtime know of each other.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "vector_types.h"
@@ -81,6 +82,20 @@ struct Extent {
 };
 
 extern void* dynamic_shared;
+
+// A thread's copy to shared memory that it has begun and not waited for; zeros where nothing exists.
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  size_t nbytes;
+  bool exists;
+};
+
+void forget_copies();  // of a thread that ended
+void begin_copy(const AsyncCopy& copy);
+void end_group_of_copies();
+// The next one of all groups but the last so many, if any is left.
+bool next_copy(size_t n_groups_left, AsyncCopy& copy);
 
 // Around an atomic operation.
 void begin_atomic(const void* address, uintptr_t bytes);

@@ -49,6 +49,7 @@ struct Trampoline<kernel> {
   template <size_t... i>
   static void run_threads([[maybe_unused]] void** arguments, std::index_sequence<i...>) {
     for (;;) {
+      forget_copies();
       kernel(*static_cast<P*>(arguments[i])...);
       finish_thread();
     }
