@@ -264,9 +264,7 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
 #pragma unroll 1
     while (true) {
         (in.load(line, batch), ...);
-#ifndef __CUDA_CPU__
-        if (LOADS_FIRST) asm volatile("" ::: "memory");
-#endif
+        if (LOADS_FIRST) vec::all_are_asked_for();
         op.include(each, renew, largest);
         if (line.full || batch + line.span() >= line.n_slots) break;
         batch += line.span();

@@ -121,6 +121,13 @@ struct Unit<E, true> {
     static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
+// No load that was written before is left for later, which the compiler does to save registers.
+__device__ __forceinline__ void all_are_asked_for() {
+#ifndef __CUDA_CPU__
+    asm volatile("" ::: "memory");
+#endif
+}
+
 // N elements of one array, which are moved together.
 template <class E, int N>
 struct Elements {

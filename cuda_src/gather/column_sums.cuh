@@ -87,9 +87,7 @@ struct BucketSums {
 #pragma unroll
             for (int j = 0; j < SUM_BATCH; ++j) entries[j] = next[j];
             load(next, first + SUM_BATCH * WARP);
-#ifndef __CUDA_CPU__
-            asm volatile("" ::: "memory");  // not where they are used
-#endif
+            vec::all_are_asked_for();
 #pragma unroll
             for (int j = 0; j < SUM_BATCH; ++j) {
                 if (first + j * WARP >= n) break;

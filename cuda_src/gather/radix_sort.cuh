@@ -87,9 +87,7 @@ __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts,
 #pragma unroll
             for (u32 j = 0; j < TOGETHER; ++j)
                 count[j] = first + j < blocks ? counts[(first + j) * radix(pass) + threadIdx.x] : 0;
-#ifndef __CUDA_CPU__
-            asm volatile("" ::: "memory");
-#endif
+            vec::all_are_asked_for();
 #pragma unroll
             for (u32 j = 0; j < TOGETHER; ++j) {
                 total += count[j];

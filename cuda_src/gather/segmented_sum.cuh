@@ -100,7 +100,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     }
     const Key key = entries[node.item * level.unit].key;
     const Key last = entries[(node.item + 1) * level.unit - 1].key;
-    all_are_asked_for();
+    vec::all_are_asked_for();
     if (key != last ? level.unit > FANOUT : key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
     Sum<Acc<T>, N> sum;
@@ -140,7 +140,7 @@ struct Parent {
         const i64 unit = FANOUT * level.unit;
         first = entries[node * unit].key;
         last = entries[(node + 1) * unit - 1].key;
-        all_are_asked_for();  // long before they are needed
+        vec::all_are_asked_for();  // long before they are needed
     }
     __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
         return node < parents.n && first == last && first < sizes.n_rows;

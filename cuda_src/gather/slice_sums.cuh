@@ -17,13 +17,6 @@ constexpr int DEPTH = 4;  // slices whose loads are in flight together
 template <class Key>
 constexpr int NODE_DEPTH = sizeof(Key) == 8 ? 4 : 8;
 
-// No load that was written before is left for later, which the compiler does to save registers.
-__device__ __forceinline__ void all_are_asked_for() {
-#ifndef __CUDA_CPU__
-    asm volatile("" ::: "memory");
-#endif
-}
-
 // Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
 // Without dY the slices are elements, which the entries carry in the place of their positions;
 // there is one batch of one column then.
@@ -99,7 +92,7 @@ struct Sum {
 #pragma unroll
             for (int d = 0; d < MANY; ++d)
                 place[d] = items.place(ends.at(min(first + MANY + d, ends.n - 1)));
-            all_are_asked_for();
+            vec::all_are_asked_for();
 #pragma unroll
             for (int d = 0; d < MANY; ++d)
                 if (first + d < ends.n) add(loaded[d]);
@@ -120,7 +113,7 @@ struct Sum {
 #pragma unroll
             for (int d = 0; d < NODE_DEPTH<Key>; ++d)
                 position[d] = slices.entries[min(first + NODE_DEPTH<Key> + d, end - 1)].position;
-            all_are_asked_for();
+            vec::all_are_asked_for();
 #pragma unroll
             for (int d = 0; d < NODE_DEPTH<Key>; ++d) add(loaded[d]);
         }
@@ -133,7 +126,7 @@ struct Sum {
             Vec<A, N> loaded[NODE_DEPTH<Key>];
 #pragma unroll
             for (int d = 0; d < NODE_DEPTH<Key>; ++d) loaded[d] = load(from + d * nodes.width);
-            all_are_asked_for();
+            vec::all_are_asked_for();
 #pragma unroll
             for (int d = 0; d < NODE_DEPTH<Key>; ++d) add(loaded[d]);
             from += NODE_DEPTH<Key> * nodes.width;
@@ -157,7 +150,7 @@ struct Sum {
 #pragma unroll
             for (int d = 0; d < NODE_DEPTH<Key>; ++d)
                 if (has_key[d]) loaded[d] = load(from[d]);
-            all_are_asked_for();
+            vec::all_are_asked_for();
 #pragma unroll
             for (int d = 0; d < NODE_DEPTH<Key>; ++d)
                 if (has_key[d]) add(loaded[d]);

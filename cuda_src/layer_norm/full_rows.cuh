@@ -68,13 +68,6 @@ struct Part {
     }
 };
 
-// All loads that were asked for are begun before the first is waited for.
-__device__ __forceinline__ void begin_loads() {
-#ifndef __CUDA_CPU__
-    asm volatile("" ::: "memory");
-#endif
-}
-
 // Without a mean and a bias.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
@@ -83,7 +76,7 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     __shared__ A of_warp[WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
     part.load(x);
-    begin_loads();
+    vec::all_are_asked_for();
     A squares = 0;
     part.each([&](A element) { squares += element * element; });
     squares = sum_of_row(squares, threads, part.first_warp(), of_warp);
@@ -113,7 +106,7 @@ __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, 
     const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
     const A n = static_cast<A>(length);
     const A origin = sizeof(T) == 2 ? A(0) : arrays.origin(row, length);
-    begin_loads();
+    vec::all_are_asked_for();
     A sum = 0, squares = 0;
     part.each([&](A element) { sum += element - origin; });
     sum = sum_of_row(sum, threads, part.first_warp(), of_warp[0]);

@@ -76,9 +76,7 @@ __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
         loaded[u].load(x + (u * step < rest ? first + u * THREADS : lane) * N);
-#ifndef __CUDA_CPU__
-    asm volatile("" ::: "memory");  // all of them before the first is waited for
-#endif
+    vec::all_are_asked_for();
     Acc<T> sums[UNROLL] = {};
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
