@@ -35,6 +35,7 @@ void forget_copies() {
   Begun& begun = of_this_thread();
   begun.copies.clear();
   begun.ends.clear();
+  begun.n_made = 0;  // a fault may have ended a wait
 }
 
 void begin_copy(const AsyncCopy& copy) { of_this_thread().copies.push_back(copy); }

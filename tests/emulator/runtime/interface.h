@@ -91,7 +91,7 @@ struct AsyncCopy {
   bool exists;
 };
 
-void forget_copies();  // of a thread that ended
+void forget_copies();  // of a thread that begins: what was left there by another
 void begin_copy(const AsyncCopy& copy);
 void end_group_of_copies();
 // The next one of all groups but the last so many, if any is left.
