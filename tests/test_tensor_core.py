@@ -16,18 +16,20 @@ LAYOUTS = list(itertools.product((False, True), repeat=2))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=str)
-def test_products_are_those_of_matrices(run, rng, dtype) -> None:
+@pytest.mark.parametrize("by_shuffles", [False, True])
+def test_products_are_those_of_matrices(run, rng, dtype, by_shuffles) -> None:
     depth = 32 // dtype.itemsize
     for by_rows, by_columns in LAYOUTS:
         shapes = (SIDE, depth), (depth, SIDE), (SIDE, SIDE)
         a, b, c = (rng.standard_normal(shape).astype(FLOAT32) for shape in shapes)
         a, b = (probe_tf32(x) if dtype == FLOAT32 else x.astype(dtype) for x in (a, b))
-        op = ProbeFragments(by_rows=by_rows, by_columns=by_columns)
+        op = ProbeFragments(by_rows=by_rows, by_columns=by_columns, by_shuffles=by_shuffles)
         assert_matches(run.host(op(*map(run.place, (a, b, c)))), probe_fragments(a, b, c), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=str)
-def test_each_element_has_its_place(run, dtype) -> None:
+@pytest.mark.parametrize("by_shuffles", [False, True])
+def test_each_element_has_its_place(run, dtype, by_shuffles) -> None:
     """Powers of two tell every pair of elements from all others."""
     depth = 32 // dtype.itemsize
     for k in (0, 1, depth // 2, depth - 1):
@@ -35,7 +37,7 @@ def test_each_element_has_its_place(run, dtype) -> None:
         a[:, k] = 2.0 ** np.arange(-8, 8)
         b[k] = np.arange(1, SIDE + 1)
         c = np.zeros((SIDE, SIDE), FLOAT32)
-        op = ProbeFragments(by_rows=k % 2 == 0, by_columns=k > 1)
+        op = ProbeFragments(by_rows=k % 2 == 0, by_columns=k > 1, by_shuffles=by_shuffles)
         assert_matches(run.host(op(*map(run.place, (a, b, c)))), probe_fragments(a, b, c), 0)
 
 

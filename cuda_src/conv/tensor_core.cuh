@@ -7,7 +7,7 @@
 //
 //     A   row g + 8 (i % 2)        B   column g        D   row g + 8 (i / 2), column 2 t + i % 2
 //
-// GPUs from 8.0 on have instructions for them. The others, and the CPU, do the same with shuffles.
+// GPUs from 8.0 on have instructions for them. The others do the same with shuffles.
 #pragma once
 #include "core/vec.cuh"
 
@@ -165,7 +165,9 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&d)[4], const A& a, 
 // D += A B
 template <class E>
 __device__ __forceinline__ void multiply(float (&d)[4], const A& a, const B& b) {
-#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+#if defined(__CUDA_CPU__)
+    emulated_mma_sync<E>(d, a, b);
+#elif __CUDA_ARCH__ >= 800
     if constexpr (ARE_SAME<E, __half>)
         FRAGMENT_PRODUCT("m16n8k16.row.col.f32.f16.f16.f32");
     else if constexpr (ARE_SAME<E, __nv_bfloat16>)

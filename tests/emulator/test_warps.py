@@ -163,6 +163,7 @@ def test_exited_lanes_take_no_part(load_kernels, order):
         ("masks_disagree", "lanes disagree: __shfl_sync with mask", "masks"),
         ("operations_disagree", "lanes disagree: .*(vote.*__shfl_sync|__shfl_sync.*vote)", None),
         ("not_in_own_mask", r"thread \(0,0,0\): __shfl_sync: mask 0xfffffffe lacks the call", None),
+        ("product_of_some", "mma.sync: .* only lanes 0xffffffdf take part", "product"),
         ("lane_never_comes", "deadlock.*lanes 0xffffffdf wait at vote", "vote"),
     ],
 )

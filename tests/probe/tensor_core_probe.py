@@ -22,16 +22,17 @@ class ProbeFragments(Probe):
     outputs = (Output("D", "float32"),)
     by_rows = attribute(boolean, False)
     by_columns = attribute(boolean, False)
+    by_shuffles = attribute(boolean, False)  # as GPUs before 8.0 multiply
 
     def infer(self, a, b, c):
         return (Spec((SIDE, SIDE), FLOAT32),)
 
     def plan(self, device, a, b, c, d):
-        args = (a, b, c, d, self.by_rows, self.by_columns)
+        args = (a, b, c, d, self.by_rows, self.by_columns, self.by_shuffles)
         return Plan((Launch("probe_fragments", Config((1,), (32,)), args, slots(T=a.dtype)),))
 
 
-def probe_fragments(a, b, c, *, by_rows=False, by_columns=False):  # noqa: ARG001
+def probe_fragments(a, b, c, *, by_rows=False, by_columns=False, by_shuffles=False):  # noqa: ARG001
     wide = [x.astype(np.float64) for x in (a, b, c)]
     return (wide[2] + wide[0] @ wide[1]).astype(FLOAT32)
 

@@ -29,4 +29,5 @@
 #include "emulated/half_precision.h"
 #include "emulated/memory.h"
 #include "emulated/synchronization.h"
+#include "emulated/matrix_products.h"
 #include "emulated/trampoline.h"

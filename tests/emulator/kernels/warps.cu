@@ -111,3 +111,11 @@ extern "C" __global__ void lane_never_comes(int* out) {
 extern "C" __global__ void odd_width(int* out, int width) {
   out[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFFu, (int)threadIdx.x, 1, width);
 }
+
+extern "C" __global__ void product_of_some(int* out) {
+  if (threadIdx.x == 5) return;
+  float d[4] = {0};
+  const unsigned a[4] = {1, 2, 3, 4}, b[2] = {5, 6};
+  emulated_mma_sync<float>(d, a, b);  // line: product
+  out[threadIdx.x] = (int)d[0];
+}

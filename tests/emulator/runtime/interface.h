@@ -53,6 +53,7 @@ enum class WarpOperation {
   kBallot,
   kMatchAny,
   kMatchAll,
+  kMultiply,
   kAdd,
   kMin,
   kMax,
@@ -73,6 +74,15 @@ struct WarpCall {
 };
 
 uint64_t warp_operation(WarpCall call);
+
+// A lane's part of a product: what it holds of A and B, and its sums.
+enum class Element { kFloat, kHalf, kBfloat16 };
+struct Fragments {
+  Element type;
+  float* d;
+  const uint32_t* a;
+  const uint32_t* b;
+};
 
 // Memory -------------------------------------------------------------------------------------
 
