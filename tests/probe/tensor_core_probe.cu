@@ -29,8 +29,8 @@ __device__ void multiply(const T* a, const T* b, bool by_shuffles, float (&d)[2]
 
 // d (16 x 16) += a (16 x K) b (K x 16), by one warp.
 extern "C" __global__ void __launch_bounds__(WARP)
-    probe_fragments(const T* a, const T* b, const float* c, float* d, bool by_rows,
-                    bool by_columns, bool by_shuffles) {
+    probe_fragments(const T* a, const T* b, const float* c, float* d, bool by_rows, bool by_columns,
+                    bool by_shuffles) {
     __shared__ __align__(16) T of_a[SIDE * PITCH], of_b[SIDE * PITCH];
     for (int i = threadIdx.x; i < SIDE * K; i += WARP) {
         const int row = i / K, k = i % K;
