@@ -14,7 +14,6 @@ from ..families.collective import queue
 from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
-from ..frame.convert import is_number
 from ..frame.foreign import Lent
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
@@ -248,7 +247,7 @@ def _check(
         refuse(NAME, "parameters", "a list of at least one array", shown(parameters))
     if not isinstance(group, ProcessGroup):
         refuse(NAME, "group", "a ProcessGroup", shown(group))
-    if not is_number(megabytes) or not megabytes > 0:
+    if not isinstance(megabytes, int | float | np.number) or not megabytes > 0:
         refuse(NAME, "megabytes", "a number above 0", shown(megabytes))
     if optimizer is None:
         return

@@ -181,6 +181,7 @@ def test_autograd_gives_gradients_as_it_finds_them(sharded, seed) -> None:
         ("group: expected a ProcessGroup, got 3", {"group": 3}),
         ("megabytes: expected a number above 0, got 0", {"megabytes": 0}),
         ("megabytes: expected a number above 0, got nan", {"megabytes": float("nan")}),
+        (r"megabytes: expected a number above 0, got \[3\]", {"megabytes": [3]}),
         ("parameters: expected a list of at least one array, got", {"parameters": []}),
         (r"parameters\[0\]: expected a NumPy or CuPy array, got", {"parameters": [3]}),
         ("optimizer: expected an AdamW over this group, got", {"optimizer": 3}),
