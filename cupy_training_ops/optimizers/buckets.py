@@ -106,6 +106,14 @@ class GradientBuckets:
         self._begin()
         return found if self._optimizer is None else Means(found, self._optimizer)
 
+    def lasts(self) -> set[int]:
+        """The place of each bucket's last gradient, in the order that is known so far."""
+        return {bucket[-1] for bucket in self._buckets}
+
+    def lacks(self, place: int) -> int:
+        """How many gradients are missing in the bucket of this one."""
+        return self._missing[self._bucket_of[place]]
+
     def __repr__(self) -> str:
         return f"GradientBuckets({len(self._sizes)} gradients in {len(self._buckets)} buckets)"
 
