@@ -137,7 +137,7 @@ class Torch(Engine):
         answer: Future[Any] = Future()
         self._asked.put((answer, function, given))
         try:
-            return answer.result(seconds or self.timeout)
+            return answer.result(_delta(seconds or self.timeout).total_seconds())
         except TimeoutError:
             raise GroupError("torch.distributed did not answer within the timeout") from None
 
