@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from datetime import timedelta
-from queue import SimpleQueue
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
+from ..waiting import MOST, Caller
 from .engine import GRACE, Engine, packed, printable
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
@@ -87,9 +84,7 @@ class Torch(Engine):
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
         super().__init__(own, len(ranks), timeout)
         self._owns = owns
-        self._asked: SimpleQueue[Any] = SimpleQueue()
-        threading.Thread(target=_answer, args=(self._asked,), name="cto-torch", daemon=True).start()
-        self._end_thread = weakref.finalize(self, self._asked.put, None)
+        self._call = Caller("cto-torch")
         # By torch.distributed's own way ranks that are in more groups would not find the others.
         same = "-".join(map(str, ranks))
         _made[same] += 1
@@ -112,17 +107,16 @@ class Torch(Engine):
 
     @_wrapped("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
-        # The store's own wait warns each time that a key is not there.
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
-        if peer is not None and self._ask(self._store.check, [key]):
-            said = self._ask(self._store.get, key)
+        said, is_message = self._ask(_look, self._store, key)
+        if is_message and peer is not None:
             data = said[1:] if said[:1] == b"+" else bytearray(int(said))
             if said[:1] != b"+":
                 self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
-            self._ask(self._store.delete_key, key)
+                self._ask(self._store.delete_key, key)
             self.hear(peer, data)
-        elif self._ask(self._store.check, [ENDED]):
-            self.note(printable(str(self._ask(self._store.get, ENDED), "utf-8", "replace")))
+        elif said:
+            self.note(printable(str(said, "utf-8", "replace")))
 
     def farewell(self, number: int, words: str) -> None:
         if words:
@@ -133,16 +127,14 @@ class Torch(Engine):
             self._ask(self._store.set, key, b"+" + packed(number, words), seconds=GRACE)
 
     def _ask(self, function: Callable[..., Any], *given: Any, seconds: float | None = None) -> Any:
-        """By a thread: a store on a machine out of reach never answers, and nothing ends that."""
-        answer: Future[Any] = Future()
-        self._asked.put((answer, function, given))
+        """By a thread: a store on a machine that is out of reach never answers."""
         try:
-            return answer.result(_delta(seconds or self.timeout).total_seconds())
+            return self._call(seconds or self.timeout, function, *given)
         except TimeoutError:
             raise GroupError("torch.distributed did not answer within the timeout") from None
 
     def release(self) -> None:
-        self._end_thread()
+        self._call.end()
         if self._owns:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 self._dist.destroy_process_group()
@@ -153,12 +145,15 @@ class Torch(Engine):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def _answer(asked: SimpleQueue[Any]) -> None:
-    for answer, function, given in iter(asked.get, None):
-        try:
-            answer.set_result(function(*given))
-        except BaseException as error:
-            answer.set_exception(error)
+def _look(store: Any, key: str) -> tuple[bytes, bool]:
+    """A message that is there under its key, or else the words that ended the group."""
+    # The store's own wait warns each time that a key is not there.
+    if key and store.check([key]):
+        said = store.get(key)
+        if said[:1] == b"+":
+            store.delete_key(key)
+        return said, True
+    return (store.get(ENDED) if store.check([ENDED]) else b""), False
 
 
 def _tensor(data: bytearray) -> Any:
@@ -169,4 +164,4 @@ def _tensor(data: bytearray) -> Any:
 
 
 def _delta(seconds: float) -> timedelta:
-    return timedelta(seconds=min(seconds, 1e6))
+    return timedelta(seconds=min(seconds, MOST))
