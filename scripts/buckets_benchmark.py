@@ -98,7 +98,7 @@ def without(buckets: Any, backward: Callable[[], None]) -> None:
 def sent(buckets: Any, parameters: list[Any]) -> None:
     """All gradients at once, in the order of the buckets."""
     for place in itertools.chain.from_iterable(buckets._buckets._buckets):
-        buckets._came(place, parameters[place])
+        buckets._buckets.ready(place, parameters[place].grad)
     buckets.wait()
 
 

@@ -13,14 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import wait
-from typing import IO
+from typing import IO, Any
 
 import click
 
 from ..errors import GroupError
-from ..process_group.embedded import LAUNCHER, SOCKETS, connected
+from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, connected
 from .errors import Failure, end_as
 from .signals import ends_with
 
@@ -30,6 +31,7 @@ ENDING = 5.0  # and to end when they are asked to
 REST = 0.5  # and what is left in a pipe to arrive
 PAUSE = 0.02
 PR_SET_PDEATHSIG = 1
+PRCTL: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 Ends = list[int | None]  # statuses
 QUITTING = [getattr(signal, n) for n in ("SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, n)]
 
@@ -60,12 +62,11 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
     }
     if timeout is not None:
         shared["CTO_TIMEOUT"] = str(timeout)
-    command = [sys.executable, script, *args]
     started: list[_Rank] = []
     with ends_with(lambda: _end(started), QUITTING):
         try:
             for rank, sockets in enumerate(connected(ranks)):
-                started.append(_Rank(rank, command, shared, sockets))
+                started.append(_Rank(rank, [sys.executable, script, *args], shared, sockets))
                 for sock in sockets.values():  # the process has them
                     sock.close()
         except GroupError as error:
@@ -90,11 +91,7 @@ class _Rank:
     """
 
     def __init__(
-        self,
-        rank: int,
-        command: Sequence[str],
-        shared: dict[str, str],
-        sockets: Mapping[int, socket.socket],
+        self, rank: int, command: Sequence[str], shared: dict[str, str], sockets: Sockets
     ) -> None:
         descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
         descriptors.insert(rank, "")
@@ -107,7 +104,7 @@ class _Rank:
             stderr=subprocess.PIPE,
             pass_fds=[sock.fileno() for sock in sockets.values()],
             process_group=0,
-            preexec_fn=_dying_with(os.getpid()),
+            preexec_fn=PRCTL and partial(_die_with, os.getpid()),
         )
         self._prefix, self._over = f"[{rank}] ", threading.Event()
         self._threads: list[threading.Thread] = []
@@ -123,9 +120,7 @@ class _Rank:
     def status(self) -> int | None:
         """Its exit code as a shell has it; None while it runs."""
         found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
+        return found and found.si_status + (0 if found.si_code == os.CLD_EXITED else 128)
 
     def end(self) -> None:
         """Hand on what is left, and end whatever still runs."""
@@ -140,18 +135,11 @@ class _Rank:
             thread.join(REST)
 
 
-def _dying_with(launcher: int) -> Callable[[], None] | None:
-    """What a new process does first, on Linux: end with its launcher, however that ends."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def arrange() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:
-            os._exit(1)
-
-    return arrange
+def _die_with(launcher: int) -> None:
+    """What a new process does first: end with its launcher, however that ends."""
+    PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
 
 
 def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Event) -> None:
@@ -211,6 +199,5 @@ def _end(started: Sequence[_Rank]) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((LOOPBACK, 0))
+    with socket.create_server((LOOPBACK, 0)) as sock:
         return int(sock.getsockname()[1])

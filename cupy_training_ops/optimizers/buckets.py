@@ -14,7 +14,6 @@ from ..families.collective import queue
 from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
-from ..frame.convert import is_number
 from ..frame.foreign import Lent
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
@@ -106,6 +105,14 @@ class GradientBuckets:
             self._follow(self._order)
         self._begin()
         return found if self._optimizer is None else Means(found, self._optimizer)
+
+    def lasts(self) -> set[int]:
+        """The place of each bucket's last gradient, in the order that is known so far."""
+        return {bucket[-1] for bucket in self._buckets}
+
+    def lacks(self, place: int) -> int:
+        """How many gradients are missing in the bucket of this one."""
+        return self._missing[self._bucket_of[place]]
 
     def __repr__(self) -> str:
         return f"GradientBuckets({len(self._sizes)} gradients in {len(self._buckets)} buckets)"
@@ -248,7 +255,7 @@ def _check(
         refuse(NAME, "parameters", "a list of at least one array", shown(parameters))
     if not isinstance(group, ProcessGroup):
         refuse(NAME, "group", "a ProcessGroup", shown(group))
-    if not is_number(megabytes) or not megabytes > 0:
+    if not isinstance(megabytes, int | float | np.number) or not megabytes > 0:
         refuse(NAME, "megabytes", "a number above 0", shown(megabytes))
     if optimizer is None:
         return

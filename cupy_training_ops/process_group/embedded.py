@@ -21,6 +21,8 @@ from .engine import Engine, packed
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
 
+Sockets = Mapping[int, socket.socket]  # by the ranks at their other ends
+
 _LENGTH = struct.Struct("<Q")  # of a message, ahead of it
 _MAX_WAIT = 1e6  # seconds
 _MAX_READ = 2**20  # bytes: room is made for all that is asked for
@@ -31,7 +33,7 @@ class Embedded(Engine):
 
     name = "embedded"
 
-    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], timeout: float) -> None:
+    def __init__(self, rank: int, sockets: Sockets, timeout: float) -> None:
         super().__init__(rank, len(sockets) + 1, timeout)
         self.sockets = sockets
         self._open = {sock: peer for peer, sock in sockets.items()}  # may still say something

@@ -193,9 +193,7 @@ class Engine:
             words = disagreement(ranks, [message.text for message in said])
             if words and any(message.text.startswith(AGAIN) for message in said):  # who went on
                 raise GroupError(words)
-            shares: Sequence[Sequence[Part]] = [()] * len(ranks)
-            if answer and not words:
-                shares = answer([message.parts for message in said])
+            shares = answer([m.parts for m in said]) if answer and not words else [()] * len(ranks)
             for rank, share in zip(ranks[1:], shares[1:], strict=True):
                 self.send(rank, words, share)
             return words, shares[0]

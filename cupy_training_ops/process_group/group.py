@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
@@ -271,26 +271,22 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
     """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
-    if given is None:
-        text = variables.get("CTO_TIMEOUT") or DEFAULT_TIMEOUT
-        try:
-            given = float(text)
-        except ValueError:
-            expected = f"expected a number of seconds, got {shown(text)}"
-            raise GroupError(f"ProcessGroup: CTO_TIMEOUT: {expected}") from None
-    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < math.inf:
-        with contextlib.suppress(OverflowError):
-            return float(given)
+    if given is None and variables.get("CTO_TIMEOUT"):
+        given = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
+    elif given is None:
+        given = DEFAULT_TIMEOUT
+    if isinstance(given, int | float) and given is not True and 0 < given <= sys.float_info.max:
+        return float(given)
     refuse("ProcessGroup", "timeout", "seconds above 0", shown(given))
 
 
-def number(variables: Mapping[str, str], name: str) -> int | None:
+def number(variables: Mapping[str, str], name: str, what: str = "a number", kind: Any = int) -> Any:
     """What a launcher says as a number, if it does."""
     text = variables.get(name)
     try:
-        return None if text is None else int(text)
+        return None if text is None else kind(text)
     except ValueError:
-        raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}") from None
+        raise GroupError(f"ProcessGroup: {name}: expected {what}, got {shown(text)}") from None
 
 
 class Resources(InChild):
@@ -327,7 +323,7 @@ class Resources(InChild):
         found = self.communicators.values()
         if found:
             is_well = not (self.engine.fault or self.engine.last_words)
-            _within(ABORT_TIMEOUT, [item.close if is_well else item.abort for item in found])
+            _within(ABORT_TIMEOUT, [partial(item.end, is_well) for item in found])
         self.communicators.clear()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(ABORT_TIMEOUT)
@@ -374,7 +370,7 @@ class Resources(InChild):
 
     def _abort(self, words: str) -> None:
         """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
-        aborts = [found.abort for found in self.communicators.values()]
+        aborts = [found.end for found in self.communicators.values()]
         if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
             said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
             sys.stderr.write(said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 import warnings
 from types import ModuleType
@@ -32,8 +33,7 @@ def library() -> ModuleType:
         major = cupy.cuda.runtime.runtimeGetVersion() // 1000
         remedy = f"install it with: pip install 'cupy-training-ops[nccl{major}]'"
         raise ProviderError(f"NCCL (libnccl.so.2) is not here; {remedy}")
-    binding: ModuleType = nccl
-    return binding
+    return nccl  # type: ignore[no-any-return]
 
 
 def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
@@ -78,7 +78,7 @@ class Communicator:
 
         self.binding, self.made, self.device = nccl, made, device
         self._cuda, self.current_stream = cupy.cuda, cupy.cuda.get_current_stream
-        self._timeout, self._is_over = timeout, False
+        self._timeout, self._end = timeout, threading.Lock()  # which is left to who ends it
         self._event = cupy.cuda.Event(disable_timing=True)
         self._marked: float | None = None  # since when the event waits
         self.last_stream: Any = None  # of a call that no event is behind
@@ -106,14 +106,7 @@ class Communicator:
             self._event.record(stream)
             self._marked = time.monotonic()
 
-    def abort(self) -> None:
-        """End what is under way, from any thread; the stream goes on."""
-        if not self._is_over:
-            self._is_over = True
-            self.made.abort()
-
-    def close(self) -> None:
-        """Let go of it; calls that were queued end first."""
-        if not self._is_over:
-            self._is_over = True
-            self.made.destroy()
+    def end(self, is_well: bool = False) -> None:
+        """Once, from any thread: what is under way ends first, or is aborted and streams go on."""
+        if self._end.acquire(blocking=False):
+            (self.made.destroy if is_well else self.made.abort)()

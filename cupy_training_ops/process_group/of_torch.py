@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
-from .engine import Engine, packed, printable
+from ..waiting import MOST, Caller
+from .engine import GRACE, Engine, packed, printable
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 ENDED = "fault"  # the key of the words that end the group
@@ -25,13 +26,12 @@ _made: Counter[str] = Counter()  # groups of the same ranks
 
 def library() -> Any:
     """torch.distributed; ProviderError where it is not."""
-    try:
+    with contextlib.suppress(ImportError):
         import torch.distributed as dist
-    except ImportError:
-        dist = None
-    if dist is None or not dist.is_available() or not dist.is_gloo_available():
-        raise ProviderError("ProcessGroup.from_torch: needs PyTorch with torch.distributed (gloo)")
-    return dist
+
+        if dist.is_available() and dist.is_gloo_available():
+            return dist
+    raise ProviderError("ProcessGroup.from_torch: needs PyTorch with torch.distributed (gloo)")
 
 
 @contextlib.contextmanager
@@ -84,49 +84,57 @@ class Torch(Engine):
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
         super().__init__(own, len(ranks), timeout)
         self._owns = owns
+        self._call = Caller("cto-torch")
         # By torch.distributed's own way ranks that are in more groups would not find the others.
         same = "-".join(map(str, ranks))
         _made[same] += 1
         store, name = dist.distributed_c10d._get_default_store(), f"{same}/{_made[same]}"
         self._store = dist.PrefixStore(f"cupy-training-ops/{name}", store)
+        given = dist.PrefixStore("gloo", self._store), own, len(ranks), _delta(timeout)
         with _wrapped("gloo could not connect the ranks"):
-            own_store = dist.PrefixStore("gloo", self._store)
-            self._gloo = dist.ProcessGroupGloo(own_store, own, len(ranks), _delta(timeout))
+            self._gloo = self._ask(dist.ProcessGroupGloo, *given, seconds=timeout + GRACE)
 
     @_wrapped("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
-            self._store.set(key, b"+" + data)
+            self._ask(self._store.set, key, b"+" + data)
             return
         sent = self._gloo.send([_tensor(data)], peer, 0)
-        self._store.set(key, str(len(data)))
-        self.until(lambda: not self._store.check([key]), seconds, peer)
+        self._ask(self._store.set, key, str(len(data)))
+        self.until(lambda: not self._ask(self._store.check, [key]), seconds, peer)
         sent.wait(_delta(self.timeout))
 
     @_wrapped("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
-        # The store's own wait warns each time that a key is not there.
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
-        if peer is not None and self._store.check([key]):
-            said = self._store.get(key)
+        said, is_message = self._ask(_look, self._store, key)
+        if is_message and peer is not None:
             data = said[1:] if said[:1] == b"+" else bytearray(int(said))
             if said[:1] != b"+":
                 self._gloo.recv([_tensor(data)], peer, 0).wait(_delta(self.timeout))
-            self._store.delete_key(key)
+                self._ask(self._store.delete_key, key)
             self.hear(peer, data)
-        elif self._store.check([ENDED]):
-            self.note(printable(str(self._store.get(ENDED), "utf-8", "replace")))
+        elif said:
+            self.note(printable(str(said, "utf-8", "replace")))
 
     def farewell(self, number: int, words: str) -> None:
         if words:
-            self._store.set(ENDED, words)
+            self._ask(self._store.set, ENDED, words, seconds=GRACE)
             return
         for peer in self.others:
             key = f"{self.rank}/{peer}/{self.sent[peer] + 1}"
-            self._store.set(key, b"+" + packed(number, words))
+            self._ask(self._store.set, key, b"+" + packed(number, words), seconds=GRACE)
+
+    def _ask(self, function: Callable[..., Any], *given: Any, seconds: float | None = None) -> Any:
+        """By a thread: a store on a machine that is out of reach never answers."""
+        try:
+            return self._call(seconds or self.timeout, function, *given)
+        except TimeoutError:
+            raise GroupError("torch.distributed did not answer within the timeout") from None
 
     def release(self) -> None:
+        self._call.end()
         if self._owns:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 self._dist.destroy_process_group()
@@ -137,6 +145,17 @@ class Torch(Engine):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
+def _look(store: Any, key: str) -> tuple[bytes, bool]:
+    """A message that is there under its key, or else the words that ended the group."""
+    # The store's own wait warns each time that a key is not there.
+    if key and store.check([key]):
+        said = store.get(key)
+        if said[:1] == b"+":
+            store.delete_key(key)
+        return said, True
+    return (store.get(ENDED) if store.check([ENDED]) else b""), False
+
+
 def _tensor(data: bytearray) -> Any:
     """The same memory."""
     import torch
@@ -145,4 +164,4 @@ def _tensor(data: bytearray) -> Any:
 
 
 def _delta(seconds: float) -> timedelta:
-    return timedelta(seconds=min(seconds, 1e6))
+    return timedelta(seconds=min(seconds, MOST))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -32,35 +32,68 @@ class GradientBuckets:
         megabytes: float = 100.0,
         optimizer: AdamW | None = None,
     ) -> None:
-        found = list(parameters)
-        self._buckets = Buckets(found, group, megabytes=megabytes, optimizer=optimizer)
+        self._parameters = list(parameters)
+        self._buckets = Buckets(self._parameters, group, megabytes=megabytes, optimizer=optimizer)
+        self._places = {id(p): i for i, p in enumerate(self._parameters)}
+        self._came: list[Any] = []  # parameters whose gradients nobody has looked at yet
         self._is_paused = False
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(partial(self._came, i))
-            for i, p in enumerate(found)
-        ]
+        self._hooks: list[Any] = []
+        self._lasts = self._buckets.lasts()
+        self._register(self._lasts)
 
     def wait(self) -> list[Any]:
         """The parameters' gradients, None where the backward pass found none."""
-        return self._buckets.wait()
+        self._take()
+        found, lasts = self._buckets.wait(), self._buckets.lasts()
+        if self._hooks and (lasts != self._lasts or not self._is_steady):
+            self._register(lasts if lasts != self._lasts else range(len(self._parameters)))
+            self._lasts = lasts
+        return found
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within, gradients are not sent: of all passes but the last one of a step."""
-        before, self._is_paused = self._is_paused, True
+        before, self._is_paused, n = self._is_paused, True, len(self._came)
         try:
             yield
         finally:
             self._is_paused = before
+            del self._came[n:]
 
     def close(self) -> None:
         """Leave autograd alone again."""
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
 
     def __repr__(self) -> str:
         return repr(self._buckets)
 
-    def _came(self, place: int, parameter: Any) -> None:
+    def _register(self, eager: Collection[int]) -> None:
+        """Look at what came as these come, which end buckets; the others are noted, without Python.
+
+        The host may be what a backward pass waits for.
+        """
+        self.close()
+        self._is_steady = True
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(
+                partial(self._look, i) if i in eager else self._came.append
+            )
+            for i, p in enumerate(self._parameters)
+        ]
+        self._is_watched = len(eager) < len(self._parameters)
+
+    def _look(self, place: int, parameter: Any) -> None:
         if not self._is_paused:
-            self._buckets.ready(place, parameter.grad)
+            self._came.append(parameter)
+            self._take()
+            if self._is_watched and self._buckets.lacks(place):  # came before others of its bucket
+                self._is_steady = False
+
+    def _take(self) -> None:
+        """Hand on what came."""
+        came = self._came[:]
+        del self._came[: len(came)]
+        for parameter in came:
+            self._buckets.ready(self._places[id(parameter)], parameter.grad)

@@ -141,6 +141,6 @@ def test_a_group_that_has_ended_aborts_its_communicators(group) -> None:
         calls(table(x), table(y))
     (communicator,) = group.resources.communicators.values()
     deadline = time.monotonic() + 10
-    while not communicator._is_over and time.monotonic() < deadline:
+    while not communicator._end.locked() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert communicator._is_over
+    assert communicator._end.locked()

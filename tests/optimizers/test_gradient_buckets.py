@@ -172,6 +172,51 @@ def test_autograd_gives_gradients_as_it_finds_them(sharded, seed) -> None:
         np.testing.assert_allclose(a, p.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
+def test_buckets_leave_within_the_backward_pass_whatever_its_order_becomes(seed) -> None:
+    """Only the last gradients of buckets are looked at as they come, until another one is last."""
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    data = np.random.default_rng(seed).standard_normal((2, 5)).astype(np.float32)
+
+    def sent(group):
+        xs = torch.from_numpy(data)
+        weights = [torch.nn.Parameter(torch.ones(5)) for _ in range(6)]
+        buckets, counts = cto.torch.GradientBuckets(weights, group, megabytes=4e-5), []
+        for order in ([2, 0, 1, 5, 3, 4],) * 3 + ([0, 2, 5, 1, 4, 3],) * 3:
+            for w in weights:
+                w.grad = None
+            sum((weights[i] * xs[group.rank] * (i + 1)).sum() for i in order).backward()
+            counts.append(buckets._buckets._next)
+            for i, found in enumerate(buckets.wait()):
+                mean = data.mean(axis=0) * (i + 1)
+                np.testing.assert_allclose(found.numpy(), mean, rtol=1e-5, atol=1e-6)
+        buckets.close()
+        closed = cto.torch.GradientBuckets(weights, group, megabytes=4e-5)
+        for is_given in (True, False):
+            sum(weights[i].sum() for i in (2, 0, 1, 5, 3, 4)).backward()
+            closed.close()
+            assert all((g is not None) == is_given for g in closed.wait())
+        return counts
+
+    for counts in results(in_threads(2, sent)):
+        assert counts[1:3] == [3, 3]
+        assert counts[4:] == [3, 3]
+
+
+def test_gradients_of_paused_passes_are_not_noted() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    weights = [torch.nn.Parameter(torch.ones(5)) for _ in range(4)]
+    buckets = cto.torch.GradientBuckets(weights, cto.ProcessGroup(0, 1))
+    for _ in range(2):
+        with buckets.paused():
+            sum(w.sum() for w in weights).backward()
+        assert buckets.wait() == [None] * 4
+    sum(w.sum() for w in weights).backward()
+    assert [float(g[0]) for g in buckets.wait()] == [3.0] * 4
+    buckets.close()
+    sum(w.sum() for w in weights).backward()
+    assert buckets.wait() == [None] * 4
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -181,6 +226,7 @@ def test_autograd_gives_gradients_as_it_finds_them(sharded, seed) -> None:
         ("group: expected a ProcessGroup, got 3", {"group": 3}),
         ("megabytes: expected a number above 0, got 0", {"megabytes": 0}),
         ("megabytes: expected a number above 0, got nan", {"megabytes": float("nan")}),
+        (r"megabytes: expected a number above 0, got \[3\]", {"megabytes": [3]}),
         ("parameters: expected a list of at least one array, got", {"parameters": []}),
         (r"parameters\[0\]: expected a NumPy or CuPy array, got", {"parameters": [3]}),
         ("optimizer: expected an AdamW over this group, got", {"optimizer": 3}),

@@ -131,7 +131,5 @@ class Communicator:
     def trouble(self) -> str:
         return ""
 
-    def abort(self) -> None:
+    def end(self, is_well: bool = False) -> None:
         pass
-
-    close = abort

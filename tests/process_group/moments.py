@@ -2,9 +2,10 @@
 """Faults at random moments of random collectives: `moments.py ENGINE KINDS COUNT SEED TIMEOUT`.
 
 For each trial ranks are forked; while they call one collective after another and compare every
-result with what it has to be, something happens to one of them. Prints a line a trial: how each
-rank ended (right, group: GroupError, wrong,
-error: another one, own: memory for its own arrays, stuck, or a status), and how many seconds after.
+result with what it has to be, something happens to one of them, or to torch.distributed's store,
+which then answers as little as one on a machine that is out of reach. Prints a line a trial: how
+each rank ended (right, group: GroupError, wrong, error: another one, own: memory for its own
+arrays, stuck, or a status), and how many seconds after.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def no_descriptors(*_: object) -> None:
 
 HANDLERS = {"interrupt": interrupt, "memory": no_memory, "descriptors": no_descriptors}
 KINDS = ("kill", "stop", *HANDLERS)
+OF_STORES = "unreachable"
 
 
 def strike(kind: str, victim: int) -> None:
@@ -180,11 +182,11 @@ def be_rank(ranks: Ranks, rank: int, n: int, place: Any, options: Any, ready: in
 # ---- a trial -------------------------------------------------------------------------------------
 
 
-def trial(engine: str, kind: str, seed: int, timeout: float, port: int | None) -> dict[str, Any]:
+def trial(engine: str, kind: str, seed: int, timeout: float, store: Any) -> dict[str, Any]:
     rng = random.Random(seed)
     n = rng.randint(2, 4)
     victim = rng.randrange(n)
-    place = connected(n) if engine == "embedded" else (port, f"{kind} {seed}")
+    place = connected(n) if engine == "embedded" else (store[0], f"{kind} {seed}")
     reader, ready = os.pipe()
     numbers = []
     for rank in range(n):
@@ -200,8 +202,13 @@ def trial(engine: str, kind: str, seed: int, timeout: float, port: int | None) -
             return {"n": n, "victim": victim, "ends": [["did not meet", 0.0]] * n, "seed": seed}
         os.read(reader, 1)
     time.sleep(rng.uniform(0, RUN))
-    strike(kind, numbers[victim])
+    if kind == OF_STORES:
+        os.kill(store[1], signal.SIGSTOP)
+    else:
+        strike(kind, numbers[victim])
     found = gathered(numbers, None if kind != "stop" else victim, timeout)
+    if kind == OF_STORES:
+        os.kill(store[1], signal.SIGCONT)
     os.close(reader)
     os.close(ready)
     return {"n": n, "victim": victim, "ends": found, "seed": seed}
@@ -232,8 +239,8 @@ def ended(status: int) -> str:
 
 
 @contextlib.contextmanager
-def store() -> Iterator[int]:
-    """The port where ranks meet; like torchrun's it is in none of them, nor in who forks them."""
+def store() -> Iterator[tuple[int, int]]:
+    """Where ranks meet, port and process; like torchrun's none of them, nor who forks them."""
     code = (
         "import sys, torch.distributed as d; "
         "s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False); "
@@ -241,18 +248,18 @@ def store() -> Iterator[int]:
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as server:
-        yield int(server.stdout.readline())
+        yield int(server.stdout.readline()), server.pid
         server.stdin.close()
 
 
 def main(engine: str, kinds: str, count: str, seed: str, timeout: str) -> None:
     """So many trials of each kind."""
-    with store() if engine == "torch" else contextlib.nullcontext() as port:
+    with store() if engine == "torch" else contextlib.nullcontext() as place:
         if engine == "torch":
             import torch.distributed  # noqa: F401 - once, before any fork
         for number in range(int(seed), int(seed) + int(count)):
             for kind in kinds.split(","):
-                found = trial(engine, kind, number, float(timeout), port)
+                found = trial(engine, kind, number, float(timeout), place)
                 print(json.dumps({"kind": kind, **found}), flush=True)
 
 

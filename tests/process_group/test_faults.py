@@ -159,7 +159,7 @@ class Communicator:
     """In NCCL's place; notes how it ends."""
 
     def __init__(self, group: cto.ProcessGroup) -> None:
-        self.end = ""
+        self.how = ""
         self.words = ""
         self.has_ended = threading.Event()
         with group.resources.initialising():
@@ -168,12 +168,9 @@ class Communicator:
     def trouble(self) -> str:
         return self.words
 
-    def abort(self) -> None:
-        self.end = self.end or "aborted"
+    def end(self, is_well: bool = False) -> None:
+        self.how = self.how or ("closed" if is_well else "aborted")
         self.has_ended.set()
-
-    def close(self) -> None:
-        self.end = self.end or "closed"
 
 
 def test_communicators_end_with_their_group() -> None:
@@ -181,7 +178,7 @@ def test_communicators_end_with_their_group() -> None:
     own, other = Communicator(first), Communicator(second)
     with pytest.raises(ValueError, match="no data"), first:
         raise ValueError("no data")
-    assert own.end == "aborted"
+    assert own.how == "aborted"
     assert other.has_ended.wait(10)  # while its host is in no call
     with pytest.raises(GroupError, match="rank 0 failed: ValueError: no data"):
         second.check()
@@ -189,7 +186,7 @@ def test_communicators_end_with_their_group() -> None:
     (alone,) = cto.ProcessGroup.in_threads(1)
     last = Communicator(alone)
     alone.close()
-    assert last.end == "closed"
+    assert last.how == "closed"
 
 
 def test_a_call_on_the_gpu_that_is_overdue_ends_the_group_for_all() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from process_group.moments import KINDS
+from process_group.moments import KINDS, OF_STORES
 
 SCRIPT = Path(__file__).parent / "moments.py"
 TIMEOUT = 1.0
@@ -42,6 +42,8 @@ def check_trial(trial: dict) -> None:
         own = OWN_ENDS.get(trial["kind"], set()) if rank == trial["victim"] else set()
         assert end in {"right", "group"} | own, trial
         assert seconds < TIMEOUT + GRACE + BUSY, trial
+    if trial["kind"] == OF_STORES:
+        assert {end for end, _ in trial["ends"]} == {"group"}, trial
     if trial["kind"] in ("kill", "stop", "descriptors"):
         assert "group" in {end for end, _ in trial["ends"]}, trial
 
@@ -58,10 +60,10 @@ def test_faults_at_many_random_moments(kind, seed) -> None:
 
 def test_a_fault_at_a_random_moment_over_gloo(seed) -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    check("torch", KINDS, 1, seed)
+    check("torch", [*KINDS, OF_STORES], 1, seed)
 
 
 @pytest.mark.thorough
 def test_faults_at_many_random_moments_over_gloo(seed) -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    check("torch", KINDS, 6, seed)
+    check("torch", [*KINDS, OF_STORES], 6, seed)

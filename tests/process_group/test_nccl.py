@@ -184,7 +184,7 @@ def test_an_error_of_nccls_is_a_trouble(played) -> None:
 
 def test_it_is_ended_once(played) -> None:
     communicator, binding, _ = played
-    communicator.abort()
-    communicator.close()
-    communicator.abort()
+    communicator.end()
+    communicator.end(True)
+    communicator.end()
     assert binding.log == [("abort",)]

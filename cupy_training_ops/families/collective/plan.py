@@ -195,7 +195,11 @@ class Collective(Op):
         if not isinstance(group, ProcessGroup):
             return cls(**attributes)
         key: object = cls
-        if len(attributes) > 1:
+        if len(attributes) == 1:
+            found: Self | None = group.instances.get(key)
+            if found is not None:
+                return found
+        else:
             pairs = [(name, value) for name, value in attributes.items() if name != "group"]
             try:
                 hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))

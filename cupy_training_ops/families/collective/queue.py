@@ -132,7 +132,10 @@ class Calls:
             self._communicator = nccl.communicator(self.group, self.op, self.ranks)
 
     def again(self, prepared: Prepared, stream: Any = None) -> None:
-        """Queue what was made ready, or the end of the group; on the current stream if on none."""
+        """Queue what was made ready; on the current stream if on none.
+
+        Whoever is stopped in it ends the group.
+        """
         group, communicator = self.group, self._communicator
         if not prepared.calls:
             group.require_open(self.op)
@@ -141,8 +144,6 @@ class Calls:
         group.begin(self.op)
         try:
             prepared.queue(communicator, stream or communicator.current_stream())
-        except BaseException as error:
-            raise group.broken(self.op, error) from error
         finally:
             group.busy.release()
 
