@@ -242,6 +242,19 @@ def test_what_a_session_cannot_be_made_with_is_refused(given, message) -> None:
 
 
 @pytest.mark.parametrize(
+    ("session", "message"),
+    [
+        (cto.onnx.Session, "Session: model: expected a model, its bytes or the path of its file"),
+        (cto.onnx.TrainingSession, "TrainingSession: artifacts: expected the path of a folder"),
+    ],
+)
+def test_what_is_no_path_is_refused(session, message) -> None:
+    for given in (5, None):
+        with pytest.raises(cto.ArgumentError, match=f"{message}, got {given}"):
+            session(given)
+
+
+@pytest.mark.parametrize(
     ("feeds", "message"),
     [
         (None, r"feeds: expected a dictionary of \['x'\], got NoneType"),

@@ -159,6 +159,15 @@ def test_who_waits_for_the_first_rank_of_a_call_waits_longer(monkeypatch) -> Non
     assert waited == [(0, 5.0 + GRACE), (2, 5.0)]
 
 
+@pytest.mark.parametrize("error", [OSError, EOFError, MemoryError, SystemError])
+def test_what_carries_messages_may_raise_the_groups_error(error) -> None:
+    """And nothing that a caller would take for its own."""
+    group = cto.ProcessGroup(0, 1)
+    words = "sum: group: rank 0 stopped in the middle of sum: "
+    with pytest.raises(GroupError, match=words), group.call("sum"):
+        raise error
+
+
 # ---- without NCCL --------------------------------------------------------------------------------
 
 QUIET = """
