@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
-from cupy_training_ops import ArgumentError, OpError, OpError  # noqa: E402
+from cupy_training_ops import ArgumentError, OpError  # noqa: E402
 from cupy_training_ops.torch import convert, functional, ops  # noqa: E402
 
 
