@@ -172,3 +172,35 @@ def test_a_step_that_is_refused_for_its_last_group_changes_no_group(make, option
     assert all(map(torch.equal, parameters, before))
     if make is not SGD:
         assert {float(optimizer.state[p]["step"]) for p in parameters} == {1}
+
+
+@pytest.mark.parametrize("n_made", [0, 1])
+def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made) -> None:
+    """With the same parts: none is there twice."""
+
+    def begun():
+        parameters = [
+            torch.nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.float32, torch.float64)
+        ]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        return AdamW(parameters, lr=0.1), parameters
+
+    (optimizer, found), (other, expected) = begun(), begun()
+    made, parts = AdamW._made, []
+
+    def stopped(*given):
+        if len(parts) == n_made:
+            raise MemoryError
+        parts.append(made(*given))
+        return parts[-1]
+
+    monkeypatch.setattr(AdamW, "_made", stopped)
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    monkeypatch.undo()
+    for _ in range(2):
+        optimizer.step()
+        other.step()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
