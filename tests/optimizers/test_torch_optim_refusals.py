@@ -175,16 +175,16 @@ def test_a_step_that_is_refused_for_its_last_group_changes_no_group(make, option
 
 
 @pytest.mark.parametrize("n_made", [0, 1])
-def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made) -> None:
-    """With the same parts: none is there twice."""
+@pytest.mark.parametrize("options", [{}, {"state": "8bit"}])
+def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) -> None:
+    """As by memory that is out. No part is there twice, and no state without its number."""
 
     def begun():
-        parameters = [
-            torch.nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.float32, torch.float64)
-        ]
+        types = torch.float32, torch.bfloat16
+        parameters = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in types]
         for p in parameters:
             p.grad = torch.ones_like(p)
-        return AdamW(parameters, lr=0.1), parameters
+        return AdamW(parameters, lr=0.1, **options), parameters
 
     (optimizer, found), (other, expected) = begun(), begun()
     made, parts = AdamW._made, []
@@ -199,8 +199,10 @@ def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made) -> None:
     with pytest.raises(MemoryError):
         optimizer.step()
     monkeypatch.undo()
-    for _ in range(2):
-        optimizer.step()
-        other.step()
+    assert not optimizer.state
+    for each in (optimizer, other):
+        torch.manual_seed(1)
+        for _ in range(2):
+            each.step()
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
