@@ -206,3 +206,14 @@ def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) 
             each.step()
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64, torch.int32], ids=str)
+def test_types_that_no_kernel_updates_are_refused_by_the_parameters_name(make, dtype) -> None:
+    p = torch.nn.Parameter(torch.ones(3).to(dtype), requires_grad=False)
+    optimizer = make([p], lr=0.1)
+    p.grad = torch.ones(3).to(dtype)
+    for _ in range(2):
+        with pytest.raises(OpError, match=rf"{make.__name__}: weights\[0\]: "):
+            optimizer.step()

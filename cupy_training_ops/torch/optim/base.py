@@ -255,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _first_state(self, parameter: Tensor) -> State:
         """Moments of 0."""
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         begun = {name: torch.zeros_like(parameter, dtype=dtype) for name in MOMENTS}
         return {**self.state.get(parameter, {}), "step": None, **begun}
 
