@@ -254,6 +254,15 @@ def test_what_is_no_path_is_refused(session, message) -> None:
             session(given)
 
 
+def test_what_is_no_node_and_no_list_of_arrays_is_refused() -> None:
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    with pytest.raises(cto.ArgumentError, match=r"call: node: expected an onnx\.NodeProto, got 'R"):
+        cto.onnx.call("Relu", [np.ones(3)])
+    with pytest.raises(cto.ArgumentError, match="call: inputs: expected a list of arrays, got 3"):
+        cto.onnx.call(node, 3)
+    assert cto.onnx.call(node, (np.ones(3),))[0].sum() == 3
+
+
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
