@@ -73,10 +73,11 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
 }
 __device__ __forceinline__ double multiply_subnormal(double x, double y) { return x * y; }
 __device__ __forceinline__ double divide_subnormal(double x, double y) { return x / y; }
-// Within a unit in the last place, of numbers whose reciprocal is a normal one.
+// Within a unit in the last place, of numbers whose reciprocal is a normal one; a subnormal one is 0.
 __device__ __forceinline__ float fast_reciprocal(float y) {
 #ifdef __CUDA_CPU__
-    return 1 / y;
+    const float nearest = 1 / y;
+    return fabsf(nearest) < 0x1p-126f ? copysignf(0.0f, nearest) : nearest;
 #else
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, cut
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
 from .graph import STANDARD, Graph, Node, Problems, Value, ordered
 
 MOST_BYTES = 1 << 31  # of a protobuf
@@ -52,6 +52,8 @@ def parsed(model: Source) -> tuple[Proto, Path | None, str]:
         return model, None, "the model"
     if isinstance(model, bytes | bytearray | memoryview):
         return _from_bytes(onnx, bytes(model), "the model"), None, "the model"
+    if not isinstance(model, str | os.PathLike):
+        refuse("Session", "model", "a model, its bytes or the path of its file", shown(model))
     path = Path(model)
     return _from_bytes(onnx, read_bounded(path, MOST_BYTES), str(path)), path.parent, str(path)
 

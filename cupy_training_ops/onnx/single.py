@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError
+from ..errors import ArgumentError, OpError, refuse, shown
 from ..registry import REGISTRY
 from .graph import Node
 from .reading import attribute_value, onnx_package
@@ -22,6 +22,10 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
     Inputs that a node leaves out are None. What an operator updates is updated. version: that of
     the opset of the node's domain; the newest without.
     """
+    if not hasattr(node, "op_type"):
+        refuse("call", "node", "an onnx.NodeProto", shown(node))
+    if not isinstance(inputs, list | tuple):
+        refuse("call", "inputs", "a list of arrays", shown(inputs))
     read = Node(
         node.op_type,
         "" if node.domain == "ai.onnx" else node.domain,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +64,8 @@ class TrainingSession:
     ) -> None:
         if graph:
             _refuse_uncapturable(xp, activations)
+        if not isinstance(artifacts, str | os.PathLike):
+            refuse("TrainingSession", "artifacts", "the path of a folder", shown(artifacts))
         folder = Path(artifacts)
         self.xp = xp
         paths = {name: folder / f"{prefix}{name}" for name in FILES}

@@ -243,6 +243,8 @@ class ProcessGroup:
 
 def _checked(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
     """Arguments, which are looked at before anything is opened."""
+    for name in sizes.keys() - set(Sizes._fields):
+        refuse("ProcessGroup", name, f"a keyword among {list(Sizes._fields)}", "an unknown one")
     known = Sizes(**sizes)
     known.check(n)
     return timeout_of(os.environ, timeout), known

@@ -9,7 +9,7 @@ looks on. Weights of another type than the input give the result's type.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 _HALVES = (torch.float16, torch.bfloat16)
-_EPS = dict.fromkeys((*_HALVES, torch.float32), torch.finfo(torch.float32).eps)
+_EPS: dict[object, float] = dict.fromkeys((*_HALVES, torch.float32), torch.finfo(torch.float32).eps)
+_NONE: Mapping[str, Any] = {}
+_EPS_OF_DOUBLE = torch.finfo(torch.float64).eps
 _MOST_SEED = 1 << 62
 # Bound once: each is asked in every call.
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -68,7 +70,7 @@ def rms_norm(
 ) -> Tensor:
     """As torch.nn.functional.rms_norm; computed in float32 and rounded once."""
     if eps is None:
-        eps = _EPS.get(input.dtype) or torch.finfo(input.dtype).eps
+        eps = _EPS.get(getattr(input, "dtype", None), _EPS_OF_DOUBLE)
     return _rms_norm(input, normalized_shape, weight, eps)
 
 
@@ -79,17 +81,33 @@ def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None
 
 def relu(input: Tensor) -> Tensor:
     """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
-    return _relu(input) if _records(input) else torch.relu(input)
+    try:
+        return _relu(input) if _records(input) else torch.relu(input)
+    except (AttributeError, TypeError):
+        _refuse_others("relu", input=input)
+        raise
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """As torch.nn.functional.softmax; computed in float32 and rounded once."""
-    return _softmax(input if dtype is None else input.to(dtype), dim)
+    return _softmax(input if dtype is None else _cast("softmax", input, dtype), dim)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """As torch.nn.functional.log_softmax; computed in float32 and rounded once."""
-    return _log_softmax(input if dtype is None else input.to(dtype), dim)
+    return _log_softmax(input if dtype is None else _cast("log_softmax", input, dtype), dim)
+
+
+def _cast(function: str, input: Tensor, dtype: torch.dtype) -> Tensor:
+    _refuse_others(function, input=input)
+    return input.to(dtype)
+
+
+def _refuse_others(function: str, others: Mapping[str, Any] = _NONE, **given: Any) -> None:
+    """Refuse what is no tensor, and is looked at before a door says so; others may be None."""
+    for argument, value in (*given.items(), *others.items()):
+        if not isinstance(value, Tensor) and not (value is None and argument in others):
+            refuse(function, argument, "a tensor", shown(value))
 
 
 def dropout(
@@ -113,6 +131,7 @@ def dropout(
         return _dropped(input, bias, residual, float(p))
     if not is_share:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
+    _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     total = input if bias is None else input + bias
     total = total * 0.0 if training and p == 1 else total
     return total if residual is None else total + residual
@@ -120,10 +139,12 @@ def dropout(
 
 def _dropped_longer(*given: Any) -> Any:
     """With seed and offset: numbers, or a tensor where they are drawn at each run."""
-    device = given[0].device
+    input, bias, residual, _ = given
+    _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
+    device = input.device
     if is_watched(given):
         return _dropout.registered(*given, _drawn_on(device))[0]
-    return _dropout.first_unwatched(*given, _drawn(given[0]) or _drawn_on(device))
+    return _dropout.first_unwatched(*given, _drawn(input) or _drawn_on(device))
 
 
 class _Drawn(threading.local):
@@ -156,6 +177,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     """As torch.nn.functional.embedding; the gradient is the same in every run."""
     if padding_idx is None:
         return _embedding(weight, input, -1)
+    _refuse_others("embedding", weight=weight)
     n = weight.shape[0]
     if not -n <= padding_idx < n:
         refuse("embedding", "padding_idx", f"an index from {-n} to {n - 1}", shown(padding_idx))
@@ -177,6 +199,8 @@ def cross_entropy(
     gradient goes any more; without gradients nothing is overwritten. A target out of range makes a
     loss of NaN, and a mean of no row is 0. Under autocast the loss is float32.
     """
+    if not isinstance(input, Tensor):
+        _refuse_others("cross_entropy", input=input)
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
@@ -260,6 +284,8 @@ def linear_cross_entropy(
     scores and the gradient of these in one memory; gradients are ready with the loss. reduction:
     'mean' or 'sum'.
     """
+    given = {"hidden": hidden, "weight": weight, "target": target}
+    _refuse_others("linear_cross_entropy", {"bias": bias}, **given)
     dtype = None
     kind = hidden.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
@@ -272,6 +298,9 @@ def linear_cross_entropy(
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
         expected = f"shape (classes, {hidden.shape[-1]}), as hidden's features"
         refuse("linear_cross_entropy", "weight", expected, f"shape {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        expected = f"shape ({weight.shape[0]},), as the classes"
+        refuse("linear_cross_entropy", "bias", expected, f"shape {tuple(bias.shape)}")
     mask = tuple([x is not None and _records(x) for x in (hidden, weight, bias)])
     rows = hidden.reshape(target.numel(), hidden.shape[-1])
     others = (bias, ignore_index, reduction, dtype, mask)

@@ -103,6 +103,15 @@ def test_float_functions(launch, rng):
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=2e-7)
 
 
+def test_fast_division_by_what_has_no_normal_reciprocal(launch):
+    """As CUDA's manual says: 0 beyond 2^126, and of an infinity NaN."""
+    divisors, divided = [2.0**126, 2.0**127, -3e38, 2.0**127, np.inf], [1, 2.0**127, 2, np.inf, 1]
+    x, y = np.array(divisors, np.float32), np.array(divided, np.float32)
+    out = np.zeros((13, x.size), np.float32)
+    launch("float_functions", x.size, x, y, out)
+    np.testing.assert_array_equal(out[4], np.float32([2.0**-126, 0, 0, np.nan, 0]))
+
+
 def _rounded(exact):
     """Down, up and towards zero from float64, which holds sums and products of these exactly."""
     nearest = exact.astype(np.float32)

@@ -242,6 +242,28 @@ def test_what_a_session_cannot_be_made_with_is_refused(given, message) -> None:
 
 
 @pytest.mark.parametrize(
+    ("session", "message"),
+    [
+        (cto.onnx.Session, "Session: model: expected a model, its bytes or the path of its file"),
+        (cto.onnx.TrainingSession, "TrainingSession: artifacts: expected the path of a folder"),
+    ],
+)
+def test_what_is_no_path_is_refused(session, message) -> None:
+    for given in (5, None):
+        with pytest.raises(cto.ArgumentError, match=f"{message}, got {given}"):
+            session(given)
+
+
+def test_what_is_no_node_and_no_list_of_arrays_is_refused() -> None:
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    with pytest.raises(cto.ArgumentError, match=r"call: node: expected an onnx\.NodeProto, got 'R"):
+        cto.onnx.call("Relu", [np.ones(3)])
+    with pytest.raises(cto.ArgumentError, match="call: inputs: expected a list of arrays, got 3"):
+        cto.onnx.call(node, 3)
+    assert cto.onnx.call(node, (np.ones(3),))[0].sum() == 3
+
+
+@pytest.mark.parametrize(
     ("feeds", "message"),
     [
         (None, r"feeds: expected a dictionary of \['x'\], got NoneType"),

@@ -87,7 +87,8 @@ def test_codes_are_in_the_order_of_memory(rng, shape) -> None:
     like = x.to(memory_format=torch.channels_last) if len(shape) == 4 else x
     found = codes.decode(codes.encode(x, like, signed=True), like, signed=True)
     assert found.stride() == like.stride()
-    torch.testing.assert_close(found, like, rtol=2**-5, atol=0.02)
+    atol = float(np.abs(x.numpy()).max(initial=0)) / 100  # below 1 / 119 of a block's largest: 0
+    torch.testing.assert_close(found, like, rtol=2**-5, atol=atol)
     flat = codes.encode(like, like, signed=True)
     ordered = like.permute(0, 2, 3, 1) if len(shape) == 4 else x
     assert torch.equal(flat, codes.encode(ordered.contiguous(), ordered.contiguous(), signed=True))

@@ -172,3 +172,48 @@ def test_a_step_that_is_refused_for_its_last_group_changes_no_group(make, option
     assert all(map(torch.equal, parameters, before))
     if make is not SGD:
         assert {float(optimizer.state[p]["step"]) for p in parameters} == {1}
+
+
+@pytest.mark.parametrize("n_made", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"state": "8bit"}])
+def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) -> None:
+    """As by memory that is out. No part is there twice, and no state without its number."""
+
+    def begun():
+        types = torch.float32, torch.bfloat16
+        parameters = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in types]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        return AdamW(parameters, lr=0.1, **options), parameters
+
+    (optimizer, found), (other, expected) = begun(), begun()
+    made, parts = AdamW._made, []
+
+    def stopped(*given):
+        if len(parts) == n_made:
+            raise MemoryError
+        parts.append(made(*given))
+        return parts[-1]
+
+    monkeypatch.setattr(AdamW, "_made", stopped)
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    monkeypatch.undo()
+    assert not optimizer.state
+    for each in (optimizer, other):
+        torch.manual_seed(1)
+        for _ in range(2):
+            each.step()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64, torch.int32], ids=str)
+def test_types_that_no_kernel_updates_are_refused_by_the_parameters_name(make, dtype) -> None:
+    p = torch.nn.Parameter(torch.ones(3).to(dtype), requires_grad=False)
+    optimizer = make([p], lr=0.1)
+    p.grad = torch.ones(3).to(dtype)
+    for _ in range(2):
+        with pytest.raises(OpError, match=rf"{make.__name__}: weights\[0\]: "):
+            optimizer.step()

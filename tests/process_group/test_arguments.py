@@ -15,7 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.process_group import group as module
 from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
-from cupy_training_ops.process_group.engine import Engine
+from cupy_training_ops.process_group.engine import GRACE, Engine
 
 BOTH = r"ProcessGroup\.from_torch\(\).*ProcessGroup\.from_mpi\(\)"  # what serves several machines
 
@@ -148,6 +148,24 @@ def test_a_message_that_nobody_takes_is_said_to_be_one(monkeypatch, error, words
     monkeypatch.setattr(engine, "put", put)
     with pytest.raises(GroupError, match=words):
         engine.send(1, "")
+
+
+def test_who_waits_for_the_first_rank_of_a_call_waits_longer(monkeypatch) -> None:
+    """So that the words are of the one that is late, and not of who waited for it."""
+    engine, waited = Engine(1, 3, 5.0), []
+    monkeypatch.setattr(engine, "put", lambda peer, _, seconds: waited.append((peer, seconds)))
+    for peer in (0, 2):
+        engine.send(peer, "")
+    assert waited == [(0, 5.0 + GRACE), (2, 5.0)]
+
+
+@pytest.mark.parametrize("error", [OSError, EOFError, MemoryError, SystemError])
+def test_what_carries_messages_may_raise_the_groups_error(error) -> None:
+    """And nothing that a caller would take for its own."""
+    group = cto.ProcessGroup(0, 1)
+    words = "sum: group: rank 0 stopped in the middle of sum: "
+    with pytest.raises(GroupError, match=words), group.call("sum"):
+        raise error
 
 
 # ---- without NCCL --------------------------------------------------------------------------------

@@ -280,6 +280,7 @@ LIES = {
     "a length of 2^60": (struct.pack("<QIIQ", 1, 0, 1, 2**60), "cannot be read"),
     "a text of other bytes": (struct.pack("<QII", 1, 9, 0) + b"short", "cannot be read"),
     "half an array": (lie(1, SUM, 24)[:-1], "cannot be read"),
+    "a byte behind an array": (lie(1, SUM, 24) + b"\0", "cannot be read"),
     "bytes of another array": (lie(1, SUM, 0), "a message came with 0 bytes, not 24"),
     "no array": (lie(1, SUM), "a message came with 0 arrays, not 1"),
     "escapes": (engine.packed(FAULT, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),

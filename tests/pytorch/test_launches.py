@@ -14,6 +14,7 @@ from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.frame.op import Op  # noqa: E402
+from cupy_training_ops.runtime.launch import ReadyPlan  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import launching  # noqa: E402
 
@@ -166,6 +167,31 @@ def test_scratch_memory_is_kept_for_a_stream_and_clean(leaf, labels, emulation) 
         losses = [functional.cross_entropy(scores, target) for _ in range(3)]
     assert losses[0] == losses[1] == losses[2]
     torch.testing.assert_close(losses[0], torch.nn.functional.cross_entropy(scores, target))
+
+
+def test_scratch_memory_of_a_call_that_ended_by_an_error_is_no_others(
+    leaf, labels, emulation, monkeypatch
+) -> None:
+    """What it left there is no zeros, and another thread has memory of its own."""
+    scores, target = leaf(4096, 16, dtype=torch.float32, gradients=False), labels(16, 4096)
+    for memory in ("_rooms", "_ready", "_instances"):
+        monkeypatch.setattr(launching, memory, {})
+    for door in ("cross_entropy_loss", "cross_entropy"):
+        monkeypatch.setattr(ops.DOORS[door].operator.direct, "_known", {}, raising=False)
+
+    def stopped(*_: object, **__: object) -> None:
+        assert not any(launching._rooms.values())
+        raise KeyboardInterrupt
+
+    with emulation():
+        expected = functional.cross_entropy(scores, target)
+        assert any(launching._rooms.values())
+        with monkeypatch.context() as patch:
+            patch.setattr(ReadyPlan, "run_at", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                functional.cross_entropy(scores, target)
+        assert not any(launching._rooms.values())
+        assert functional.cross_entropy(scores, target) == expected
 
 
 @pytest.mark.usefixtures("backend")

@@ -12,8 +12,10 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 
 from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import doors, recent  # noqa: E402
 
@@ -134,6 +136,50 @@ def test_who_looks_on_is_seen(made, case) -> None:
             seen.append(door._first.recent.find(given))
     assert seen
     assert not any(seen)
+
+
+class Functions(TorchFunctionMode):
+    seen = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen += function in ops.DOORS["rms_norm"].nodes
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("gradients", [False, True])
+def test_who_looks_on_is_told_of_calls_like_those_before(made, gradients) -> None:
+    """By the functions that are called, whose shortest way is one of its own."""
+    x, row = made(6, 24).requires_grad_(gradients), made(24)
+
+    def call(y=x):
+        return functional.rms_norm(y, (24,), row, 0.5)
+
+    for _ in range(3):
+        call()
+    with Mode() as mode:
+        call()
+    assert any("rms_norm" in name for name in mode.seen)
+    with Functions() as functions:
+        for n in range(3):
+            call()
+            assert functions.seen == (n + 1) * gradients
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level(), pytest.raises(ArgumentError, match=r"forward mode \(jvp\)"):
+        call(forward_ad.make_dual(x, torch.ones_like(x)))
+    traced, other = torch.jit.trace(call, (x,)), made(6, 24)
+    torch.testing.assert_close(traced(other), theirs.rms_norm(other, (24,), row, 0.5))
+
+
+def test_where_nothing_is_drawn_the_longer_way_draws(made) -> None:
+    x, drawn = made(6, 24), [(3, 0), None]
+    call = ops.DOORS["bitmask_dropout"].drawing(lambda _: drawn.pop(0), lambda *_: "longer")
+    for _ in range(3):
+        functional.dropout(x, 0.25)
+    given = x, None, None, 0.25
+    assert isinstance(call(*given), torch.Tensor)
+    assert call(*given) == "longer"
+    assert not drawn
 
 
 def test_memory_that_is_gone_is_seen(made) -> None:

@@ -60,6 +60,35 @@ def test_the_bits_of_relu_stand_beside_pytorchs_own(made, form, monkeypatch) -> 
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("gelu", ()),
+        ("relu", ()),
+        ("softmax", (-1,)),
+        ("log_softmax", (-1,)),
+        ("layer_norm", ((40,),)),
+        ("rms_norm", ((40,), None, 0.5)),
+        ("cross_entropy", (torch.arange(16),)),
+    ],
+)
+def test_tensors_that_begin_where_no_vector_does_go_the_longer_way(
+    made, name, given, records
+) -> None:
+    """After calls whose tensors are like them, but for their addresses."""
+    for n in range(20):
+        x = made(16 * 40 + n // 19)[n // 19 :].view(16, 40).requires_grad_(records)
+        assert (x.data_ptr() % 16 != 0) == (n == 19)
+        found, expected = (getattr(module, name)(x, *given) for module in (functional, theirs))
+        torch.testing.assert_close(found, expected)
+        if records and n > 17:
+            dy = made(*found.shape)
+            pairs = (torch.autograd.grad(y, x, dy) for y in (found, expected))
+            torch.testing.assert_close(*pairs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.usefixtures("emulated")
 def test_a_tensor_that_is_given_twice_is_two_arguments(made) -> None:
     x, row = made(5, 24), made(24)
     for weight, bias in ((row, row), (made(24), made(24)), (row, made(24)), (row, row)):

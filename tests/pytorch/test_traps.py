@@ -328,6 +328,25 @@ WRONG = [
         lambda: functional.linear_cross_entropy(X, torch.ones(10, 7), torch.ones(4).long()),
         r"linear_cross_entropy: weight: expected shape \(classes, 8\), .* got shape \(10, 7\)",
     ),
+    (lambda: functional.layer_norm(X, (8.0,)), r"normalized_shape: .* integers, got \(8\.0,\)"),
+    (lambda: functional.relu(3), "relu: input: expected a tensor, got 3"),
+    (lambda: functional.rms_norm(3, (8,)), "cto::rms_norm: input: expected a dense tensor, got 3"),
+    (lambda: functional.rms_norm(X.int(), (8,)), "X: expected dtype float32, .* got int32"),
+    (lambda: functional.softmax(3, 0, X.dtype), "softmax: input: expected a tensor, got 3"),
+    (lambda: functional.log_softmax(3, 0, X.dtype), "log_softmax: input: expected a tensor, got 3"),
+    (lambda: functional.dropout(3), "dropout: input: expected a tensor, got 3"),
+    (lambda: functional.dropout(X, bias=3), "dropout: bias: expected a tensor, got 3"),
+    (lambda: functional.dropout(X, 0, residual=3), "dropout: residual: expected a tensor, got 3"),
+    (lambda: functional.embedding(X.int(), 3, 0), "embedding: weight: expected a tensor, got 3"),
+    (lambda: functional.cross_entropy(3, X), "cross_entropy: input: expected a tensor, got 3"),
+    (
+        lambda: functional.linear_cross_entropy(X, X, None),
+        "linear_cross_entropy: target: expected a tensor, got None",
+    ),
+    (
+        lambda: functional.linear_cross_entropy(X, X, torch.ones(4).long(), X[0]),
+        r"linear_cross_entropy: bias: expected shape \(4,\), as the classes, got shape \(8,\)",
+    ),
     (lambda: convert(None), "convert: model: expected a torch.nn.Module .*, got None"),
     (lambda: convert(torch.nn.GELU), "convert: model: expected a torch.nn.Module .* <class"),
     (lambda: convert(torch.nn.GELU(), skip="GELU"), "convert: skip: .*, got one, 'GELU': write"),
@@ -337,7 +356,7 @@ WRONG = [
 @pytest.mark.parametrize("case", range(len(WRONG)))
 def test_what_is_no_tensor_no_shape_or_no_model_is_refused_in_words(case) -> None:
     call, message = WRONG[case]
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(OpError, match=message):
         call()
 
 

@@ -266,11 +266,15 @@ def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -
         if _is_tensor(given.type) and not (value is None and kind.startswith("Optional")):
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 expected = "a dense tensor"
-        elif kind == "List[int]" and not isinstance(value, list | tuple):
+        elif kind == "List[int]" and not _are_integers(value):
             expected = "a list of integers"
         if expected:
             got = f"one of layout {value.layout}" if isinstance(value, Tensor) else shown(value)
             refuse(registered._schema.name, given.name, expected, got)
+
+
+def _are_integers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(x, int | torch.SymInt) for x in value)
 
 
 def launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:

@@ -96,10 +96,8 @@ class AdamW(Optimizer):
             return super()._first_state(parameter)
         if parameter.element_size() > 4:
             refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
-        state: State = self.state[parameter]
-        state["step"] = None
-        state |= {name: codes.zeros(parameter) for name in codes.SIGNED}
-        return state
+        begun = {name: codes.zeros(parameter) for name in codes.SIGNED}
+        return {**self.state.get(parameter, {}), "step": None, **begun}
 
     def state_dict(self, *, coded: bool = False) -> dict[str, Any]:
         """As PyTorch's; moments in codes are decoded.

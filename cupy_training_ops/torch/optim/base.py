@@ -234,7 +234,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return count.copied() if id(count.made) in self._counts else count
 
     def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
-        """States and parts of parameters that have their first gradient."""
+        """States and parts of parameters that have their first gradient: all, or none."""
         if not started:
             return
         assert self._parts is not None
@@ -243,21 +243,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         found: dict[tuple[Any, ...], list[Tensor]] = {}
         for place, p in started:
             found.setdefault((place, p.dtype, p.device), []).append(p)
-        parts = self._parts.copy()
+        parts, first = self._parts.copy(), dict[Tensor, State]()
         for (place, *_), parameters in found.items():
             count = Count(0, parameters[0].device) if self.has_moments else None
             states = [self._first_state(p) for p in parameters] if self.has_moments else []
             parts.append(self._made(place, parameters, states, count))
+            first.update(zip(parameters, states, strict=False))  # without moments there are none
+        self.state.update(first)
         known = self._parameters(), list(self.state.values())
         self._parts, self._waiting, self._known = parts, waiting, known
 
     def _first_state(self, parameter: Tensor) -> State:
         """Moments of 0."""
-        state: State = self.state[parameter]
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        for name in ("step", *MOMENTS):
-            state[name] = None if name == "step" else torch.zeros_like(parameter, dtype=dtype)
-        return state
+        dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+        begun = {name: torch.zeros_like(parameter, dtype=dtype) for name in MOMENTS}
+        return {**self.state.get(parameter, {}), "step": None, **begun}
 
     # ---- states ----------------------------------------------------------------------------------
 

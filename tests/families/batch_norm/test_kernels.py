@@ -296,6 +296,21 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
         assert not counters[: 1 + 2 * planning.MAX_TILES].any()
 
 
+@names
+@pytest.mark.parametrize("over", [0, 1, 2])
+def test_groups_of_rows_that_others_were_copied_over(run, rng, monkeypatch, name, over) -> None:
+    """As many as there are more than the ring has room for; of the last one a row alone."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_ring", lambda *_: 4)
+    monkeypatch.setattr(planning, "PART_NBYTES", 2**30)
+    depth = RING_ROWS // (2 if name.endswith("Grad") else 1)
+    turns = (4 + over - 1) * depth + 1
+    rows = turns * planning.THREADS // (256 // 16)  # a row of a tile is 256 bytes
+    for step, _ in two_calls(run, rng, name, (rows, 128), FLOAT16):
+        assert step.symbol.endswith("column_rings")
+        assert int(step.args[-6]["turns"]) == turns
+
+
 # The ring of the last has room for the rows of more than one tile.
 IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128)]
 

@@ -80,9 +80,9 @@ def test_other_arrays_and_other_arguments_are_looked_at(played) -> None:
     assert played.log[:3] == [reduced(x), reduced(x), reduced(y)]
     assert played.log[3:7] == [("groupStart",), reduced(x), reduced(y), ("groupEnd",)]
     assert played.log[7:] == [reduced(x)]
-    op([x], out=(out,))
-    op([x], out=(out,))
-    assert played.log[-1] == ("allReduce", x.data.ptr, out.data.ptr, 5, 7, 0, 7)
+    for written in (out, out, y, out):
+        op([x], out=(written,))
+        assert played.log[-1] == ("allReduce", x.data.ptr, written.data.ptr, 5, 7, 0, 7)
     op([x, out])
     assert played.log[-4:] == [("groupStart",), reduced(x), reduced(out), ("groupEnd",)]
     assert op(input=[x])[0] is x

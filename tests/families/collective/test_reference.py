@@ -86,8 +86,12 @@ def test_sizes_are_divisors() -> None:
     for sizes in ({"data_size": 3}, {"horizontal_size": 0}, {"local_size": 5}):
         with pytest.raises(ArgumentError, match=r"size: expected a divisor of the 4 ranks"):
             Sizes(**sizes).check(4)
-    with pytest.raises(ArgumentError, match="horizontal_size: expected 2, so that 2 times it"):
-        Sizes(2, 4).check(4)
+    for sizes, n, left in (((2, 4), 4, 2), ((2, 2), 8, 4)):
+        words = f"horizontal_size: expected {left}, so that 2 times it are the {n} ranks"
+        with pytest.raises(ArgumentError, match=words):
+            Sizes(*sizes).check(n)
+    with pytest.raises(ArgumentError, match="ProcessGroup: data: expected a keyword among"):
+        cto.ProcessGroup(0, 1, data=1)
 
 
 # ---- ownership -----------------------------------------------------------------------------------

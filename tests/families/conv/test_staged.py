@@ -267,6 +267,18 @@ def test_sums_of_weights_in_parts(run, rng, staged, monkeypatch, by_warpgroups) 
         assert_matches(one, other, bound)
 
 
+def test_weights_are_written_where_no_vector_begins(run, rng, staged) -> None:
+    """Of channels that are whole vectors."""
+    staged(PANEL, False)
+    dy, x, w = (
+        rng.standard_normal(s).astype(FLOAT16) for s in ((1, 16, 9), (1, 16, 9), (16, 16, 1))
+    )
+    dw = run.place(np.zeros_like(w), offset=1)
+    get_op("ConvGrad")()(*map(run.place, (dy, x, w)), outputs=("dW",), out=(None, dw, None))
+    expected = np.einsum("nmi,nci->mc", dy.astype(FLOAT64), x.astype(FLOAT64))[..., None]
+    assert_matches(run.host(dw).astype(FLOAT64), expected, tolerance_of(FLOAT16, 9, False))
+
+
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_gradient_of_a_bias_alone(run, rng, staged, rows, by_warpgroups) -> None:

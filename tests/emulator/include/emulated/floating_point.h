@@ -17,7 +17,10 @@ inline float normcdff(float x) { return static_cast<float>(normcdf(x)); }
 inline double erfcx(double x) { return std::exp(x * x) * std::erfc(x); }
 inline float erfcxf(float x) { return static_cast<float>(erfcx(x)); }
 inline float fdividef(float x, float y) { return x / y; }
-inline float __fdividef(float x, float y) { return x / y; }
+// Beyond 2^126 the GPU multiplies with a reciprocal of 0.
+inline float __fdividef(float x, float y) {
+  return std::fabs(y) > 0x1p126f && std::isfinite(y) ? x * std::copysign(0.0f, y) : x / y;
+}
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 inline float saturate(float x) { return __saturatef(x); }
 
