@@ -32,11 +32,14 @@ __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
 // Tap `number` of the residue.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
-    i32 rest = number, index = 0, pitch = 1;
+    u32 rest = number;
+    i32 index = 0, pitch = 1;
     i64 read = 0, read_pitch = 1;
+#pragma unroll 1
     for (int axis = 2; axis >= 0; --axis) {
         const Line& line = place.lines[axis];
-        const i32 next = static_cast<i32>(divide(rest, line.taps)), i = rest - next * line.taps;
+        const u32 next = divide(rest, line.taps);
+        const i32 i = static_cast<i32>(rest - next * line.taps);
         read += i * line.jump * read_pitch;
         index += (line.first_tap + i * line.tap_step) * pitch;
         read_pitch *= layout.read[axis];
@@ -53,15 +56,16 @@ struct StagedColumn {
 
     __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
                                             i32 depth, i32 vectors, bool channels_last) {
-        i64 rest = of.first_column + column, position = 0, pitch = 1;
-        if (rest >= of.columns) return;
+        if (of.first_column + column >= of.columns) return;
+        u32 rest = static_cast<u32>(of.first_column + column);
+        i64 position = 0, pitch = 1;
         i32 at[3], taps[3], jumps[3];
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
             const Line& line = of.lines[axis];
             taps[axis] = line.taps;
             jumps[axis] = line.jump;
-            const i64 next = divide(rest, line.count);
+            const u32 next = divide(rest, line.count);
             const i32 i = static_cast<i32>(rest - next * line.count);
             at[axis] = line.start + i * line.stride;
             position += pitch * (line.first + i * line.step);
@@ -81,15 +85,19 @@ struct StagedColumn {
 
 // Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
 // other channels where they can: what one reads is mostly what the one before it read, and is still in
-// the L1 cache. Lines of W are rows, or where it is read AS_IT_LIES, neighbours of the sum.
-template <class Tile, bool AS_IT_LIES>
+// the L1 cache. Lines of W are rows, or where it is read as it lies, which warpgroups do, neighbours of
+// the sum, of a panel after the other.
+template <class Tile>
 struct ImageCopier {
-    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS, OF_PANEL = PANEL / AT_ONCE;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
-    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on; vectors AS_IT_LIES
-    bool taps_first;                   // all of the same vectors: lines have neither more nor less
+    i32 n_taps, depth, w_pitch;
+    i64 w_panel_pitch;
+    u32 w_exists;  // a bit for each line that this thread copies
+    bool as_it_lies;
+    bool taps_first;  // all of the same vectors: lines have neither more nor less
     i32 tap, vector;                   // of the depth
     int line, own;                     // own: where this thread's first vector is in a stage
     // Of the stage that is open.
@@ -99,20 +107,17 @@ struct ImageCopier {
     __device__ __forceinline__ void open() {
         bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];
-        w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
+        w_of = w + (as_it_lies ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
         for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES) {
-            // AS_IT_LIES: of a panel after the other.
-            constexpr int OF_PANEL = PANEL / AT_ONCE;
-            const int panel = AS_IT_LIES ? i / OF_PANEL : 0, step = i - panel * OF_PANEL;
-            async_copy::copy_or_zeros<16>(
-                to + i * (AT_ONCE * LINE_NBYTES),
-                w_of + (static_cast<i64>(step) * w_pitch + panel * LINE_VECTORS),
-                bit != 0 && (AS_IT_LIES ? panel * LINE_VECTORS : i * AT_ONCE) < rows);
+            async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
+                                          w_of + (static_cast<i64>(i % OF_PANEL) * w_pitch +
+                                                  i / OF_PANEL * w_panel_pitch),
+                                          bit != 0 && (w_exists >> i & 1) != 0);
         }
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
@@ -128,7 +133,7 @@ struct ImageCopier {
             if (tap == n_taps) {
                 tap = 0;
                 vector += LINE_VECTORS;
-                if (AS_IT_LIES) w += static_cast<i64>(w_pitch) * (PANEL / AT_ONCE);
+                if (as_it_lies) w += static_cast<i64>(w_pitch) * OF_PANEL;
             }
         } else {
             for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
@@ -183,80 +188,103 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
 }
 
 template <class Tile>
-__device__ __forceinline__ void write_staged_lines(
-    const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
-    const typename Tile::E* bias, typename Tile::E* written, i32 width, typename Tile::E* slab) {
+__device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& product,
+                                                   const i64* places, i32 rows,
+                                                   typename Tile::E* written, i32 width,
+                                                   typename Tile::E* slab) {
     using E = typename Tile::E;
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
-    const Place& place = shared.place;
-    const i32 rows = layout.rows - place.first_row;
-    if (bias) bias += place.group * layout.rows + place.first_row;
-    const auto more_of = [&](int row) {
-        return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f;
-    };
     if constexpr (Tile::BY_WARPGROUPS)
-        store_lines(product, more_of, slab);
+        store_lines(product, slab);
     else
         product.each_pair([&](int row, int column, const float* sums) {
-            const float more = more_of(row);
-            slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
-            slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
+            slab[column * PITCH + row] = from_acc<E>(sums[0]);
+            slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1]);
         });
     __syncthreads();
-    written += place.first_row;
     if (width == Tile::VECTOR)
-        write_lines<Tile, Tile::VECTOR>(slab, shared.places, rows, written);
+        write_lines<Tile, Tile::VECTOR>(slab, places, rows, written);
     else
-        write_lines<Tile, 1>(slab, shared.places, rows, written);
+        write_lines<Tile, 1>(slab, places, rows, written);
 }
 
 template <class Tile>
-__device__ __forceinline__ void write_staged_image(
-    const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
-    const typename Tile::E* bias, typename Tile::E* written, i32 width, typename Tile::E* slab) {
+__device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& product,
+                                                     const i64* places, i64 plane, i32 rows,
+                                                     typename Tile::E* written, i32 width,
+                                                     typename Tile::E* slab) {
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
+    product.each_pair([&](int row, int column, const float* sums) {
+        vec::round_pair(sums, slab + row * PITCH + column);
+    });
+    __syncthreads();
+    if (width == Tile::VECTOR)
+        write_columns<Tile, Tile::VECTOR>(slab, places, plane, rows, written);
+    else if (width == Tile::VECTOR / 2)
+        write_columns<Tile, Tile::VECTOR / 2>(slab, places, plane, rows, written);
+    else
+        write_single_columns<Tile>(slab, places, plane, rows, written);
+}
+
+// D with a bias for each row, by way of a slab.
+template <class Tile>
+__device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
+                                             const ImageLayout& layout,
+                                             const ImageShared<Tile>& shared,
+                                             const StagedImage& staged,
+                                             const typename Tile::E* bias,
+                                             typename Tile::E* written, typename Tile::E* slab) {
     const Place& place = shared.place;
     const i32 rows = layout.rows - place.first_row;
     if (bias) bias += place.group * layout.rows + place.first_row;
-    product.each_pair([&](int row, int column, const float* sums) {
-        const float more = bias && row < rows ? to_acc(bias[row]) : 0.0f;
-        const float both[2] = {sums[0] + more, sums[1] + more};
-        vec::round_pair(both, slab + row * PITCH + column);
+    product.add_to_rows([&](int row) {
+        return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f;
     });
-    __syncthreads();
-    const i64 plane = volume(layout.written);
-    written += place.first_row * plane;
-    if (width == Tile::VECTOR)
-        write_columns<Tile, Tile::VECTOR>(slab, shared.places, plane, rows, written);
-    else if (width == Tile::VECTOR / 2)
-        write_columns<Tile, Tile::VECTOR / 2>(slab, shared.places, plane, rows, written);
-    else
-        write_single_columns<Tile>(slab, shared.places, plane, rows, written);
+    if (staged.channels_last) {
+        written += place.first_row;
+        write_staged_lines(product, shared.places, rows, written, staged.width, slab);
+    } else {
+        const i64 plane = volume(layout.written);
+        written += place.first_row * plane;
+        write_staged_columns(product, shared.places, plane, rows, written, staged.width, slab);
+    }
 }
 
-template <class Tile, bool AS_IT_LIES>
+template <class Tile>
 __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                            const ImageShared<Tile>& shared,
                                            const typename Tile::E* read, const typename Tile::E* w,
                                            const StagedImage& staged, int n_taps,
                                            const ImageLayout& layout, u8* stages) {
-    using Copier = ImageCopier<Tile, AS_IT_LIES>;
+    using Copier = ImageCopier<Tile>;
     const Place& place = shared.place;
     const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
     const i32 depth = vectors_of(layout.depth, Tile::VECTOR);
     const i64 of_group = layout.rows * volume(layout.kernel) * depth;
     const i32 first_vector = place.first_row / Tile::VECTOR + vector;
-    const i64 first = AS_IT_LIES ? static_cast<i64>(line) * staged.w_row + first_vector
+    const bool as_it_lies = Tile::BY_WARPGROUPS && staged.as_it_lies;
+    const i64 first = as_it_lies ? static_cast<i64>(line) * staged.w_row + first_vector
                                  : static_cast<i64>(place.first_row + line) * staged.w_row;
+    const i32 w_pitch = staged.w_row * Copier::AT_ONCE;
+    // From this thread's first on.
+    const i32 rows = as_it_lies ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
+                                : layout.rows - place.first_row - line;
+    u32 w_exists = 0;
+#pragma unroll
+    for (int i = 0; i < Tile::ROWS / Copier::AT_ONCE; ++i) {
+        const int row = as_it_lies ? i / Copier::OF_PANEL * LINE_VECTORS : i * Copier::AT_ONCE;
+        w_exists |= static_cast<u32>(row < rows) << i;
+    }
     Copier copier{
         shared,
         reinterpret_cast<const uint4*>(read),
         reinterpret_cast<const uint4*>(w) + (place.group * of_group + first),
         n_taps,
         depth,
-        staged.w_row * Copier::AT_ONCE,
-        AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
-                   : layout.rows - place.first_row - line,
+        w_pitch,
+        as_it_lies ? LINE_VECTORS : static_cast<i64>(w_pitch) * Copier::OF_PANEL,
+        w_exists,
+        as_it_lies,
         depth % LINE_VECTORS == 0,
         vector / depth,
         vector % depth,
@@ -266,8 +294,8 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
     const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
     using Of = Multipliers<Tile>;
     if constexpr (Tile::BY_WARPGROUPS)
-        add_stages_by_warpgroups<Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
-            product, stages, parts, copier, [](const u8*) {});
+        add_stages_by_warpgroups(typename Of::Image{as_it_lies}, product, stages, parts, copier,
+                                 [](const u8*) {});
     else
         add_stages<Tile, typename Of::Image>(product, stages, parts, copier,
                                              [](const tensor_core::A(&)[Tile::DOWN]) {});
@@ -308,19 +336,9 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                 tap < n_taps ? staged_tap(layout, place, tap, staged.w_tap, vectors) : StagedTap{};
         __syncthreads();
         StagedProduct<Tile> product;
-        if constexpr (Tile::BY_WARPGROUPS) {
-            if (staged.as_it_lies)
-                add_staged<Tile, true>(product, shared, read, w, staged, n_taps, layout, stages);
-            else
-                add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
-        } else {
-            add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
-        }
-        const auto slab = reinterpret_cast<typename Tile::E*>(stages);
-        if (staged.channels_last)
-            write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);
-        else
-            write_staged_image<Tile>(product, layout, shared, bias, written, staged.width, slab);
+        add_staged(product, shared, read, w, staged, n_taps, layout, stages);
+        write_staged(product, layout, shared, staged, bias, written,
+                     reinterpret_cast<typename Tile::E*>(stages));
     }
 }
 

@@ -95,6 +95,21 @@ struct StagedProduct {
     __device__ __forceinline__ const float& sum(int row, int column) const {
         return sums[row / 2][column / 2][row % 2 * 2 + column % 2];
     }
+    // Adds more_of(row) to all of this thread's sums of a row.
+    template <class F>
+    __device__ __forceinline__ void add_to_rows(const F& more_of) {
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int down = 0; down < 2; ++down) {
+                const int lane = threadIdx.x % WARP;
+                const float more = more_of(first_row + lane / 4 + i * Tile::ROW_STEP + down * 8);
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j)
+#pragma unroll
+                    for (int k = 0; k < 2; ++k) sums[i][j][2 * down + k] += more;
+            }
+    }
     // Calls f(row, column, two sums side by side) for all of this thread's.
     template <class F>
     __device__ __forceinline__ void each_pair(const F& f) const {

@@ -9,19 +9,28 @@ namespace cto::conv::staged_warpgroups {
 using namespace image;
 using namespace staged_tile;
 
-// Of lines of A that are rows of D, and of B columns, or TRANSPOSED, neighbours of the sum.
-template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
+// Of lines of A that are rows of D, and of B columns, or transposed, neighbours of the sum.
+template <class Tile, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
     int a_at, b_at;  // of this warpgroup, by bytes
+    bool a_transposed;
 
-    __device__ __forceinline__ ByWarpgroups() {
+    __device__ __forceinline__ explicit ByWarpgroups(bool a_transposed)
+        : a_transposed(a_transposed) {
         const int number = Product::multiplier();
         a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
         b_at =
             Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
     __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
+        if (a_transposed)
+            multiply_of<true>(stage, product);
+        else
+            multiply_of<false>(stage, product);
+    }
+    template <bool A_TRANSPOSED>
+    __device__ __forceinline__ void multiply_of(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         const warpgroup::Operand a = warpgroup::operand(stage + a_at);
@@ -58,11 +67,11 @@ struct ByWarpgroups {
 // Adds `count` parts of the sum. The copier copies them in their order, and zeros behind the last.
 // also(stage) gets each of them.
 template <class Tile, class Multiplier, class Copier, class Also>
-__device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
+__device__ __forceinline__ void add_stages_by_warpgroups(const Multiplier& multiplier,
+                                                         StagedProduct<Tile>& product, u8* stages,
                                                          i32 count, Copier& copier,
                                                          const Also& also) {
     constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
-    const Multiplier multiplier;
     int to = 0, from = 0;
     const auto copy = [&] {
         copier.open();
@@ -87,25 +96,22 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
     __syncthreads();
 }
 
-// D as lines that are columns, with more for each row, in a slab of lines of all rows and a vector.
-template <class Tile, class More>
-__device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product, const More& more_of,
+// D as lines that are columns, in a slab of lines of all rows and a vector.
+template <class Tile>
+__device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product,
                                             typename Tile::E* slab) {
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
     const int lane = threadIdx.x % WARP, matrix = lane / 8;
 #pragma unroll
     for (int i = 0; i < Tile::DOWN; ++i) {
         const int first = product.first_row + i * Tile::ROW_STEP;
-        const float more[2] = {more_of(first + lane / 4), more_of(first + lane / 4 + 8)};
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; j += 2) {
             u32 words[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float* const sums = product.sums[i][j + k / 2] + k % 2 * 2;
-                const float both[2] = {sums[0] + more[k % 2], sums[1] + more[k % 2]};
-                vec::round_pair(both, reinterpret_cast<typename Tile::E*>(words + k));
-            }
+            for (int k = 0; k < 4; ++k)
+                vec::round_pair(product.sums[i][j + k / 2] + k % 2 * 2,
+                                reinterpret_cast<typename Tile::E*>(words + k));
             const int column = product.first_column + (j + matrix / 2) * 8 + lane % 8;
             warpgroup::store_transposed(slab + column * PITCH + first + matrix % 2 * 8, words);
         }
