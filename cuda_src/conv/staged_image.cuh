@@ -98,8 +98,8 @@ struct ImageCopier {
     u32 w_exists;  // a bit for each line that this thread copies
     bool as_it_lies;
     bool taps_first;  // all of the same vectors: lines have neither more nor less
-    i32 tap, vector;                   // of the depth
-    int line, own;                     // own: where this thread's first vector is in a stage
+    i32 tap, vector;  // of the depth
+    int line, own;    // own: where this thread's first vector is in a stage
     // Of the stage that is open.
     const uint4 *read_of, *w_of;
     u32 bit;
@@ -114,10 +114,10 @@ struct ImageCopier {
         u8* const to = stage + own;
 #pragma unroll
         for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES) {
-            async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
-                                          w_of + (static_cast<i64>(i % OF_PANEL) * w_pitch +
-                                                  i / OF_PANEL * w_panel_pitch),
-                                          bit != 0 && (w_exists >> i & 1) != 0);
+            async_copy::copy_or_zeros<16>(
+                to + i * (AT_ONCE * LINE_NBYTES),
+                w_of + (static_cast<i64>(i % OF_PANEL) * w_pitch + i / OF_PANEL * w_panel_pitch),
+                bit != 0 && (w_exists >> i & 1) != 0);
         }
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
@@ -197,9 +197,9 @@ __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& pr
     if constexpr (Tile::BY_WARPGROUPS)
         store_lines(product, slab);
     else
-        product.each_pair([&](int row, int column, const float* sums) {
-            slab[column * PITCH + row] = from_acc<E>(sums[0]);
-            slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1]);
+        product.template each_pair<1, PITCH>(slab, [](E* to, const float* sums) {
+            to[0] = from_acc<E>(sums[0]);
+            to[PITCH] = from_acc<E>(sums[1]);
         });
     __syncthreads();
     if (width == Tile::VECTOR)
@@ -213,10 +213,10 @@ __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& 
                                                      const i64* places, i64 plane, i32 rows,
                                                      typename Tile::E* written, i32 width,
                                                      typename Tile::E* slab) {
+    using E = typename Tile::E;
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
-    product.each_pair([&](int row, int column, const float* sums) {
-        vec::round_pair(sums, slab + row * PITCH + column);
-    });
+    product.template each_pair<PITCH, 1>(
+        slab, [](E* to, const float* sums) { vec::round_pair(sums, to); });
     __syncthreads();
     if (width == Tile::VECTOR)
         write_columns<Tile, Tile::VECTOR>(slab, places, plane, rows, written);
@@ -237,9 +237,8 @@ __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
     const Place& place = shared.place;
     const i32 rows = layout.rows - place.first_row;
     if (bias) bias += place.group * layout.rows + place.first_row;
-    product.add_to_rows([&](int row) {
-        return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f;
-    });
+    product.add_to_rows(
+        [&](int row) { return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f; });
     if (staged.channels_last) {
         written += place.first_row;
         write_staged_lines(product, shared.places, rows, written, staged.width, slab);

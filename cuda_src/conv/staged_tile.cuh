@@ -110,17 +110,19 @@ struct StagedProduct {
                     for (int k = 0; k < 2; ++k) sums[i][j][2 * down + k] += more;
             }
     }
-    // Calls f(row, column, two sums side by side) for all of this thread's.
-    template <class F>
-    __device__ __forceinline__ void each_pair(const F& f) const {
-        const int lane = threadIdx.x % WARP, row = first_row + lane / 4;
+    // Calls f(where the first belongs, two sums side by side) for all of this thread's, of rows and columns
+    // so far apart. Places are few sums apart, so that compilers have little to do.
+    template <int OF_ROW, int OF_COLUMN, class To, class F>
+    __device__ __forceinline__ void each_pair(To* to, const F& f) const {
+        const int lane = threadIdx.x % WARP;
+        to += (first_row + lane / 4) * OF_ROW + (first_column + lane % 4 * 2) * OF_COLUMN;
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
 #pragma unroll
             for (int down = 0; down < 2; ++down)
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j)
-                    f(row + i * Tile::ROW_STEP + down * 8, first_column + j * 8 + lane % 4 * 2,
+                    f(to + ((i * Tile::ROW_STEP + down * 8) * OF_ROW + j * 8 * OF_COLUMN),
                       sums[i][j] + 2 * down);
     }
 };
@@ -301,10 +303,10 @@ struct ByTensorCores {
         product.multiply(a, b);
         also(a);
     }
-    template <class F>
-    static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product,
+    template <int OF_ROW, class To, class F>
+    static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
-        product.each_pair(f);
+        product.template each_pair<OF_ROW, 1>(to, f);
     }
 };
 

@@ -282,10 +282,11 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         }
         if (!works) return;
         float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
-        Multiplier::each_pair(product, [&](int row, int column, const float* pair) {
-            using Pair = vec::Vec<float, 2>;
-            *reinterpret_cast<Pair*>(to + row * Tile::COLUMNS + column) = Pair{pair[0], pair[1]};
-        });
+        Multiplier::template each_pair<Tile::COLUMNS>(
+            product, to, [](float* at, const float* pair) {
+                using Pair = vec::Vec<float, 2>;
+                *reinterpret_cast<Pair*>(at) = Pair{pair[0], pair[1]};
+            });
     }
 }
 
