@@ -35,6 +35,7 @@ struct ByWarpgroups {
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         const warpgroup::Operand a = warpgroup::operand(stage + a_at);
         const warpgroup::Operand b = warpgroup::operand(stage + b_at);
+        warpgroup::begin();
 #pragma unroll
         for (int k = 0; k < SLICES; ++k)
 #pragma unroll
@@ -42,13 +43,12 @@ struct ByWarpgroups {
                 warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, A_TRANSPOSED, B_TRANSPOSED>(
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
+        warpgroup::commit();
     }
     // Of a stage. The CPU makes products when they are waited for, as late as GPUs may.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
 #if !defined(__CUDA_CPU__)
-        warpgroup::begin();
         multiply(stage, product);
-        warpgroup::commit();
 #endif
     }
     __device__ __forceinline__ void end(const u8* stage, Product& product) const {
