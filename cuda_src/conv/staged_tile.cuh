@@ -161,19 +161,6 @@ __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32&
 #endif
 }
 
-// Tensor cores cut a float to the 10 bits of a TF32's mantissa. What has no more bits is left as it is;
-// others are too small by 4e-5 of themselves in the mean, where without this it would be 3.4e-4. Arrays
-// that are read as they lie are not rounded by a launch that stages them.
-template <class Tile, int N>
-__device__ __forceinline__ void before_cut(u32 (&words)[N]) {
-#if !defined(__CUDA_CPU__)
-    if constexpr (Tile::IS_TF32)
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-            words[i] = __float_as_uint(__uint_as_float(words[i]) * 1.00035f);
-#endif
-}
-
 // Of lines that are rows and columns of D.
 template <class Tile>
 struct ImageFragments {
