@@ -107,8 +107,8 @@ struct MultipliersOf<Tile, true, false> {
 };
 template <class Tile>
 struct MultipliersOf<Tile, false, true> {
-    using Image = ByWarpgroups<Tile, false>;
-    using Weights = ByWarpgroups<Tile, true>;
+    using Image = ByWarpgroups<Tile, false, false>;
+    using Weights = ByWarpgroups<Tile, true, true>;
 };
 template <class Tile>
 using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT, Tile::BY_WARPGROUPS>;

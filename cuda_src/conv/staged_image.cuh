@@ -85,21 +85,17 @@ struct StagedColumn {
 
 // Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
 // other channels where they can: what one reads is mostly what the one before it read, and is still in
-// the L1 cache. Lines of W are rows, or where it is read as it lies, which warpgroups do, neighbours of
-// the sum, of a panel after the other.
-template <class Tile>
+// the L1 cache. Lines of W are rows, or where it is read AS_IT_LIES, neighbours of the sum.
+template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
-    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS, OF_PANEL = PANEL / AT_ONCE;
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
-    i32 n_taps, depth, w_pitch;
-    i64 w_panel_pitch;
-    u32 w_exists;  // a bit for each line that this thread copies
-    bool as_it_lies;
-    bool taps_first;  // all of the same vectors: lines have neither more nor less
-    i32 tap, vector;  // of the depth
-    int line, own;    // own: where this thread's first vector is in a stage
+    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on; vectors AS_IT_LIES
+    bool taps_first;                   // all of the same vectors: lines have neither more nor less
+    i32 tap, vector;                   // of the depth
+    int line, own;                     // own: where this thread's first vector is in a stage
     // Of the stage that is open.
     const uint4 *read_of, *w_of;
     u32 bit;
@@ -107,17 +103,20 @@ struct ImageCopier {
     __device__ __forceinline__ void open() {
         bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];
-        w_of = w + (as_it_lies ? at.w : at.w + vector);
+        w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
         for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES) {
+            // AS_IT_LIES: of a panel after the other.
+            constexpr int OF_PANEL = PANEL / AT_ONCE;
+            const int panel = AS_IT_LIES ? i / OF_PANEL : 0, step = i - panel * OF_PANEL;
             async_copy::copy_or_zeros<16>(
                 to + i * (AT_ONCE * LINE_NBYTES),
-                w_of + (static_cast<i64>(i % OF_PANEL) * w_pitch + i / OF_PANEL * w_panel_pitch),
-                bit != 0 && (w_exists >> i & 1) != 0);
+                w_of + (static_cast<i64>(step) * w_pitch + panel * LINE_VECTORS),
+                bit != 0 && (AS_IT_LIES ? panel * LINE_VECTORS : i * AT_ONCE) < rows);
         }
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
@@ -133,7 +132,7 @@ struct ImageCopier {
             if (tap == n_taps) {
                 tap = 0;
                 vector += LINE_VECTORS;
-                if (as_it_lies) w += static_cast<i64>(w_pitch) * OF_PANEL;
+                if (AS_IT_LIES) w += static_cast<i64>(w_pitch) * (PANEL / AT_ONCE);
             }
         } else {
             for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
@@ -249,41 +248,29 @@ __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
     }
 }
 
-template <class Tile>
+template <class Tile, bool AS_IT_LIES>
 __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                            const ImageShared<Tile>& shared,
                                            const typename Tile::E* read, const typename Tile::E* w,
                                            const StagedImage& staged, int n_taps,
                                            const ImageLayout& layout, u8* stages) {
-    using Copier = ImageCopier<Tile>;
+    using Copier = ImageCopier<Tile, AS_IT_LIES>;
     const Place& place = shared.place;
     const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
     const i32 depth = vectors_of(layout.depth, Tile::VECTOR);
     const i64 of_group = layout.rows * volume(layout.kernel) * depth;
     const i32 first_vector = place.first_row / Tile::VECTOR + vector;
-    const bool as_it_lies = Tile::BY_WARPGROUPS && staged.as_it_lies;
-    const i64 first = as_it_lies ? static_cast<i64>(line) * staged.w_row + first_vector
+    const i64 first = AS_IT_LIES ? static_cast<i64>(line) * staged.w_row + first_vector
                                  : static_cast<i64>(place.first_row + line) * staged.w_row;
-    const i32 w_pitch = staged.w_row * Copier::AT_ONCE;
-    // From this thread's first on.
-    const i32 rows = as_it_lies ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
-                                : layout.rows - place.first_row - line;
-    u32 w_exists = 0;
-#pragma unroll
-    for (int i = 0; i < Tile::ROWS / Copier::AT_ONCE; ++i) {
-        const int row = as_it_lies ? i / Copier::OF_PANEL * LINE_VECTORS : i * Copier::AT_ONCE;
-        w_exists |= static_cast<u32>(row < rows) << i;
-    }
     Copier copier{
         shared,
         reinterpret_cast<const uint4*>(read),
         reinterpret_cast<const uint4*>(w) + (place.group * of_group + first),
         n_taps,
         depth,
-        w_pitch,
-        as_it_lies ? LINE_VECTORS : static_cast<i64>(w_pitch) * Copier::OF_PANEL,
-        w_exists,
-        as_it_lies,
+        staged.w_row * Copier::AT_ONCE,
+        AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
+                   : layout.rows - place.first_row - line,
         depth % LINE_VECTORS == 0,
         vector / depth,
         vector % depth,
@@ -293,8 +280,8 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
     const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
     using Of = Multipliers<Tile>;
     if constexpr (Tile::BY_WARPGROUPS)
-        add_stages_by_warpgroups(typename Of::Image{as_it_lies}, product, stages, parts, copier,
-                                 [](const u8*) {});
+        add_stages_by_warpgroups<Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
+            product, stages, parts, copier, [](const u8*) {});
     else
         add_stages<Tile, typename Of::Image>(product, stages, parts, copier,
                                              [](const tensor_core::A(&)[Tile::DOWN]) {});
@@ -335,7 +322,14 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                 tap < n_taps ? staged_tap(layout, place, tap, staged.w_tap, vectors) : StagedTap{};
         __syncthreads();
         StagedProduct<Tile> product;
-        add_staged(product, shared, read, w, staged, n_taps, layout, stages);
+        if constexpr (Tile::BY_WARPGROUPS) {
+            if (staged.as_it_lies)
+                add_staged<Tile, true>(product, shared, read, w, staged, n_taps, layout, stages);
+            else
+                add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+        } else {
+            add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+        }
         write_staged(product, layout, shared, staged, bias, written,
                      reinterpret_cast<typename Tile::E*>(stages));
     }

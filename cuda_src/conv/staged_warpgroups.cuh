@@ -9,33 +9,23 @@ namespace cto::conv::staged_warpgroups {
 using namespace image;
 using namespace staged_tile;
 
-// Of lines of A that are rows of D, and of B columns, or transposed, neighbours of the sum.
-template <class Tile, bool B_TRANSPOSED>
+// Of lines of A that are rows of D, and of B columns, or TRANSPOSED, neighbours of the sum.
+template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
     int a_at, b_at;  // of this warpgroup, by bytes
-    bool a_transposed;
 
-    __device__ __forceinline__ explicit ByWarpgroups(bool a_transposed)
-        : a_transposed(a_transposed) {
+    __device__ __forceinline__ ByWarpgroups() {
         const int number = Product::multiplier();
         a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
         b_at =
             Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
     __device__ __forceinline__ void multiply(const u8* stage, Product& product) const {
-        if (a_transposed)
-            multiply_of<true>(stage, product);
-        else
-            multiply_of<false>(stage, product);
-    }
-    template <bool A_TRANSPOSED>
-    __device__ __forceinline__ void multiply_of(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         const warpgroup::Operand a = warpgroup::operand(stage + a_at);
         const warpgroup::Operand b = warpgroup::operand(stage + b_at);
-        warpgroup::begin();
 #pragma unroll
         for (int k = 0; k < SLICES; ++k)
 #pragma unroll
@@ -43,12 +33,13 @@ struct ByWarpgroups {
                 warpgroup::multiply<typename Tile::E, Tile::ACROSS * 8, A_TRANSPOSED, B_TRANSPOSED>(
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
-        warpgroup::commit();
     }
     // Of a stage. The CPU makes products when they are waited for, as late as GPUs may.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
 #if !defined(__CUDA_CPU__)
+        warpgroup::begin();
         multiply(stage, product);
+        warpgroup::commit();
 #endif
     }
     __device__ __forceinline__ void end(const u8* stage, Product& product) const {
@@ -67,11 +58,11 @@ struct ByWarpgroups {
 // Adds `count` parts of the sum. The copier copies them in their order, and zeros behind the last.
 // also(stage) gets each of them.
 template <class Tile, class Multiplier, class Copier, class Also>
-__device__ __forceinline__ void add_stages_by_warpgroups(const Multiplier& multiplier,
-                                                         StagedProduct<Tile>& product, u8* stages,
+__device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
                                                          i32 count, Copier& copier,
                                                          const Also& also) {
     constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
+    const Multiplier multiplier;
     int to = 0, from = 0;
     const auto copy = [&] {
         copier.open();

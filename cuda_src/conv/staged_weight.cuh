@@ -267,10 +267,10 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
                                                            also);
             float_sums.write(of_y, layout.rows - tile.first_row, reinterpret_cast<float*>(stages));
         } else if constexpr (Tile::BY_WARPGROUPS) {
-            add_stages_by_warpgroups(Multiplier{true}, product, stages, copier.count, copier,
-                                     [&](const u8* stage) {
-                                         if (row_sums.wanted) row_sums.add(stage);
-                                     });
+            add_stages_by_warpgroups<Tile, Multiplier>(product, stages, copier.count, copier,
+                                                       [&](const u8* stage) {
+                                                           if (row_sums.wanted) row_sums.add(stage);
+                                                       });
         } else {
             add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
                                          [&](const tensor_core::A(&a)[Tile::DOWN]) {
