@@ -25,7 +25,7 @@ template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
 // What a vector of columns reads, from what a position reads on, and a bit for its tap.
-struct StagedColumns {
+struct ColumnReads {
     i32 at;
     u32 bit;
 };
@@ -34,7 +34,7 @@ struct StagedColumns {
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
-    StagedColumns columns[Tile::COLUMNS / Tile::VECTOR];
+    ColumnReads columns[Tile::COLUMNS / Tile::VECTOR];
 };
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
@@ -246,7 +246,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         __syncthreads();
 #pragma unroll
         for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
-            const StagedColumns columns = shared.columns[panel * LINE_VECTORS + vector];
+            const ColumnReads columns = shared.columns[panel * LINE_VECTORS + vector];
             copier.x_at[panel] = columns.at;
             copier.x_bits[panel] = columns.bit;
         }

@@ -184,7 +184,7 @@ __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& 
     StagedRow row{};
     if (index < layout.positions) {
         i32 at[3];
-        u32 rest = static_cast<u32>(index);
+        u32 rest = static_cast<u32>(index);  // vectors of what is staged have 32 bits
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
             const u32 next = divide(rest, layout.output[axis]);

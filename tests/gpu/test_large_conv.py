@@ -14,7 +14,7 @@ from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]
 
-# Of many images, and of one that needs offsets of 64 bits; the last has tiles of 128 rows by warpgroups.
+# Of many images, and of one that needs offsets of 64 bits; the last in tiles of 128 rows.
 SHAPES = ((64, 64, 736, 736), (1, 64, 5824, 5824), (32, 128, 736, 736))
 PADS = (1, 1, 1, 1)
 CROP = 16
@@ -54,7 +54,11 @@ def test_gradients(shape, is_last) -> None:
     elements = int(np.prod(shape, dtype=np.int64))
     assert elements > 2**31
     need(2 * (3 if is_last else 5) * elements + 2**33)
-    x, dy, w = filled(shape, 7, 4), filled(shape, 11, 2**-6), filled((shape[1], shape[1], 3, 3), 5, 1)
+    x, dy, w = (
+        filled(shape, 7, 4),
+        filled(shape, 11, 2**-6),
+        filled((shape[1], shape[1], 3, 3), 5, 1),
+    )
     if is_last:  # of as many elements, each of which differs from its neighbours
         x, dy = (last(a.reshape(shape[0], *shape[2:], shape[1])) for a in (x, dy))
     dx, dw, db = get_op("ConvGrad")(pads=PADS)(dy, x, w)
