@@ -35,7 +35,13 @@ template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
     ColumnReads columns[Tile::COLUMNS / Tile::VECTOR];
+    i32 shifts[STAGED_TAPS];  // of taps, where columns are not shared
 };
+
+// Exact products take up to 17 % longer where columns are shared: compilers then have more of their factors
+// in one bank of registers.
+template <class Tile>
+constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
 template <class Tile>
@@ -166,12 +172,13 @@ __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32
 }
 
 // The tap of a vector of columns, and its number among those of the tap's channels.
+template <class I>
 struct ColumnVector {
-    u32 tap, vector;
+    I tap, vector;
 
-    __device__ __forceinline__ ColumnVector(u32 number, u32 depth, u32 taps) {
+    __device__ __forceinline__ ColumnVector(I number, I depth, I taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
-            const u32 panel = number / LINE_VECTORS, channels = panel / taps;
+            const I panel = number / LINE_VECTORS, channels = panel / taps;
             tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
             vector = channels * LINE_VECTORS + number % LINE_VECTORS;
         } else {
@@ -234,8 +241,13 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
         const u32 taps = static_cast<u32>(volume(layout.kernel));
-        if (threadIdx.x < Tile::COLUMNS / Tile::VECTOR) {
-            const ColumnVector column(tile.first_column / Tile::VECTOR + threadIdx.x, depth, taps);
+        if constexpr (!SHARES_COLUMNS<Tile>) {
+            if (threadIdx.x < STAGED_TAPS)
+                shared.shifts[threadIdx.x] =
+                    shift_of(layout, min(threadIdx.x, taps - 1)) * copier.x_vectors;
+        } else if (threadIdx.x < Tile::COLUMNS / Tile::VECTOR) {
+            const ColumnVector<u32> column(tile.first_column / Tile::VECTOR + threadIdx.x, depth,
+                                           taps);
             const bool exists = sums && column.tap < taps;
             const i32 shift = shift_of(layout, exists ? column.tap : 0);
             shared.columns[threadIdx.x] = {
@@ -246,9 +258,19 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         __syncthreads();
 #pragma unroll
         for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
-            const ColumnReads columns = shared.columns[panel * LINE_VECTORS + vector];
-            copier.x_at[panel] = columns.at;
-            copier.x_bits[panel] = columns.bit;
+            if constexpr (SHARES_COLUMNS<Tile>) {
+                const ColumnReads columns = shared.columns[panel * LINE_VECTORS + vector];
+                copier.x_at[panel] = columns.at;
+                copier.x_bits[panel] = columns.bit;
+            } else {
+                const i32 number = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
+                const i32 n_taps = static_cast<i32>(taps);
+                const ColumnVector<i32> column(number, depth, n_taps);
+                const bool exists = sums && column.tap < n_taps;
+                copier.x_at[panel] =
+                    shared.shifts[exists ? column.tap : 0] + tile.group * depth + column.vector;
+                copier.x_bits[panel] = exists ? 1u << column.tap : 0;
+            }
         }
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
