@@ -61,16 +61,17 @@ constexpr int MOST_BLOCKS = BLOCKS;
 #endif
 constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
 // Of 1 x 1 convolutions, whose blocks are short: one begins while others end. For 7.0, three would have
-// some registers spilled.
+// some registers spilled, as of floats on 12.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-constexpr int LINES_BLOCKS = CTO_ROWS <= 64 ? BLOCKS + 1 : BLOCKS;
+constexpr bool ARE_SHORT = CTO_ROWS <= 64 && (sizeof(T) == 2 || __CUDA_ARCH__ < 1200);
+constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
 #else
 constexpr int LINES_BLOCKS = BLOCKS;
 #endif
 template <bool LINES>
-using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
+using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES, false, LINES>;
 template <bool Y_LINES, bool X_LINES>
-using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
+using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES, X_LINES>;
 using FewTile = Tile<T, FEW_ROWS, CTO_TF32, false>;  // of an image and of weights
 
 // Arrays are staged for GPUs that copy ahead.
@@ -111,9 +112,9 @@ constexpr bool HAS_ROWS = sizeof(T) > 2 || CTO_ROWS == 64;
 #else
 constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
-constexpr bool HAS_LINES = GATHERS && sizeof(T) == 2 && HAS_ROWS;
 constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS);
 constexpr bool HAS_NARROW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
+constexpr bool HAS_LINES = sizeof(T) == 2 ? GATHERS && HAS_ROWS : HAS_NARROW && CTO_TF32;
 constexpr bool HAS_FEW = HAS_NARROW && !CTO_TF32;
 constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS : IS_WIDE);
 constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;

@@ -64,14 +64,14 @@ struct Place {
 // By the first three threads.
 __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
                                            int rows, int columns, Place& place) {
-    const u32 rest = static_cast<u32>(divide(block, layout.tiles));
+    const u32 rest = divide(block, layout.tiles);
     const u32 tile = block - rest * layout.tiles;
     const bool has_residues = volume(layout.residues) > 1;
     u32 residue = has_residues ? rest / column_tiles : 0;
     const u32 column_tile = rest - residue * column_tiles;
     i32 of_thread = 0;
     for (int axis = 2; axis >= 0; --axis) {
-        const u32 next = static_cast<u32>(divide(residue, layout.residues[axis]));
+        const u32 next = divide(residue, layout.residues[axis]);
         if (threadIdx.x == axis) of_thread = residue - next * layout.residues[axis];
         residue = next;
     }

@@ -15,6 +15,9 @@ __device__ __forceinline__ i64 divide(i64 dividend, i32 divisor) {
     if (dividend >> 32 == 0) return static_cast<u32>(dividend) / static_cast<u32>(divisor);
     return dividend / divisor;
 }
+__device__ __forceinline__ u32 divide(u32 dividend, i32 divisor) {
+    return divisor == 1 ? dividend : dividend / static_cast<u32>(divisor);
+}
 
 // Copies LENGTH positions of each line. Images begin at multiples of 16 bytes, or of 8, so that no
 // vector of them is in two.

@@ -32,11 +32,14 @@ __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
 // Tap `number` of the residue.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
-    i32 rest = number, index = 0, pitch = 1;
+    u32 rest = number;
+    i32 index = 0, pitch = 1;
     i64 read = 0, read_pitch = 1;
+#pragma unroll 1
     for (int axis = 2; axis >= 0; --axis) {
         const Line& line = place.lines[axis];
-        const i32 next = static_cast<i32>(divide(rest, line.taps)), i = rest - next * line.taps;
+        const u32 next = divide(rest, line.taps);
+        const i32 i = static_cast<i32>(rest - next * line.taps);
         read += i * line.jump * read_pitch;
         index += (line.first_tap + i * line.tap_step) * pitch;
         read_pitch *= layout.read[axis];
@@ -53,15 +56,16 @@ struct StagedColumn {
 
     __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
                                             i32 depth, i32 vectors, bool channels_last) {
-        i64 rest = of.first_column + column, position = 0, pitch = 1;
-        if (rest >= of.columns) return;
+        if (of.first_column + column >= of.columns) return;
+        u32 rest = static_cast<u32>(of.first_column + column);
+        i64 position = 0, pitch = 1;
         i32 at[3], taps[3], jumps[3];
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
             const Line& line = of.lines[axis];
             taps[axis] = line.taps;
             jumps[axis] = line.jump;
-            const i64 next = divide(rest, line.count);
+            const u32 next = divide(rest, line.count);
             const i32 i = static_cast<i32>(rest - next * line.count);
             at[axis] = line.start + i * line.stride;
             position += pitch * (line.first + i * line.step);
@@ -183,55 +187,65 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
 }
 
 template <class Tile>
-__device__ __forceinline__ void write_staged_lines(
-    const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
-    const typename Tile::E* bias, typename Tile::E* written, i32 width, typename Tile::E* slab) {
+__device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& product,
+                                                   const i64* places, i32 rows,
+                                                   typename Tile::E* written, i32 width,
+                                                   typename Tile::E* slab) {
     using E = typename Tile::E;
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
-    const Place& place = shared.place;
-    const i32 rows = layout.rows - place.first_row;
-    if (bias) bias += place.group * layout.rows + place.first_row;
-    const auto more_of = [&](int row) {
-        return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f;
-    };
     if constexpr (Tile::BY_WARPGROUPS)
-        store_lines(product, more_of, slab);
+        store_lines(product, slab);
     else
-        product.each_pair([&](int row, int column, const float* sums) {
-            const float more = more_of(row);
-            slab[column * PITCH + row] = from_acc<E>(sums[0] + more);
-            slab[(column + 1) * PITCH + row] = from_acc<E>(sums[1] + more);
+        product.template each_pair<1, PITCH>(slab, [](E* to, const float* sums) {
+            to[0] = from_acc<E>(sums[0]);
+            to[PITCH] = from_acc<E>(sums[1]);
         });
     __syncthreads();
-    written += place.first_row;
     if (width == Tile::VECTOR)
-        write_lines<Tile, Tile::VECTOR>(slab, shared.places, rows, written);
+        write_lines<Tile, Tile::VECTOR>(slab, places, rows, written);
     else
-        write_lines<Tile, 1>(slab, shared.places, rows, written);
+        write_lines<Tile, 1>(slab, places, rows, written);
 }
 
 template <class Tile>
-__device__ __forceinline__ void write_staged_image(
-    const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
-    const typename Tile::E* bias, typename Tile::E* written, i32 width, typename Tile::E* slab) {
+__device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& product,
+                                                     const i64* places, i64 plane, i32 rows,
+                                                     typename Tile::E* written, i32 width,
+                                                     typename Tile::E* slab) {
+    using E = typename Tile::E;
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
+    product.template each_pair<PITCH, 1>(
+        slab, [](E* to, const float* sums) { vec::round_pair(sums, to); });
+    __syncthreads();
+    if (width == Tile::VECTOR)
+        write_columns<Tile, Tile::VECTOR>(slab, places, plane, rows, written);
+    else if (width == Tile::VECTOR / 2)
+        write_columns<Tile, Tile::VECTOR / 2>(slab, places, plane, rows, written);
+    else
+        write_single_columns<Tile>(slab, places, plane, rows, written);
+}
+
+// D with a bias for each row, by way of a slab.
+template <class Tile>
+__device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
+                                             const ImageLayout& layout,
+                                             const ImageShared<Tile>& shared,
+                                             const StagedImage& staged,
+                                             const typename Tile::E* bias,
+                                             typename Tile::E* written, typename Tile::E* slab) {
     const Place& place = shared.place;
     const i32 rows = layout.rows - place.first_row;
     if (bias) bias += place.group * layout.rows + place.first_row;
-    product.each_pair([&](int row, int column, const float* sums) {
-        const float more = bias && row < rows ? to_acc(bias[row]) : 0.0f;
-        const float both[2] = {sums[0] + more, sums[1] + more};
-        vec::round_pair(both, slab + row * PITCH + column);
-    });
-    __syncthreads();
-    const i64 plane = volume(layout.written);
-    written += place.first_row * plane;
-    if (width == Tile::VECTOR)
-        write_columns<Tile, Tile::VECTOR>(slab, shared.places, plane, rows, written);
-    else if (width == Tile::VECTOR / 2)
-        write_columns<Tile, Tile::VECTOR / 2>(slab, shared.places, plane, rows, written);
-    else
-        write_single_columns<Tile>(slab, shared.places, plane, rows, written);
+    product.add_to_rows(
+        [&](int row) { return bias && row < rows ? static_cast<float>(to_acc(bias[row])) : 0.0f; });
+    if (staged.channels_last) {
+        written += place.first_row;
+        write_staged_lines(product, shared.places, rows, written, staged.width, slab);
+    } else {
+        const i64 plane = volume(layout.written);
+        written += place.first_row * plane;
+        write_staged_columns(product, shared.places, plane, rows, written, staged.width, slab);
+    }
 }
 
 template <class Tile, bool AS_IT_LIES>
@@ -316,11 +330,8 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         } else {
             add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
         }
-        const auto slab = reinterpret_cast<typename Tile::E*>(stages);
-        if (staged.channels_last)
-            write_staged_lines<Tile>(product, layout, shared, bias, written, staged.width, slab);
-        else
-            write_staged_image<Tile>(product, layout, shared, bias, written, staged.width, slab);
+        write_staged(product, layout, shared, staged, bias, written,
+                     reinterpret_cast<typename Tile::E*>(stages));
     }
 }
 

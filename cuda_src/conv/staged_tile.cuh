@@ -95,17 +95,34 @@ struct StagedProduct {
     __device__ __forceinline__ const float& sum(int row, int column) const {
         return sums[row / 2][column / 2][row % 2 * 2 + column % 2];
     }
-    // Calls f(row, column, two sums side by side) for all of this thread's.
+    // Adds more_of(row) to all of this thread's sums of a row.
     template <class F>
-    __device__ __forceinline__ void each_pair(const F& f) const {
-        const int lane = threadIdx.x % WARP, row = first_row + lane / 4;
+    __device__ __forceinline__ void add_to_rows(const F& more_of) {
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int down = 0; down < 2; ++down) {
+                const int lane = threadIdx.x % WARP;
+                const float more = more_of(first_row + lane / 4 + i * Tile::ROW_STEP + down * 8);
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j)
+#pragma unroll
+                    for (int k = 0; k < 2; ++k) sums[i][j][2 * down + k] += more;
+            }
+    }
+    // Calls f(where the first belongs, two sums side by side) for all of this thread's, of rows and columns
+    // so far apart. Places are few sums apart, so that compilers have little to do.
+    template <int OF_ROW, int OF_COLUMN, class To, class F>
+    __device__ __forceinline__ void each_pair(To* to, const F& f) const {
+        const int lane = threadIdx.x % WARP;
+        to += (first_row + lane / 4) * OF_ROW + (first_column + lane % 4 * 2) * OF_COLUMN;
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
 #pragma unroll
             for (int down = 0; down < 2; ++down)
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j)
-                    f(row + i * Tile::ROW_STEP + down * 8, first_column + j * 8 + lane % 4 * 2,
+                    f(to + ((i * Tile::ROW_STEP + down * 8) * OF_ROW + j * 8 * OF_COLUMN),
                       sums[i][j] + 2 * down);
     }
 };
@@ -141,19 +158,6 @@ __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32&
             *words[i] = reinterpret_cast<const u32*>(of_row)[lane % 4];
         }
     }
-#endif
-}
-
-// Tensor cores cut a float to the 10 bits of a TF32's mantissa. What has no more bits is left as it is;
-// others are too small by 4e-5 of themselves in the mean, where without this it would be 3.4e-4. Arrays
-// that are read as they lie are not rounded by a launch that stages them.
-template <class Tile, int N>
-__device__ __forceinline__ void before_cut(u32 (&words)[N]) {
-#if !defined(__CUDA_CPU__)
-    if constexpr (Tile::IS_TF32)
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-            words[i] = __float_as_uint(__uint_as_float(words[i]) * 1.00035f);
 #endif
 }
 
@@ -286,10 +290,10 @@ struct ByTensorCores {
         product.multiply(a, b);
         also(a);
     }
-    template <class F>
-    static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product,
+    template <int OF_ROW, class To, class F>
+    static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
-        product.each_pair(f);
+        product.template each_pair<OF_ROW, 1>(to, f);
     }
 };
 

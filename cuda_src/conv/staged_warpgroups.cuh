@@ -49,9 +49,9 @@ struct ByWarpgroups {
         warpgroup::wait<0>();
 #endif
     }
-    template <class F>
-    static __device__ __forceinline__ void each_pair(const Product& product, const F& f) {
-        product.each_pair(f);
+    template <int OF_ROW, class To, class F>
+    static __device__ __forceinline__ void each_pair(const Product& product, To* to, const F& f) {
+        product.template each_pair<OF_ROW, 1>(to, f);
     }
 };
 
@@ -87,29 +87,25 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
     __syncthreads();
 }
 
-// D as lines that are columns, with more for each row, in a slab of lines of all rows and a vector.
-template <class Tile, class More>
-__device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product, const More& more_of,
+// D as lines that are columns, in a slab of lines of all rows and a vector.
+template <class Tile>
+__device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product,
                                             typename Tile::E* slab) {
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
     const int lane = threadIdx.x % WARP, matrix = lane / 8;
+    slab += (product.first_column + matrix / 2 * 8 + lane % 8) * PITCH + product.first_row +
+            matrix % 2 * 8;
 #pragma unroll
-    for (int i = 0; i < Tile::DOWN; ++i) {
-        const int first = product.first_row + i * Tile::ROW_STEP;
-        const float more[2] = {more_of(first + lane / 4), more_of(first + lane / 4 + 8)};
+    for (int i = 0; i < Tile::DOWN; ++i)
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; j += 2) {
             u32 words[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float* const sums = product.sums[i][j + k / 2] + k % 2 * 2;
-                const float both[2] = {sums[0] + more[k % 2], sums[1] + more[k % 2]};
-                vec::round_pair(both, reinterpret_cast<typename Tile::E*>(words + k));
-            }
-            const int column = product.first_column + (j + matrix / 2) * 8 + lane % 8;
-            warpgroup::store_transposed(slab + column * PITCH + first + matrix % 2 * 8, words);
+            for (int k = 0; k < 4; ++k)
+                vec::round_pair(product.sums[i][j + k / 2] + k % 2 * 2,
+                                reinterpret_cast<typename Tile::E*>(words + k));
+            warpgroup::store_transposed(slab + (j * 8 * PITCH + i * Tile::ROW_STEP), words);
         }
-    }
 }
 
 }  // namespace cto::conv::staged_warpgroups

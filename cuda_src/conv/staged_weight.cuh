@@ -24,12 +24,24 @@ using weight::WeightTile;
 template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
-// What positions read of X, a stage in each slot.
+// What a vector of columns reads, from what a position reads on, and a bit for its tap.
+struct ColumnReads {
+    i32 at;
+    u32 bit;
+};
+
+// What positions read of X, a stage in each slot, and what columns do.
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
-    i32 shifts[STAGED_TAPS];
+    ColumnReads columns[Tile::COLUMNS / Tile::VECTOR];
+    i32 shifts[STAGED_TAPS];  // of taps, where columns are not shared
 };
+
+// Exact products take up to 17 % longer where columns are shared: compilers then have more of their factors
+// in one bank of registers.
+template <class Tile>
+constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
 // Copies positions, of which each thread has every 16th: one vector in eight of each.
 template <class Tile>
@@ -160,12 +172,13 @@ __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32
 }
 
 // The tap of a vector of columns, and its number among those of the tap's channels.
+template <class I>
 struct ColumnVector {
-    i32 tap, vector;
+    I tap, vector;
 
-    __device__ __forceinline__ ColumnVector(i32 number, i32 depth, i32 taps) {
+    __device__ __forceinline__ ColumnVector(I number, I depth, I taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
-            const i32 panel = number / LINE_VECTORS, channels = panel / taps;
+            const I panel = number / LINE_VECTORS, channels = panel / taps;
             tap = channels * LINE_VECTORS < depth ? panel - channels * taps : taps;
             vector = channels * LINE_VECTORS + number % LINE_VECTORS;
         } else {
@@ -176,11 +189,12 @@ struct ColumnVector {
 };
 
 // How far from the first tap's what a tap reads is, in positions.
-__device__ __forceinline__ i32 shift_of(const WeightLayout& layout, i32 tap) {
+__device__ __forceinline__ i32 shift_of(const WeightLayout& layout, u32 tap) {
     i32 shift = 0, pitch = 1;
+#pragma unroll 1
     for (int axis = 2; axis >= 0; --axis) {
-        const i32 next = static_cast<i32>(divide(tap, layout.kernel[axis]));
-        shift += (tap - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
+        const u32 next = divide(tap, layout.kernel[axis]);
+        shift += static_cast<i32>(tap - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
         pitch *= layout.image[axis];
         tap = next;
     }
@@ -210,7 +224,7 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         copier.rows = rows ? reinterpret_cast<const uint4*>(rows + begin) : nullptr;
         copier.first_position = static_cast<i32>(begin);
         copier.x_vectors = depth * layout.groups;
-        copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
+        copier.count = static_cast<i32>((end - begin + Tile::IN_LINE - 1) / Tile::IN_LINE);
         const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
         copier.y_step = Copier::AT_ONCE * y_pitch;
         copier.y = reinterpret_cast<const uint4*>(y) + (begin + line) * y_pitch +
@@ -226,25 +240,42 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
             copier.y_exists |= static_cast<u32>(y_vector + panel * LINE_VECTORS < filters) << panel;
         for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
-        const i32 taps = static_cast<i32>(volume(layout.kernel));
-        if (threadIdx.x < STAGED_TAPS)
-            shared.shifts[threadIdx.x] =
-                shift_of(layout, min(static_cast<i32>(threadIdx.x), taps - 1)) * copier.x_vectors;
+        const u32 taps = static_cast<u32>(volume(layout.kernel));
+        if constexpr (!SHARES_COLUMNS<Tile>) {
+            if (threadIdx.x < STAGED_TAPS)
+                shared.shifts[threadIdx.x] =
+                    shift_of(layout, min(threadIdx.x, taps - 1)) * copier.x_vectors;
+        } else if (threadIdx.x < Tile::COLUMNS / Tile::VECTOR) {
+            const ColumnVector<u32> column(tile.first_column / Tile::VECTOR + threadIdx.x, depth,
+                                           taps);
+            const bool exists = sums && column.tap < taps;
+            const i32 shift = shift_of(layout, exists ? column.tap : 0);
+            shared.columns[threadIdx.x] = {
+                shift * copier.x_vectors + tile.group * depth + static_cast<i32>(column.vector),
+                exists ? 1u << column.tap : 0};
+        }
         async_copy::wait<0>();
         __syncthreads();
 #pragma unroll
         for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
-            const i32 number = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
-            const ColumnVector column(number, depth, taps);
-            const bool exists = sums && column.tap < taps;
-            copier.x_at[panel] =
-                shared.shifts[exists ? column.tap : 0] + tile.group * depth + column.vector;
-            copier.x_bits[panel] = exists ? 1u << column.tap : 0;
+            if constexpr (SHARES_COLUMNS<Tile>) {
+                const ColumnReads columns = shared.columns[panel * LINE_VECTORS + vector];
+                copier.x_at[panel] = columns.at;
+                copier.x_bits[panel] = columns.bit;
+            } else {
+                const i32 number = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
+                const i32 n_taps = static_cast<i32>(taps);
+                const ColumnVector<i32> column(number, depth, n_taps);
+                const bool exists = sums && column.tap < n_taps;
+                copier.x_at[panel] =
+                    shared.shifts[exists ? column.tap : 0] + tile.group * depth + column.vector;
+                copier.x_bits[panel] = exists ? 1u << column.tap : 0;
+            }
         }
         StagedProduct<Tile> product;
         StagedRowSums<Tile> row_sums;
         row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
-        const i32 n_columns = taps * layout.padded_channels;
+        const i32 n_columns = static_cast<i32>(taps) * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
         using Multiplier = typename Multipliers<Tile>::Weights;
@@ -273,10 +304,11 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         }
         if (!works) return;
         float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
-        Multiplier::each_pair(product, [&](int row, int column, const float* pair) {
-            using Pair = vec::Vec<float, 2>;
-            *reinterpret_cast<Pair*>(to + row * Tile::COLUMNS + column) = Pair{pair[0], pair[1]};
-        });
+        Multiplier::template each_pair<Tile::COLUMNS>(
+            product, to, [](float* at, const float* pair) {
+                using Pair = vec::Vec<float, 2>;
+                *reinterpret_cast<Pair*>(at) = Pair{pair[0], pair[1]};
+            });
     }
 }
 

@@ -167,6 +167,7 @@ __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&exten
     for (int axis = 2, count = 1; axis >= 0; --axis) {
         const u32 inner = inside;
         inside = 0;
+#pragma unroll 1
         for (int j = 0; j < taps[axis]; ++j) {
             const bool is_inside =
                 static_cast<u32>(at[axis] + j * jumps[axis]) < static_cast<u32>(extents[axis]);
@@ -183,10 +184,10 @@ __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& 
     StagedRow row{};
     if (index < layout.positions) {
         i32 at[3];
-        i64 rest = index;
+        u32 rest = static_cast<u32>(index);  // vectors of what is staged have 32 bits
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
-            const i64 next = divide(rest, layout.output[axis]);
+            const u32 next = divide(rest, layout.output[axis]);
             at[axis] = static_cast<i32>(rest - next * layout.output[axis]) * layout.stride[axis] -
                        layout.pad[axis];
             rest = next;

@@ -5,7 +5,8 @@
 //     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
 //     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k
 //
-// What is by rows or columns is so for tensor cores and elements of 2 bytes alone.
+// What is by rows or columns is so for tensor cores alone, and of floats where lines are COPIED as they
+// lie, not rounded before.
 #pragma once
 #include "conv/facts.cuh"
 #include "conv/tensor_core.cuh"
@@ -23,20 +24,22 @@ __device__ __forceinline__ int kept(int number) {
     return number;
 }
 
-template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false>
+template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false,
+          bool COPIED = false>
 struct Tile {
     using E = Element;
     using Sum = Acc<E>;
     static constexpr int ROWS = N_ROWS;
     static constexpr bool IS_TF32 = TF32;
     static constexpr bool ON_TENSOR_CORES = sizeof(E) == 2 || TF32;
-    static constexpr bool BY_COLUMNS = B_BY_COLUMNS && sizeof(E) == 2;
-    static constexpr bool BY_ROWS = A_BY_ROWS && sizeof(E) == 2;
+    static constexpr bool IS_CUT = TF32 && COPIED;
+    static constexpr bool BY_COLUMNS = B_BY_COLUMNS && (sizeof(E) == 2 || IS_CUT);
+    static constexpr bool BY_ROWS = A_BY_ROWS && (sizeof(E) == 2 || IS_CUT);
     static constexpr int DEPTH = PART_NBYTES / sizeof(E);
     static constexpr int HALF = DEPTH / 2;
     static constexpr int GROUP = 16 / sizeof(E);  // neighbours that are stored together
     // Rows of memory are so far apart that a warp's accesses meet no bank twice.
-    static constexpr int PAD = TF32 ? 8 : GROUP;
+    static constexpr int PAD = TF32 && !BY_COLUMNS ? 8 : GROUP;
     static constexpr int A_PITCH = (BY_ROWS ? DEPTH : ROWS) + PAD;
     static constexpr int B_PITCH = (BY_COLUMNS ? DEPTH : COLUMNS) + PAD;
     static constexpr int A_SIZE = (BY_ROWS ? ROWS : DEPTH) * A_PITCH;
@@ -58,6 +61,19 @@ struct Tile {
             return x;
     }
 };
+
+// Tensor cores cut a float to the 10 bits of a TF32's mantissa. What has no more bits is left as it is;
+// others are too small by 4e-5 of themselves in the mean, where without this it would be 3.4e-4. Arrays
+// that are read as they lie are not rounded by a launch that stages them.
+template <class Tile, int N>
+__device__ __forceinline__ void before_cut(u32 (&words)[N]) {
+#if !defined(__CUDA_CPU__)
+    if constexpr (Tile::IS_TF32)
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            words[i] = __float_as_uint(__uint_as_float(words[i]) * 1.00035f);
+#endif
+}
 
 // D where warps multiply fragments.
 template <class Tile>
@@ -96,6 +112,12 @@ struct TensorProduct {
         for (int j = 0; j < ACROSS; j += 2)
             tensor_core::load_b<Tile::BY_COLUMNS>(b_of + Tile::b_at(0, j * 8), Tile::B_PITCH, b[j],
                                                   b[j + 1]);
+        if constexpr (Tile::IS_CUT) {
+#pragma unroll
+            for (int i = 0; i < DOWN; ++i) before_cut<Tile>(a[i]);
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j) before_cut<Tile>(b[j]);
+        }
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
 #pragma unroll
@@ -120,7 +142,7 @@ struct TensorProduct {
 
 // Sums of A's rows: a product with ones, of 16 rows a warp.
 template <class Tile>
-struct RowSums {
+struct ProductRowSums {
     using E = typename Tile::E;
     static constexpr int K = tensor_core::K<E>;
     static_assert(THREADS / WARP * 16 >= Tile::ROWS);
@@ -128,7 +150,7 @@ struct RowSums {
     float sums[4] = {};
     bool works;
 
-    __device__ __forceinline__ explicit RowSums(bool wanted) {
+    __device__ __forceinline__ explicit ProductRowSums(bool wanted) {
         works = wanted && first_row() < Tile::ROWS;
     }
     static __device__ __forceinline__ int first_row() { return threadIdx.x / WARP * 16; }
@@ -154,6 +176,45 @@ struct RowSums {
         }
     }
 };
+
+// The same of floats, which are no products: so many threads add up a row.
+template <class Tile>
+struct LineRowSums {
+    static constexpr int SHARERS = THREADS / Tile::ROWS, COUNT = Tile::HALF / SHARERS;
+    static_assert(SHARERS == 4);
+
+    float sum = 0;
+    bool works;
+
+    __device__ __forceinline__ explicit LineRowSums(bool wanted) : works(wanted) {}
+    __device__ __forceinline__ void add(const float* part, int half) {
+        if (!works) return;
+        const int k = half * Tile::HALF + threadIdx.x % SHARERS * COUNT;
+        const float* const from = part + Tile::a_at(threadIdx.x / SHARERS, k);
+        float more = from[0];
+#pragma unroll
+        for (int i = 1; i < COUNT; ++i) more += from[i];
+        sum += more;
+    }
+    __device__ __forceinline__ void write(float* to, int count) const {
+        if (!works) return;  // of all threads alike
+        float total = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
+        total += __shfl_xor_sync(ALL_LANES, total, 2);
+        const int row = threadIdx.x / SHARERS;
+        if (threadIdx.x % SHARERS == 0 && row < count) to[row] = total;
+    }
+};
+
+template <class Tile, bool ARE_FLOATS>
+struct RowSumsOf {
+    using Type = ProductRowSums<Tile>;
+};
+template <class Tile>
+struct RowSumsOf<Tile, true> {
+    using Type = LineRowSums<Tile>;
+};
+template <class Tile>
+using RowSums = typename RowSumsOf<Tile, Tile::IS_CUT>::Type;
 
 // D where each thread multiplies elements: ROWS / 16 rows, and 8 columns in vectors.
 template <class Tile>

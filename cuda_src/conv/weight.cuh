@@ -173,8 +173,8 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
 }
 
 // A tile's sums of Y, of one part.
-template <class Tile>
-__device__ __forceinline__ void write_y_sums(const RowSums<Tile>& row_sums, float* y_sums, u32 part,
+template <class Sums>
+__device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {
     if (!y_sums) return;
     const i64 group = static_cast<i64>(part) * layout.groups + tile.group;

@@ -89,9 +89,9 @@ def weight_gradient(
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     if is_depthwise(conv) and of_w <= SUMS_NBYTES:
         return depthwise_weight(device, conv, (x, y, w, bias))
-    lines = lines_of_weight(conv, x, y) == "_lines"
+    lines = lines_of_weight(device, conv, x, y, tf32) == "_lines"
     variant = weight_variant(device, conv, y.dtype, tf32, lines=lines)
-    if y.dtype.itemsize == BIAS_ITEMSIZE:
+    if lines or y.dtype.itemsize == BIAS_ITEMSIZE:
         return summed_weight(device, conv, variant, (x, y, w, bias))
     plan = Plan() if bias is None else bias_gradient(device, y, bias)
     if w is None:
@@ -180,7 +180,7 @@ def _written(
         wanted = Wanted(read, read, w, written, bias, is_gradient)
         return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
-    lines = walked is conv and image_has_lines(conv, read, written)
+    lines = walked is conv and image_has_lines(device, conv, read, written, tf32)
     how = {"is_gradient": is_gradient, "lines": lines}
     variant = image_variant(device, walked, written.dtype, tf32, **how)
     return image_product(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)

@@ -140,7 +140,8 @@ def staged_image(
     read, written, *_ = arrays
     assert read is not None
     assert written is not None
-    pays = _multiplies_often(conv) or not image_has_lines(conv, read, written)
+    lines = image_has_lines(device, conv, read, written, tf32)
+    pays = _multiplies_often(conv) or not lines
     pays = pays and not _stays_gathered(conv, read.dtype, tf32)
     pays = pays or have_channels_last(*arrays)
     return pays and can_stage(device, conv, read.dtype)
@@ -153,7 +154,8 @@ def staged_weight(
     x, y, *_ = arrays
     assert x is not None
     assert y is not None
-    pays = _multiplies_often(conv) or lines_of_weight(conv, x, y) != "_lines"
+    lines = lines_of_weight(device, conv, x, y, tf32)
+    pays = _multiplies_often(conv) or lines != "_lines"
     pays = pays and not _stays_gathered(conv, x.dtype, tf32)
     pays = pays or have_channels_last(*arrays)
     return pays and can_stage(device, conv, x.dtype)

@@ -16,7 +16,8 @@ from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, WIDE_ROWS
 
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
-LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
+LINE_ELEMENTS = 4  # of which lines have multiples where vectors of them are copied
+TF32_PAD = 8  # elements between rows of memory that are not by rows or columns
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
@@ -64,7 +65,8 @@ class Variant:
 
     def stages_nbytes(self, stages: int, *, weight: bool) -> int:
         """Of so many parts of A and B in shared memory, where they are copied in vectors."""
-        by_k = self.depth * (self.rows + COLUMNS + 2 * VEC_NBYTES // self.dtype.itemsize)
+        pad = TF32_PAD if self.tf32 else VEC_NBYTES // self.dtype.itemsize
+        by_k = self.depth * (self.rows + COLUMNS + 2 * pad)
         a = self.rows * (self.depth + VEC_NBYTES // self.dtype.itemsize)
         b = COLUMNS * (self.depth + VEC_NBYTES // self.dtype.itemsize)
         return stages * (a + b if weight else by_k) * self.dtype.itemsize
@@ -99,8 +101,8 @@ def image_variant(
         waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
         return waves * COST[of_tile]
 
-    fitting = choices(device, dtype) if lines else _gathered(device, dtype, tf32)
-    return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
+    fitting = _rows(device, dtype, tf32, lines=lines)
+    return Variant(dtype, min(fitting, key=cost), rounds(device, dtype, tf32), lines=lines)
 
 
 def weight_variant(
@@ -115,25 +117,30 @@ def weight_variant(
     def cost(of_tile: int) -> float:
         return ceil_div(conv.group_filters, of_tile) * COST[of_tile]
 
-    fitting = choices(device, dtype) if lines else _gathered(device, dtype, tf32)
-    return Variant(dtype, min(fitting, key=cost), _rounds(device, dtype, tf32), lines=lines)
+    fitting = _rows(device, dtype, tf32, lines=lines)
+    return Variant(dtype, min(fitting, key=cost), rounds(device, dtype, tf32), lines=lines)
 
 
-def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
+def image_has_lines(
+    device: Device, conv: Convolution, read: Spec, written: Spec, tf32: bool
+) -> bool:
     """Whether vectors of lines are copied as they lie."""
-    return is_single(conv) and _has_vectors(read) and written.aligned
+    multiplies = written.dtype.itemsize == 2 or rounds(device, written.dtype, tf32)
+    return multiplies and is_single(conv) and _has_vectors(read) and written.aligned
 
 
-def lines_of_weight(conv: Convolution, x: Spec, y: Spec) -> str:
+def lines_of_weight(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: bool) -> str:
     """The same of Y, or of X and Y."""
-    if not _has_vectors(y):
+    is_half = y.dtype.itemsize == 2
+    if not (_has_vectors(y) and (is_half or rounds(device, y.dtype, tf32))):
         return ""
-    return "_lines" if is_single(conv) and x.aligned else "_y_lines"
+    if is_single(conv) and x.aligned:
+        return "_lines"
+    return "_y_lines" if is_half else ""
 
 
 def _has_vectors(array: Spec) -> bool:
-    plane = math.prod(array.shape[2:])
-    return array.dtype.itemsize == 2 and array.aligned and plane % LINE_ELEMENTS == 0
+    return array.aligned and math.prod(array.shape[2:]) % LINE_ELEMENTS == 0
 
 
 def is_single(conv: Convolution) -> bool:
@@ -158,12 +165,19 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
     return [128, 64, 32] if device.capability < (12, 0) else [64, 32]
 
 
+def _rows(device: Device, dtype: Dtype, tf32: bool, *, lines: bool) -> list[int]:
+    """Rows of what is not staged; floats' lines are compiled with their gathered tiles."""
+    return (
+        choices(device, dtype) if lines and dtype.itemsize == 2 else _gathered(device, dtype, tf32)
+    )
+
+
 def _gathered(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
     """Rows of what is not staged, nor lines; arrays that have many are staged mostly, and those of
     TF32 that have few read from where channels lie side by side."""
     found = choices(device, dtype)
     stages = dtype == FLOAT32 and device.capability >= TENSOR_CORES
-    if _rounds(device, dtype, tf32):
+    if rounds(device, dtype, tf32):
         return [2 * FEW_ROWS]
     return [n for n in found if n < WIDE_ROWS] if stages or dtype.itemsize == 2 else found
 
@@ -203,7 +217,7 @@ def direct_variant(dtype: Dtype) -> Variant:
     return lines_variant(dtype, sums=True) if is_half else Variant(dtype, 2 * FEW_ROWS, tf32=True)
 
 
-def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
+def rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
     """Whether floats are rounded for tensor cores."""
     return tf32 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
 

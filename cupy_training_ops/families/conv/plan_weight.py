@@ -109,7 +109,7 @@ def _sums(
     layout: np.void,
 ) -> Launch:
     """Sums of parts of W, and of Y."""
-    lines = lines_of_weight(conv, *arrays[:2])
+    lines = lines_of_weight(device, conv, *arrays[:2], variant.tf32)
     args: tuple[object, ...] = (*arrays, layout)
     shared_nbytes = 0
     if variant.lines:

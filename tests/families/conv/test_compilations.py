@@ -109,7 +109,8 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
             found |= {"image_lines", "weight_lines"}
     few = {"pack_few", "image_few", "weight_few", "weight_total_few", *DEPTHWISE}
     if is_float and rows == 64 and not is_wide:
-        found |= {"total", *direct} if of["TF32"] == "1" else few
+        lines = {"image_lines", "weight_lines"}
+        found |= {"total", *direct, *lines} if of["TF32"] == "1" else few
     if is_float and is_wide:
         found |= DEPTHWISE_SUMS
     wide = {"depthwise_weight_wide"} if of["T"] != "double" else set()

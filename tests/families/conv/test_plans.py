@@ -109,9 +109,10 @@ def test_variants_of_known_layers(name) -> None:
         assert kernels == TABLE[name]
     for tf32 in (False, True):
         found = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
-        is_staged = tf32 or name not in ("conv1", "l1 1x1", "l1 1x1b")  # lines are for 2 bytes
+        is_staged = name not in ("conv1", "l1 1x1", "l1 1x1b")
         for of, gathered in (("X", "image"), ("W", "weight")):
-            expected = "staged" if is_staged else gathered
+            lines = f"{gathered}_lines" if tf32 else gathered
+            expected = "staged" if is_staged else lines
             if tf32 and name == "conv1":
                 expected = f"direct_{gathered}"
             assert main(found[of], gathered, "staged", "direct")[0] == expected
