@@ -246,7 +246,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
                                                         packed == NONE ? 0 : packed);
-        if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
+        if (next != NONE) load_tile<true>(call.x, next, call.n, call.aligned, loaded);
         const prefix::Heard heard =
             prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
         begin += heard.sum;
@@ -267,7 +267,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
-        load_tile(call.x, tile, call.n, call.aligned, loaded);
+        load_tile<false>(call.x, tile, call.n, call.aligned, loaded);
         const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
         __syncthreads();
         store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);

@@ -83,7 +83,7 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     using A = Acc<T>;
     __shared__ A of_warp[WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
-    part.template load<ARE_SAME<T, V>>(x);
+    part.template load<(sizeof(T) == sizeof(V))>(x);
     vec::all_are_asked_for();
     A squares = 0;
     part.each([&](A element) { squares += element * element; });
@@ -110,7 +110,7 @@ __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, 
     using A = Acc<T>;
     __shared__ A of_warp[2][WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
-    part.template load<ARE_SAME<T, V>>(arrays.x);
+    part.template load<(sizeof(T) == sizeof(V))>(arrays.x);
     const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
     const A n = static_cast<A>(length);
     const A origin = sizeof(T) == 2 ? A(0) : arrays.origin(row, length);
