@@ -268,7 +268,10 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
     };
 #pragma unroll 1
     while (true) {
-        (in.template load<false, BEFORE_STORES>(line, batch), ...);
+        if constexpr (BEFORE_STORES)
+            (in.template load<false, true>(line, batch), ...);
+        else
+            (in.load(line, batch), ...);
         if (LOADS_FIRST) vec::all_are_asked_for();
         op.include(each, renew, largest);
         if (line.full || batch + line.span() >= line.n_slots) break;
