@@ -13,7 +13,6 @@ from ...declare.schema import Input, Output, Spec, attribute, integer
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
-from ...facts import SHORT_NBYTES, WARP
 from ...frame.checks import from_front
 from ...frame.op import Op
 from ...plan import VEC_NBYTES, Device, Launch, Plan, slots
@@ -42,15 +41,12 @@ class _AlongAxis(Op):
         return Lines.along(x.shape, self.axis % len(x.shape))
 
     def plan(self, device: Device, *specs: Spec) -> Plan:
-        t, lines = specs[0].dtype, self.lines(specs[0])
+        t = specs[0].dtype
         nbytes = held_nbytes(device, t)
-        row_nbytes = lines.length * t.itemsize
-        if self.has_full and WARP * SHORT_NBYTES < row_nbytes == WARP * nbytes // 2:
-            nbytes //= 2  # of such a row a whole warp has less each
         n_read = len(specs) - 1
         held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
         aligned = all(spec.aligned for spec in specs)
-        divided = division(lines, held, aligned, has_full=self.has_full)
+        divided = division(self.lines(specs[0]), held, aligned, has_full=self.has_full)
         binding = slots(T=t, NBYTES=nbytes)
         args = (*specs, *divided.args)
         return Plan((Launch(self.stem + divided.suffix, divided.config, args, binding),))

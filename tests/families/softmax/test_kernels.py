@@ -46,8 +46,7 @@ def planned(name: str, shape, axis: int = -1, dtype=FLOAT32, aligned: bool = Tru
         ("LogSoftmax", (2048, 32_768), FLOAT16, ("full_rows", (2048,), (512,))),
         ("LogSoftmax", (256, 32_768), FLOAT32, ("full_rows", (256,), (1024,))),
         ("LogSoftmax", (2048, 65_536), FLOAT32, ("rows", (2048,), (1024,))),
-        ("Softmax", (8, 16, 512), FLOAT32, ("full_rows", (32,), (128,))),
-        ("Softmax", (65_536, 1024), FLOAT16, ("full_rows", (16_384,), (128,))),
+        ("Softmax", (8, 16, 512), FLOAT32, ("full_rows", (16,), (128,))),
         ("Softmax", (1000, 3), FLOAT32, ("columns", (32,), (1, 4, 32))),
     ],
 )
