@@ -104,7 +104,7 @@ __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
         if (i == 0 || has_others) sums.at[i] = reduce::sum_block(sums.at[i], scratch);
         if (threadIdx.x == 0) partials[(place.first + blockIdx.x) * N + i] = sums.at[i];
     }
-    if (place.n_in_all == 0 || !reduce::first_arrives_last(ticket, gridDim.x, last)) return false;
+    if (place.n_in_all == 0 || !reduce::arrives_last<true>(ticket, gridDim.x, last)) return false;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (i > 0 && sums.is_precise()) break;

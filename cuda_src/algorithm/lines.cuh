@@ -142,7 +142,8 @@ struct Reader {
         : slots(line, array), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
-    template <bool STREAMS = false>
+    // STREAMS, BEFORE_STORES: see vec's loads.
+    template <bool STREAMS = false, bool BEFORE_STORES = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
         constexpr int UNITS = sizeof(Slot) / sizeof(Held);
@@ -154,6 +155,9 @@ struct Reader {
             const E* const from = slots.at(line, batch, u);
             if constexpr (STREAMS)
                 held[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
+            else if constexpr (BEFORE_STORES && sizeof(Slot) == sizeof(uint4))
+                *reinterpret_cast<uint4*>(&held[u]) =
+                    vec::load_before_stores(reinterpret_cast<const uint4*>(from));
             else
                 held[u] = *reinterpret_cast<const Slot*>(from);
         }
@@ -242,8 +246,9 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
 // each element of a batch, and to renew them, which it calls between one use and the next, and the
 // largest of the first array's elements and of what is said. LOADS_FIRST: all loads of a batch are begun
 // before anything is made of them; else a compiler may begin some when it has waited for others, to need
-// fewer registers.
-template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... In>
+// fewer registers. BEFORE_STORES: of lines that are read once.
+template <bool LOADS_FIRST = false, bool BEFORE_STORES = false, int WIDTH, int DEPTH, class Op,
+          class... In>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
                                                              In&... in) {
     typename Slots<WIDTH>::Count batch = 0;
@@ -263,7 +268,10 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
     };
 #pragma unroll 1
     while (true) {
-        (in.load(line, batch), ...);
+        if constexpr (BEFORE_STORES)
+            (in.template load<false, true>(line, batch), ...);
+        else
+            (in.load(line, batch), ...);
         if (LOADS_FIRST) vec::all_are_asked_for();
         op.include(each, renew, largest);
         if (line.full || batch + line.span() >= line.n_slots) break;

@@ -48,21 +48,16 @@ __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratc
 }
 
 // Whether this block is the last of n at the ticket counter, which the last one leaves zero; if so
-// it sees what the others have written. `last` is in shared memory.
+// it sees what the others have written. `last` is in shared memory. FIRST_WROTE: all that other blocks
+// are to see is the first thread's, in a block along x.
+template <bool FIRST_WROTE = false>
 __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& last) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x + threadIdx.y + threadIdx.z == 0)
-        last = atomicInc(&ticket->value, n - 1) == n - 1;
-    __syncthreads();
-    if (last) __threadfence();
-    return last;
-}
-
-// The same where the first thread alone has written what other blocks are to see.
-__device__ __forceinline__ bool first_arrives_last(Zeroed<u32>* ticket, u32 n, bool& last) {
-    if (threadIdx.x == 0) {
+    if constexpr (!FIRST_WROTE) {
         __threadfence();
+        __syncthreads();
+    }
+    if ((FIRST_WROTE ? threadIdx.x : threadIdx.x + threadIdx.y + threadIdx.z) == 0) {
+        if constexpr (FIRST_WROTE) __threadfence();
         last = atomicInc(&ticket->value, n - 1) == n - 1;
     }
     __syncthreads();
@@ -108,23 +103,35 @@ struct Range {
     __device__ i64 tail() const { return head + n_vecs * WIDTH; }
 };
 
-// Shows `visit` those of the vectors first, ..., first + span - 1 that fall to one of `n_threads`
-// threads, UNROLL of them loaded together; a span has less than 2^31.
+// Those of the vectors first, ..., first + span - 1 that a range has; a span has less than 2^31.
+template <class V>
+struct Span {
+    const V* from;
+    u32 n;
+
+    template <class E>
+    __device__ __forceinline__ Span(const Range<E, V>& range, i64 first, i64 span)
+        : from(reinterpret_cast<const V*>(range.from + range.head) + first) {
+        const i64 rest = range.n_vecs - first;
+        n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
+    }
+};
+
+// Shows `visit` those of a span's vectors that fall to one of `n_threads` threads, UNROLL of them loaded
+// together.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, i64 span,
                                            u32 thread, u32 n_threads, Visit& visit) {
-    const V* const from = reinterpret_cast<const V*>(range.from + range.head) + first;
-    const i64 rest = range.n_vecs - first;
-    const u32 n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
+    const Span<V> vecs(range, first, span);
 #pragma unroll 1
-    for (u32 k = thread; k < n; k += UNROLL * n_threads) {
+    for (u32 k = thread; k < vecs.n; k += UNROLL * n_threads) {
         V loaded[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (k + u * n_threads < n) loaded[u] = from[k + u * n_threads];
+            if (k + u * n_threads < vecs.n) loaded[u] = vecs.from[k + u * n_threads];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (k + u * n_threads < n) visit(loaded[u]);
+            if (k + u * n_threads < vecs.n) visit(loaded[u]);
     }
 }
 
@@ -133,23 +140,21 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {
-    const V* const from = reinterpret_cast<const V*>(range.from + range.head) + first;
-    const i64 rest = range.n_vecs - first;
-    const u32 n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
+    const Span<V> vecs(range, first, span);
 #pragma unroll 1
-    for (u32 k = thread; k < n;) {
+    for (u32 k = thread; k < vecs.n;) {
         const u32 end = k + UNROLL * n_threads;
-        if (end - n_threads < n) {
+        if (end - n_threads < vecs.n) {
             V loaded[UNROLL];
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) loaded[u] = from[k + u * n_threads];
+            for (int u = 0; u < UNROLL; ++u) loaded[u] = vecs.from[k + u * n_threads];
             if (visit.all(loaded)) {
                 k = end;
                 continue;
             }
         }
 #pragma unroll 1
-        for (; k < end && k < n; k += n_threads) visit(vec::load_constant(from + k));
+        for (; k < end && k < vecs.n; k += n_threads) visit(vec::load_constant(vecs.from + k));
         k = end;
     }
 }

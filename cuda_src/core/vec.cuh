@@ -42,6 +42,25 @@ __device__ __forceinline__ V load_streaming(const V* from) {
     }
 }
 
+// Loaded so that all else leaves the L2 cache before, what is written meanwhile too: for what is read once
+// while as much is written. Only GPUs that can be told so have it otherwise than as any load.
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+constexpr bool HAS_PRIORITIES = true;
+__device__ __forceinline__ uint4 load_before_stores(const uint4* from) {
+    uint4 x;
+    asm volatile(
+        "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
+        " ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy; }"
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+        : "l"(from)
+        : "memory");
+    return x;
+}
+#else
+constexpr bool HAS_PRIORITIES = false;
+__device__ __forceinline__ uint4 load_before_stores(const uint4* from) { return *from; }
+#endif
+
 // What no thread writes while the kernel runs: such loads may be begun before stores that are asked
 // for first.
 template <class V>
@@ -137,6 +156,11 @@ struct Elements {
 
     __device__ __forceinline__ void load(const E* from) {
         held = *reinterpret_cast<const decltype(held)*>(from);
+    }
+    // Of 16 bytes.
+    __device__ __forceinline__ void load_before_stores(const E* from) {
+        *reinterpret_cast<uint4*>(&held) =
+            vec::load_before_stores(reinterpret_cast<const uint4*>(from));
     }
     __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(held.at, i); }
 };

@@ -29,25 +29,24 @@ __device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
     return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
 }
 
-// Two halves in a word, none of them NaN, to a code in each half of a word.
-__device__ __forceinline__ u32 two_numbers_to_fp10(u32 halves) {
-    const u32 magnitudes = halves & 0x7FFF7FFFu;
-    const u32 rounded = magnitudes + 0x001F001Fu + (magnitudes >> 6 & 0x00010001u);
-    return (rounded >> 6 & 0x01FF01FFu) | (halves >> 6 & 0x02000200u);
+// Two halves in a word to a code each: its sign and upper nine bits, rounded. None of them is NaN, so that
+// no carry goes beyond a half.
+__device__ __forceinline__ void two_numbers_to_fp10(u32 halves, u32* codes) {
+    const u32 rounded = halves + 0x001F001Fu + (halves >> 6 & 0x00010001u);
+    codes[0] = rounded >> 6 & 0x3FFu;
+    codes[1] = rounded >> 22;
 }
-__device__ __forceinline__ u32 two_to_fp10(u32 halves) {
+__device__ __forceinline__ void two_to_fp10(u32 halves, u32* codes) {
     const u32 nan = ((halves & 0x7FFF7FFFu) + 0x03FF03FFu) >> 15 & 0x00010001u;
-    return (two_numbers_to_fp10(halves) & ~(nan * 0x1FFu)) | nan * NAN_CODE;
+    two_numbers_to_fp10(halves & ~(nan * 0x7FFFu), codes);
+    codes[0] |= (nan & 1u) * NAN_CODE;
+    codes[1] |= (nan >> 16) * NAN_CODE;
 }
 
 template <class E, int N>
 __device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
-}
-__device__ __forceinline__ void take_apart(u32 two, u32* codes) {
-    codes[0] = two & 0xFFFFu;
-    codes[1] = two >> 16;
 }
 // What is unusual is looked for once in all N, and coded anew.
 template <int N>
@@ -58,11 +57,11 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
         unusual |= (twos[i / 2] & 0x7FFF7FFFu) + TO_NAN * 0x00010001u;
-        take_apart(two_numbers_to_fp10(twos[i / 2]), codes + i);
+        two_numbers_to_fp10(twos[i / 2], codes + i);
     }
     if ((unusual & 0x80008000u) == 0) return;
 #pragma unroll
-    for (int i = 0; i < N; i += 2) take_apart(two_to_fp10(twos[i / 2]), codes + i);
+    for (int i = 0; i < N; i += 2) two_to_fp10(twos[i / 2], codes + i);
 }
 
 // As halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
@@ -75,10 +74,9 @@ __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]
         const u32 two = reinterpret_cast<const u32*>(x)[i / 2], magnitudes = two & 0x7FFF7FFFu;
         unusual |= (magnitudes + TO_NONZERO * 0x00010001u) & ~(magnitudes + TO_LEAST * 0x00010001u);
         unusual |= magnitudes + TO_NAN * 0x00010001u;
-        const __half2 halves = __floats2half2_rn(__uint_as_float(magnitudes << 16),
-                                                 __uint_as_float(magnitudes & 0xFFFF0000u));
-        const u32 found = *reinterpret_cast<const u32*>(&halves) | (two & 0x80008000u);
-        take_apart(two_numbers_to_fp10(found), codes + i);
+        const __half2 halves =
+            __floats2half2_rn(__uint_as_float(two << 16), __uint_as_float(two & 0xFFFF0000u));
+        two_numbers_to_fp10(*reinterpret_cast<const u32*>(&halves), codes + i);
     }
     if ((unusual & 0x80008000u) == 0) return;
 #pragma unroll

@@ -143,15 +143,26 @@ __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& p
                   reinterpret_cast<const uint4*>(packed.mask)[threadIdx.x], call.aligned);
 }
 
-// Values that have no room are those of a code that the elements as they are replace.
+// Values that have no room are those of a code that the elements as they are replace. BY_LINES: each warp
+// but the first stores whole lines of the cache.
 template <int BLOCK>
 __device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
                                              i64 begin) {
+    constexpr bool BY_LINES = Values::AS_LONG && sizeof(T) == 2;
     const i64 room = call.code.nbytes > begin ? (call.code.nbytes - begin) / 16 : 0;
     const u32 stored = groups < room ? groups : static_cast<u32>(room);
-    for (u32 group = threadIdx.x; group < stored; group += BLOCK)
+    const auto store = [&](auto group) {
         store_any(call.y + begin + 16 * group, Values::encode(packed.values + group * GROUP),
                   call.aligned);
+    };
+    if constexpr (BY_LINES) {
+        const int past = static_cast<int>(reinterpret_cast<u64>(call.y + begin) >> 4) & 7;
+        for (int group = static_cast<int>(threadIdx.x) - past; group < static_cast<int>(stored);
+             group += BLOCK)
+            if (group >= 0) store(group);
+    } else {
+        for (u32 group = threadIdx.x; group < stored; group += BLOCK) store(group);
+    }
 }
 
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
@@ -246,7 +257,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
                                                         packed == NONE ? 0 : packed);
-        if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
+        if (next != NONE) load_tile<true>(call.x, next, call.n, call.aligned, loaded);
         const prefix::Heard heard =
             prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
         begin += heard.sum;
@@ -267,7 +278,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
-        load_tile(call.x, tile, call.n, call.aligned, loaded);
+        load_tile<false>(call.x, tile, call.n, call.aligned, loaded);
         const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
         __syncthreads();
         store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);

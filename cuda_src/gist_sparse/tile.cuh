@@ -48,15 +48,20 @@ __device__ __forceinline__ i64 element_of(i64 tile, int row) {
            (row * THREADS_OF<ROWS> + static_cast<int>(threadIdx.x)) * vec::WIDTH<T>;
 }
 
-// In words, whatever the elements are: those of a byte would take a register each.
-template <class T, int ROWS>
+// In words, whatever the elements are: those of a byte would take a register each. BEFORE_STORES: see
+// vec::load_before_stores.
+template <bool BEFORE_STORES, class T, int ROWS>
 __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool aligned,
                                           uint4 (&loaded)[ROWS]) {
     if (aligned && (tile + 1) * TILE<T> <= n) {
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row)
-            loaded[row] = vec::load_streaming(
-                reinterpret_cast<const uint4*>(x + element_of<T, ROWS>(tile, row)));
+        for (int row = 0; row < ROWS; ++row) {
+            const auto* from = reinterpret_cast<const uint4*>(x + element_of<T, ROWS>(tile, row));
+            if constexpr (BEFORE_STORES && vec::HAS_PRIORITIES)
+                loaded[row] = vec::load_before_stores(from);
+            else
+                loaded[row] = vec::load_streaming(from);
+        }
         return;
     }
 #pragma unroll
@@ -82,7 +87,7 @@ template <class T, int ROWS>
 __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 n, bool aligned) {
     if (aligned) {
         uint4 loaded[ROWS];
-        load_tile(reinterpret_cast<const T*>(from), tile, n, true, loaded);
+        load_tile<false>(reinterpret_cast<const T*>(from), tile, n, true, loaded);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
             store_row<T, ROWS>(reinterpret_cast<T*>(to), tile, row, n, true,

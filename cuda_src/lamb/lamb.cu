@@ -228,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
     const SumsOfSquares of_chunk{reduce::sum_block(sums.weights, scratch),
                                  reduce::sum_block(sums.directions, scratch)};
     if (threadIdx.x == 0) partials[blockIdx.x] = of_chunk;
-    if (!reduce::first_arrives_last(tickets + t, of_tensor, last)) return;
+    if (!reduce::arrives_last<true>(tickets + t, of_tensor, last)) return;
     const SumsOfSquares all = sum_chunks(partials + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
     norms[2 * t] = all.weights;

@@ -47,9 +47,17 @@ struct Part {
         step = threads * W;
         first = (exists ? row : 0) * (threads * COLUMNS) + thread * W;
     }
+    // BEFORE_STORES: so that they stay in the L2 cache while what is written leaves it.
+    template <bool BEFORE_STORES>
     __device__ __forceinline__ void load(const T* x) {
 #pragma unroll
-        for (int u = 0; u < DEPTH; ++u) own[u].load(x + first + u * step);
+        for (int u = 0; u < DEPTH; ++u) {
+            const T* const from = x + first + u * step;
+            if constexpr (BEFORE_STORES)
+                own[u].load_before_stores(from);
+            else
+                own[u].load(from);
+        }
     }
     __device__ __forceinline__ u32 column(int u) const { return thread * W + u * step; }
     __device__ __forceinline__ u32 first_warp() const { return group * (threads / WARP); }
@@ -75,7 +83,7 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     using A = Acc<T>;
     __shared__ A of_warp[WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
-    part.load(x);
+    part.template load<(sizeof(T) == sizeof(V))>(x);
     vec::all_are_asked_for();
     A squares = 0;
     part.each([&](A element) { squares += element * element; });
@@ -102,7 +110,7 @@ __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, 
     using A = Acc<T>;
     __shared__ A of_warp[2][WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
-    part.load(arrays.x);
+    part.template load<(sizeof(T) == sizeof(V))>(arrays.x);
     const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
     const A n = static_cast<A>(length);
     const A origin = sizeof(T) == 2 ? A(0) : arrays.origin(row, length);

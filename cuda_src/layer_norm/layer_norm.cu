@@ -58,19 +58,26 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
-extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+// Of 4-byte types four blocks share a multiprocessor; loads that say what stays in the L2 cache would
+// take more registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define FULL_BOUNDS HELD_THREADS, sizeof(T) == 4 && sizeof(V) == 4 ? 4 : 0
+#else
+#define FULL_BOUNDS HELD_THREADS
+#endif
+extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon, i64 n_rows,
                           u32 threads) {
     full_rows::scale_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
-extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon,
                                i64 n_rows, u32 threads) {
     full_rows::scale_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
-extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                   U* inv_std, double epsilon, i64 n_rows, u32 threads) {
     full_rows::centre_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(

@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Acc<T> sum = reduce::sum_block(visit.sum, scratch);
     if (n_spans > 1) {
         if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-        if (!reduce::first_arrives_last(tickets + row, n_spans, last)) return;
+        if (!reduce::arrives_last<true>(tickets + row, n_spans, last)) return;
         sum = reduce::sum_partials(partials + row * n_spans, n_spans, scratch);
     }
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);

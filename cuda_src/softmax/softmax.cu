@@ -26,15 +26,15 @@ constexpr int WIDTH = vec::WIDTH<T>;
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
-// MAY_BE_SPARE: threads without a line read another's.
-template <bool LOG, bool MAY_BE_SPARE = false, int W, int DEPTH, class Threads>
+// FULL: of a line that fills its threads; those without one read another's.
+template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
     LineReader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
-    const auto batch = read<sizeof(T) == 2>(line, of, in);
+    const auto batch = read<sizeof(T) == 2, FULL>(line, of, in);
     of.join(threads);
-    if (MAY_BE_SPARE && line.number < 0) return;  // another's, which may be overwritten by now
+    if (FULL && line.number < 0) return;  // another's, which may be overwritten by now
     if (line.full) in.renew(of.late_zero());
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
