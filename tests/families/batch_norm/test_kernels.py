@@ -70,7 +70,6 @@ def planned(*args, **keywords):
             FLOAT16,
             ("narrow_held_channels", 132, 512),
         ),
-        ("BatchNormInternal", (4096, 1024, 14, 14), FLOAT16, ("column_rings", 264, 256)),
         ("BatchNormInternal", (64, 3, 7, 7), FLOAT16, ("single_channel_parts", 3, 256)),
         ("BatchNormInternal", (64, 512, 63, 63), FLOAT16, ("single_channel_parts", 396, 256)),
         ("BatchNormInternal", (64, 511, 3, 3), FLOAT32, ("column_parts", 64, 256)),
@@ -83,6 +82,14 @@ def planned(*args, **keywords):
 )
 def test_the_plan_suits_the_shape(name, shape, t, expected) -> None:
     assert planned(name, shape, t) == [expected]
+
+
+def test_large_columns_take_a_launch_for_each_pass() -> None:
+    found = planned("BatchNormInternal", (65_536, 1024), FLOAT16)
+    assert found == [("column_sums", 264, 256), ("column_results", 2048, 256)]
+    assert len(planned("BatchNormInternal", (12_000, 1024), FLOAT16)) == 1
+    found = planned("BatchNormalizationGrad", (65_536, 1024), FLOAT16)
+    assert found == [("column_sums", 264, 256), ("column_results", 2048, 256)]
 
 
 def test_given_statistics_and_misaligned_arrays() -> None:
@@ -237,7 +244,7 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
 
 
 def two_calls(run, rng, name, shape, t):
-    """The launch of each in one workspace, which is full of ones before; and its first words."""
+    """The launches of each in one workspace, which is full of ones before; and its first words."""
     op = operator(name)
     given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
     expected = op.cpu_function()(*given_, **op.attribute_values)
@@ -246,11 +253,10 @@ def two_calls(run, rng, name, shape, t):
     for _ in range(2):
         with launch_log() as log:
             results = op(*map(run.place, given_), workspace=workspace)
-        (step,) = log
         for result, other in zip(results, expected, strict=True):
             assert matches(run.host(result), other, given_[1].size)
         words = run.host(workspace)
-        yield step, words[: words.size // 4 * 4].view(np.uint32)
+        yield log, words[: words.size // 4 * 4].view(np.uint32)
 
 
 @names
@@ -259,10 +265,11 @@ def two_calls(run, rng, name, shape, t):
 def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_group) -> None:
     """The last group is smaller; counters are zero again."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_by_launches", lambda *_: False)
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
     monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
     monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
-    for step, counters in two_calls(run, rng, name, (700, 136), t):
+    for (step,), counters in two_calls(run, rng, name, (700, 136), t):
         assert step.symbol.endswith("column_rings" if t == FLOAT16 else "column_parts")
         n_items, n_parts = (int(step.args[-1][field]) for field in ("n_items", "n_parts"))
         n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
@@ -275,9 +282,11 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
 )
 def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability, ring) -> None:
     op = operator("BatchNormInternal")
-    x, *others = Spec((65_536, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
-    (step,) = op.plan(Device(132, capability, kib * 1024), x, *others, *op.infer(x, *others)).steps
-    assert step.symbol.endswith("column_rings" if ring else "column_parts")
+    x, *others = Spec((4096, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
+    device = Device(132, capability, kib * 1024)
+    step, *others = op.plan(device, x, *others, *op.infer(x, *others)).steps
+    assert step.symbol.endswith("column_rings" if ring else "column_sums")
+    assert len(others) == (0 if ring else 1)
     assert int(step.args[-6 if ring else -5]["ring"]) == ring
     assert 2 * (step.config.shared_nbytes + 16 * 1024 + 1024) <= (kib + 1) * 1024
 
@@ -288,11 +297,30 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
     """Also where a block has several parts, and keeps the last alone; threads have unlike rows."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
+    monkeypatch.setattr(planning.Call, "_by_launches", lambda *_: False)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
-    for step, counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
+    for (step,), counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
         assert step.symbol.endswith("column_rings")
         assert int(step.args[-1]["n_parts"]) > 1
         assert int(step.args[-6]["turns"]) > ring * RING_ROWS
+        assert not counters[: 1 + 2 * planning.MAX_TILES].any()
+
+
+LARGE = [(1500, 136), (40, 24, 3), (17, 1024), (5, 4096), (210, 16, 9)]
+
+
+@names
+@pytest.mark.parametrize("cached", [0, 9000, 2**30])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_a_launch_for_each_pass(run, rng, monkeypatch, name, shape, cached) -> None:
+    """Parts have unlike rows, or none; sums are merged in groups, where there are many."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_ring", lambda *_: 0)
+    monkeypatch.setattr(planning, "CACHED_BETWEEN", cached)
+    monkeypatch.setattr(planning, "RESULT_TURNS", 3)
+    monkeypatch.setattr(planning, "MERGED_PARTS", 1)
+    for log, counters in two_calls(run, rng, name, shape, FLOAT16):
+        assert [step.symbol.partition("__")[2] for step in log] == ["column_sums", "column_results"]
         assert not counters[: 1 + 2 * planning.MAX_TILES].any()
 
 
