@@ -30,17 +30,16 @@ struct Place {
         n_channels = rest < columns.channels ? static_cast<u32>(rest) : columns.channels;
         n_columns = n_channels * columns.length;
         first = channel * columns.length;
-        const i64 turns = columns.turns;
-        row = (TURNS ? part : part * turns) * height + y;
-        rows_on = TURNS ? columns.n_parts * height : height;
         const bool inside = y < height && x * W < n_columns;
-        n_rows = inside ? count(columns.n_rows - row, turns) : 0;
-    }
-    // The thread's rows of the part, where there are so many from its first one on.
-    __device__ i32 count(i64 rest, i64 turns) const {
-        if (rest > (turns - 1) * rows_on) return static_cast<i32>(turns);
-        if (TURNS) return static_cast<i32>(turns - 1);
-        return rest > 0 ? static_cast<i32>((static_cast<u32>(rest) + height - 1) / height) : 0;
+        if constexpr (TURNS) {
+            row = part * height + y, rows_on = columns.n_parts * height;
+            const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
+            n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
+        } else {
+            row = part * columns.turns * height + y, rows_on = height;
+            const i64 rest = (columns.n_rows - row + height - 1) / height;
+            n_rows = inside && rest > 0 ? static_cast<i32>(min(rest, columns.turns)) : 0;
+        }
     }
     // Columns of the thread that the tile has.
     __device__ u32 own_columns() const {

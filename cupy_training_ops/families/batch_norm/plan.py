@@ -194,7 +194,7 @@ class Call:
         return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
 
     def _by_launches(self, nbytes: int, ring: int) -> bool:
-        """Whether each pass has a launch: of 2-byte types, from more on than all blocks can keep."""
+        """Whether each pass has a launch: of 2-byte types, where blocks cannot keep all rows."""
         kept = RING_BLOCKS * self.device.multiprocessors * ring * self._group_nbytes
         return nbytes > kept and self.sums and self.types[0].itemsize == 2
 
