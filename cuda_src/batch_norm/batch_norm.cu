@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has nine kernels. A channel that fits into a block is read once: into registers by
+// Each operator has seven kernels, the gradient two more. A channel that fits into a block is read once: into registers by
 // __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
 // bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
 // batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
-// rows in __column_parts, and of 2-byte types in __column_rings, or where blocks cannot keep their
-// parts in two launches, __column_sums and __column_results.
+// rows in __column_parts, and of 2-byte types in __column_rings. For large gradients of these each
+// pass has a launch, __column_sums and __column_results.
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
 #include "batch_norm/kept.cuh"
@@ -100,32 +100,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
         by_kept_parts(op,
                       InColumns<Normalization, true>{op, columns, ring, async_copy::place_of(ring)},
                       schedule, {partials, coefficients, {counters}}, before);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS) batch_norm_internal__column_sums(
-    const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
-    void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
-    const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
-    const __grid_constant__ Schedule schedule) {
-    if constexpr (sizeof(T) == 2) {
-        const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                      running_var, saved_mean, saved_inv_std, half, rule);
-        sum_columns(op, columns, schedule, {partials, coefficients, {counters}});
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__column_results(
-    const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
-    void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
-    const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
-    const __grid_constant__ Schedule schedule) {
-    if constexpr (sizeof(T) == 2) {
-        const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                      running_var, saved_mean, saved_inv_std, half, rule);
-        map_columns(op, columns, schedule, coefficients);
     }
 }
 

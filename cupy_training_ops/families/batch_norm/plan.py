@@ -60,8 +60,9 @@ ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on 
 TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
 # What L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
 CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
-# What L2 is to keep where each pass has a launch, and rows that threads of the second make.
-CACHED_BETWEEN, RESULT_TURNS = 24 * 2**20, 16
+# Of two arrays of 2-byte types in columns, from which on each pass has a launch, as blocks could
+# keep little of them; what L2 keeps then, and rows that a thread of the second pass makes.
+LAUNCHES_NBYTES, CACHED_BETWEEN, RESULT_TURNS = 160 * 2**20, 32 * 2**20, 16
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -180,9 +181,9 @@ class Call:
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.types[0].itemsize
         nbytes = channels.outer * matrix.n_tiles * row_nbytes
-        ring = self._ring() if aligned else 0
-        if aligned and self._by_launches(nbytes * len(self.read), ring):
+        if aligned and self._by_launches(nbytes):
             return self._in_launches(matrix)
+        ring = self._ring() if aligned else 0
         blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
         n_items = _rounds(nbytes) * blocks * self.device.multiprocessors
         most = min(matrix.turns(), ceil_div(channels.outer * row_nbytes, PART_NBYTES))
@@ -193,10 +194,10 @@ class Call:
         shared_nbytes = ring * self._group_nbytes
         return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
 
-    def _by_launches(self, nbytes: int, ring: int) -> bool:
-        """Whether each pass has a launch: of 2-byte types, where blocks cannot keep all rows."""
-        kept = RING_BLOCKS * self.device.multiprocessors * ring * self._group_nbytes
-        return nbytes > kept and self.sums and self.types[0].itemsize == 2
+    def _by_launches(self, nbytes: int) -> bool:
+        """Whether each pass over arrays of so many bytes has a launch."""
+        two = len(self.read) == 2 and self.types[0].itemsize == 2
+        return two and 2 * nbytes >= LAUNCHES_NBYTES
 
     def _in_launches(self, matrix: Matrix) -> Plan:
         """Blocks that sum parts all run at a time; those that apply them have less each."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.batch_norm import plan as planning
 from cupy_training_ops.families.batch_norm import plan_held
 from cupy_training_ops.families.batch_norm.facts import RING_ROWS
@@ -70,6 +70,7 @@ def planned(*args, **keywords):
             FLOAT16,
             ("narrow_held_channels", 132, 512),
         ),
+        ("BatchNormInternal", (4096, 1024, 14, 14), FLOAT16, ("column_rings", 264, 256)),
         ("BatchNormInternal", (64, 3, 7, 7), FLOAT16, ("single_channel_parts", 3, 256)),
         ("BatchNormInternal", (64, 512, 63, 63), FLOAT16, ("single_channel_parts", 396, 256)),
         ("BatchNormInternal", (64, 511, 3, 3), FLOAT32, ("column_parts", 64, 256)),
@@ -84,12 +85,11 @@ def test_the_plan_suits_the_shape(name, shape, t, expected) -> None:
     assert planned(name, shape, t) == [expected]
 
 
-def test_large_columns_take_a_launch_for_each_pass() -> None:
-    found = planned("BatchNormInternal", (65_536, 1024), FLOAT16)
-    assert found == [("column_sums", 264, 256), ("column_results", 2048, 256)]
-    assert len(planned("BatchNormInternal", (12_000, 1024), FLOAT16)) == 1
+def test_large_gradients_in_columns_take_a_launch_for_each_pass() -> None:
     found = planned("BatchNormalizationGrad", (65_536, 1024), FLOAT16)
     assert found == [("column_sums", 264, 256), ("column_results", 2048, 256)]
+    assert len(planned("BatchNormalizationGrad", (32_768, 1024), FLOAT16)) == 1
+    assert len(planned("BatchNormInternal", (65_536, 1024), FLOAT16)) == 1
 
 
 def test_given_statistics_and_misaligned_arrays() -> None:
@@ -265,7 +265,6 @@ def two_calls(run, rng, name, shape, t):
 def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_group) -> None:
     """The last group is smaller; counters are zero again."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
-    monkeypatch.setattr(planning.Call, "_by_launches", lambda *_: False)
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
     monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
     monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
@@ -282,11 +281,10 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
 )
 def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability, ring) -> None:
     op = operator("BatchNormInternal")
-    x, *others = Spec((4096, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
+    x, *others = Spec((65_536, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
     device = Device(132, capability, kib * 1024)
-    step, *others = op.plan(device, x, *others, *op.infer(x, *others)).steps
-    assert step.symbol.endswith("column_rings" if ring else "column_sums")
-    assert len(others) == (0 if ring else 1)
+    (step,) = op.plan(device, x, *others, *op.infer(x, *others)).steps
+    assert step.symbol.endswith("column_rings" if ring else "column_parts")
     assert int(step.args[-6 if ring else -5]["ring"]) == ring
     assert 2 * (step.config.shared_nbytes + 16 * 1024 + 1024) <= (kib + 1) * 1024
 
@@ -297,7 +295,6 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
     """Also where a block has several parts, and keeps the last alone; threads have unlike rows."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
-    monkeypatch.setattr(planning.Call, "_by_launches", lambda *_: False)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
     for (step,), counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
         assert step.symbol.endswith("column_rings")
@@ -309,17 +306,17 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
 LARGE = [(1500, 136), (40, 24, 3), (17, 1024), (5, 4096), (210, 16, 9)]
 
 
-@names
+@pytest.mark.parametrize("t", [FLOAT16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("cached", [0, 9000, 2**30])
 @pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_a_launch_for_each_pass(run, rng, monkeypatch, name, shape, cached) -> None:
+def test_a_launch_for_each_pass(run, rng, monkeypatch, shape, cached, t) -> None:
     """Parts have unlike rows, or none; sums are merged in groups, where there are many."""
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
-    monkeypatch.setattr(planning.Call, "_ring", lambda *_: 0)
+    monkeypatch.setattr(planning, "LAUNCHES_NBYTES", 0)
     monkeypatch.setattr(planning, "CACHED_BETWEEN", cached)
     monkeypatch.setattr(planning, "RESULT_TURNS", 3)
     monkeypatch.setattr(planning, "MERGED_PARTS", 1)
-    for log, counters in two_calls(run, rng, name, shape, FLOAT16):
+    for log, counters in two_calls(run, rng, "BatchNormalizationGrad", shape, t):
         assert [step.symbol.partition("__")[2] for step in log] == ["column_sums", "column_results"]
         assert not counters[: 1 + 2 * planning.MAX_TILES].any()
 
