@@ -11,8 +11,9 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::rows;
 using namespace batch_norm::sums;
 
-// Where a thread is in its tile.
-template <int W>
+// Where a thread is in its tile. TURNS: parts take turns, so that what is read at a time lies
+// together; others lie one behind the other.
+template <int W, bool TURNS = true>
 struct Place {
     i64 first;         // column of the tile in the matrix
     u32 x, y, height;  // threads of a column: `height`, none where y is not below
@@ -29,11 +30,16 @@ struct Place {
         n_channels = rest < columns.channels ? static_cast<u32>(rest) : columns.channels;
         n_columns = n_channels * columns.length;
         first = channel * columns.length;
-        // Parts take turns, so that what is read at a time lies together.
-        row = part * height + y, rows_on = columns.n_parts * height;
-        const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
         const bool inside = y < height && x * W < n_columns;
-        n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
+        if constexpr (TURNS) {
+            row = part * height + y, rows_on = columns.n_parts * height;
+            const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
+            n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
+        } else {
+            row = part * columns.turns * height + y, rows_on = height;
+            const i64 rest = (columns.n_rows - row + height - 1) / height;
+            n_rows = inside && rest > 0 ? static_cast<i32>(min(rest, columns.turns)) : 0;
+        }
     }
     // Columns of the thread that the tile has.
     __device__ u32 own_columns() const {
@@ -141,6 +147,20 @@ struct InColumns {
     }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const Place<COLUMNS> at(columns, tile, part);
+        sum_rows(at, tile, partials, shared, [&](const auto& use) {
+            if constexpr (RINGS) {
+                auto rows = ring_of<false>(at, 0, at.n_rows);
+                rows.begin();
+                rows.go_on([&](const auto& some, i64, i64, auto any) { use(some, any); });
+            } else {
+                visit<false>(at, [&](const auto& some, i64, i64) { use(some, Any<true>{}); });
+            }
+        });
+    }
+    // Sums of what `each` shows of a thread's rows, with whether they may be the first ones.
+    template <class At, class Each>
+    __device__ void sum_rows(const At& at, u32 tile, A* partials, A* shared,
+                             const Each& each) const {
         A references[COLUMNS] = {};
         at.each_channel(columns, [&](u32 i, u32 channel, bool) {
             references[i] =
@@ -148,23 +168,13 @@ struct InColumns {
         });
         typename Op::template State<COLUMNS> sums;
         bool first = true;
-        const auto begin = [&](const auto& rows) {
-            if (first) sums.begin(rows, static_cast<A>(rows.n), references);
-            first = false;
-        };
-        if constexpr (RINGS) {
-            auto rows = ring_of<false>(at, 0, at.n_rows);
-            rows.begin();
-            rows.go_on([&](const auto& some, i64, i64, auto any) {
-                if constexpr (any.is) begin(some);
-                sums.add(some);
-            });
-        } else {
-            visit<false>(at, [&](const auto& some, i64, i64) {
-                begin(some);
-                sums.add(some);
-            });
-        }
+        each([&](const auto& some, auto any) {
+            if constexpr (any.is) {
+                if (first) sums.begin(some, static_cast<A>(some.n), references);
+                first = false;
+            }
+            sums.add(some);
+        });
         sums.end(static_cast<A>(at.n_rows), references);
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
@@ -203,9 +213,9 @@ struct InColumns {
         });
     }
     // The coefficients of a thread's columns, which threads get for each other.
-    template <class OfChannel>
-    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
-                          A* shared, const OfChannel& of_channel) const {
+    template <class At, class OfChannel>
+    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const At& at, u32 tile, A* shared,
+                          const OfChannel& of_channel) const {
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);

@@ -73,15 +73,16 @@ struct Counters {
         return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
     }
 
+    // A tile at once, or one of its groups.
+    template <bool GROUP = false>
     __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
-    }
-    __device__ void finished_group(u32 tile) const {
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) atomicAdd(applied(tile), 1u);
+        if constexpr (GROUP) {
+            if (threadIdx.x == 0) atomicAdd(applied(tile), 1u);
+        } else {
+            if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
+        }
     }
     // Until so much is finished of a tile; n times for each, of which the last one leaves zero behind.
     __device__ void wait(u32 tile, u32 n, u32 n_finished = 1) const {
@@ -173,7 +174,7 @@ struct Finish {
     // wait, and what is written of it follows.
     __device__ void operator()(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
-        const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
+        const u32 n = parts_of_group(first);
         const u32 n_groups = (schedule.n_parts - 1) / of_group + 1;
         const Counters& counters = scratch.counters;
         const i64 channel = walk.first_channel(tile) + x;
@@ -204,7 +205,7 @@ struct Finish {
     // The same where blocks that wait put groups together themselves: what is written takes part 0.
     __device__ void group(const Item& item, bool& last) const {
         const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
-        const u32 rest = schedule.n_parts - first, n = rest < of_group ? rest : of_group;
+        const u32 n = parts_of_group(first);
         const Counters& counters = scratch.counters;
         if (of_group > 1) {
             auto* const ticket = counters.grouped(item, n_groups(), first / of_group, schedule);
@@ -212,7 +213,7 @@ struct Finish {
             const State all = sums(first, first + n, 1);
             if (y == 0) all.store(of_part(first) + x, width);
         }
-        counters.finished_group(item.tile);
+        counters.template finished<true>(item.tile);
     }
     // What is computed of channel x, by its first thread.
     __device__ OpCoefficients<Op> wait(const Item& item) const {
@@ -228,6 +229,10 @@ struct Finish {
     }
 
   private:
+    __device__ u32 parts_of_group(u32 first) const {
+        const u32 rest = schedule.n_parts - first;
+        return rest < schedule.of_group ? rest : schedule.of_group;
+    }
     __device__ u32 n_groups() const { return (schedule.n_parts - 1) / schedule.of_group + 1; }
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll

@@ -23,6 +23,7 @@ from ...plan import (
     Launch,
     LaunchError,
     Plan,
+    Scratch,
     ScratchMemory,
     align_up,
     by_value,
@@ -40,12 +41,13 @@ from .facts import (
     RING_GROUPS,
     RING_ROWS,
     SINGLE_SLOTS,
+    SUM_BLOCKS,
     THREADS,
-    Columns,
     Halves,
     Pieces,
     Schedule,
 )
+from .plan_columns import Matrix
 from .plan_held import RESERVED_NBYTES, Tiles, tiles
 
 # Blocks of a multiprocessor, each with one item of work.
@@ -58,6 +60,9 @@ ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on 
 TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
 # What L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
 CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
+# Of two arrays of 2-byte types in columns, from which on each pass has a launch, as blocks could
+# keep little of them; what L2 keeps then, and rows that a thread of the second pass makes.
+LAUNCHES_NBYTES, CACHED_BETWEEN, RESULT_TURNS = 160 * 2**20, 32 * 2**20, 16
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
@@ -172,37 +177,48 @@ class Call:
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
-        tile = self._tile(channels)
-        width = self._columns
-        n_tiles = ceil_div(channels.n, tile)
-        row_nbytes = tile * channels.length * self.types[0].itemsize
-        most = max(1, MERGED_SUMS // tile)
-        whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
-        ring = self._ring() if aligned and whole else 0
+        matrix = Matrix(channels, self._tile(channels), self._columns)
+        aligned = aligned and matrix.is_whole
+        row_nbytes = matrix.row_elements * self.types[0].itemsize
+        nbytes = channels.outer * matrix.n_tiles * row_nbytes
+        if aligned and self._by_launches(nbytes):
+            return self._in_launches(matrix)
+        ring = self._ring() if aligned else 0
         blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
-        rounds = _rounds(channels.outer * n_tiles * row_nbytes)
-        n_items = rounds * blocks * self.device.multiprocessors
-        wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
-        threads = ceil_div(tile * channels.length, width)  # of a row
-        rows = THREADS // threads  # of a block at a time
-        n_parts = max(1, min(most, wanted, ceil_div(channels.outer, rows)))
-        turns = ceil_div(channels.outer, n_parts * rows)
-        layout = by_value(
-            Columns,
-            n_rows=channels.outer,
-            n_channels=channels.n,
-            n_parts=n_parts,
-            turns=turns,
-            length=channels.length,
-            channels=tile,
-            width=threads,
-            ring=ring,
-            cached=self._cached(n_parts * n_tiles * rows * threads, ring, turns),
-            aligned=aligned and whole,
-        )
-        work = Work(n_tiles, n_parts, _of_group(n_parts, tile), self.sums, self.applied is not None)
+        n_items = _rounds(nbytes) * blocks * self.device.multiprocessors
+        most = min(matrix.turns(), ceil_div(channels.outer * row_nbytes, PART_NBYTES))
+        n_parts = _parts(matrix, most, n_items)
+        cached = self._cached(matrix, n_parts, ring)
+        work = _work(matrix, n_parts, self.sums, self.applied is not None)
+        layout = matrix.layout(n_parts, ring, cached, aligned)
         shared_nbytes = ring * self._group_nbytes
         return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
+
+    def _by_launches(self, nbytes: int) -> bool:
+        """Whether each pass over arrays of so many bytes has a launch."""
+        two = len(self.read) == 2 and self.types[0].itemsize == 2
+        return two and 2 * nbytes >= LAUNCHES_NBYTES
+
+    def _in_launches(self, matrix: Matrix) -> Plan:
+        """Blocks that sum parts all run at a time; those that apply them have less each."""
+        n_items = SUM_BLOCKS * self.device.multiprocessors
+        n_parts = min(max(1, n_items // matrix.n_tiles), _parts(matrix, matrix.turns(), n_items))
+        cached = CACHED_BETWEEN // (matrix.slots(n_parts) * len(self.read) * VEC_NBYTES)
+        scratch = ScratchMemory()
+        sums = _work(matrix, n_parts, True, False)
+        arrays = self._scratch(scratch, matrix.channels.n, sums)
+        passes = [("column_sums", matrix.layout(n_parts, 0, cached, True), sums)]
+        if self.applied is not None:
+            n_parts = ceil_div(matrix.turns(), RESULT_TURNS)
+            results = Work(matrix.n_tiles, n_parts, 1, False, True)
+            passes.append(("column_results", matrix.layout(n_parts, 0, 0, True), results))
+        return scratch.plan(
+            *(
+                self._launch(symbol, config, layout, *arrays, schedule)
+                for symbol, layout, work in passes
+                for config, schedule in schedules(MAX_ITEMS, work)
+            )
+        )
 
     def _ring(self) -> int:
         """Groups of a block's rows that there is shared memory for; 0 where there is too little.
@@ -221,16 +237,16 @@ class Call:
         """Shared memory of a group of rows of all threads."""
         return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
 
-    def _cached(self, n_slots: int, ring: int, turns: int) -> int:
-        """Rows that the L2 cache keeps, each of so many slots.
+    def _cached(self, matrix: Matrix, n_parts: int, ring: int) -> int:
+        """Rows of a thread that the L2 cache keeps.
 
         Of two arrays all, where blocks keep some: rows that leave the cache first seem not to take
         the place of what earlier work has left there.
         """
         if len(self.read) > 1:
-            return turns if ring else 0
+            return matrix.turns(n_parts) if ring else 0
         nbytes = CACHED_BESIDE_RINGS if ring else CACHED_NBYTES
-        return nbytes // (n_slots * VEC_NBYTES)
+        return nbytes // (matrix.slots(n_parts) * VEC_NBYTES)
 
     @property
     def _columns(self) -> int:
@@ -258,21 +274,26 @@ class Call:
         shared_nbytes: int = 0,
     ) -> Plan:
         scratch = ScratchMemory()
+        arrays = self._scratch(scratch, n_channels, work)
+        n_kept = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
+        more = (scratch.take(n_kept, np.uint32),) if n_kept else ()
+        launches = tuple(
+            self._launch(symbol, config, layout, *arrays, *more, schedule)
+            for config, schedule in schedules(
+                blocks * self.device.multiprocessors, work, shared_nbytes
+            )
+        )
+        return scratch.plan(*launches)
+
+    def _scratch(self, scratch: ScratchMemory, n_channels: int, work: Work) -> tuple[Scratch, ...]:
+        """Partial sums, coefficients and counters."""
         groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.of_group > 1 else 0
         counters = scratch.zeros(1 + 2 * MAX_TILES + groups, np.uint32)
         accumulator = computed_in(self.types[0])
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
-        n_kept = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
-        more = (scratch.take(n_kept, np.uint32),) if n_kept else ()
-        launches = tuple(
-            self._launch(symbol, config, layout, partials, coefficients, counters, *more, schedule)
-            for config, schedule in schedules(
-                blocks * self.device.multiprocessors, work, shared_nbytes
-            )
-        )
-        return scratch.plan(*launches)
+        return partials, coefficients, counters
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
         args = (*self.arrays, self._halves, *self.options, *layout)
@@ -288,6 +309,15 @@ class Call:
 def _rounds(nbytes: int) -> int:
     """Parts of each block, of an array in columns."""
     return 1 if nbytes <= COLUMNS_NBYTES else 2
+
+
+def _parts(matrix: Matrix, most: int, n_items: int) -> int:
+    """Parts of a tile, of which all tiles are to have so many in all."""
+    return max(1, min(most, MERGED_SUMS // matrix.tile, ceil_div(n_items, matrix.n_tiles)))
+
+
+def _work(matrix: Matrix, n_parts: int, sums: bool, applies: bool) -> Work:
+    return Work(matrix.n_tiles, n_parts, _of_group(n_parts, matrix.tile), sums, applies)
 
 
 def _of_group(n_parts: int, n_channels: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.batch_norm import plan as planning
 from cupy_training_ops.families.batch_norm import plan_held
 from cupy_training_ops.families.batch_norm.facts import RING_ROWS
@@ -83,6 +83,13 @@ def planned(*args, **keywords):
 )
 def test_the_plan_suits_the_shape(name, shape, t, expected) -> None:
     assert planned(name, shape, t) == [expected]
+
+
+def test_large_gradients_in_columns_take_a_launch_for_each_pass() -> None:
+    found = planned("BatchNormalizationGrad", (65_536, 1024), FLOAT16)
+    assert found == [("column_sums", 264, 256), ("column_results", 2048, 256)]
+    assert len(planned("BatchNormalizationGrad", (32_768, 1024), FLOAT16)) == 1
+    assert len(planned("BatchNormInternal", (65_536, 1024), FLOAT16)) == 1
 
 
 def test_given_statistics_and_misaligned_arrays() -> None:
@@ -237,7 +244,7 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
 
 
 def two_calls(run, rng, name, shape, t):
-    """The launch of each in one workspace, which is full of ones before; and its first words."""
+    """The launches of each in one workspace, which is full of ones before; and its first words."""
     op = operator(name)
     given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
     expected = op.cpu_function()(*given_, **op.attribute_values)
@@ -246,11 +253,10 @@ def two_calls(run, rng, name, shape, t):
     for _ in range(2):
         with launch_log() as log:
             results = op(*map(run.place, given_), workspace=workspace)
-        (step,) = log
         for result, other in zip(results, expected, strict=True):
             assert matches(run.host(result), other, given_[1].size)
         words = run.host(workspace)
-        yield step, words[: words.size // 4 * 4].view(np.uint32)
+        yield log, words[: words.size // 4 * 4].view(np.uint32)
 
 
 @names
@@ -262,7 +268,7 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
     monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
     monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
-    for step, counters in two_calls(run, rng, name, (700, 136), t):
+    for (step,), counters in two_calls(run, rng, name, (700, 136), t):
         assert step.symbol.endswith("column_rings" if t == FLOAT16 else "column_parts")
         n_items, n_parts = (int(step.args[-1][field]) for field in ("n_items", "n_parts"))
         n_groups = n_items // n_parts * ceil_div(n_parts, of_group) if of_group > 1 else 0
@@ -276,7 +282,8 @@ def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_grou
 def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability, ring) -> None:
     op = operator("BatchNormInternal")
     x, *others = Spec((65_536, 1024), FLOAT16), *[Spec((1024,), FLOAT32)] * 4
-    (step,) = op.plan(Device(132, capability, kib * 1024), x, *others, *op.infer(x, *others)).steps
+    device = Device(132, capability, kib * 1024)
+    (step,) = op.plan(device, x, *others, *op.infer(x, *others)).steps
     assert step.symbol.endswith("column_rings" if ring else "column_parts")
     assert int(step.args[-6 if ring else -5]["ring"]) == ring
     assert 2 * (step.config.shared_nbytes + 16 * 1024 + 1024) <= (kib + 1) * 1024
@@ -289,7 +296,7 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
     monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
-    for step, counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
+    for (step,), counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
         assert step.symbol.endswith("column_rings")
         assert int(step.args[-1]["n_parts"]) > 1
         assert int(step.args[-6]["turns"]) > ring * RING_ROWS
@@ -306,9 +313,27 @@ def test_groups_of_rows_that_others_were_copied_over(run, rng, monkeypatch, name
     depth = RING_ROWS // (2 if name.endswith("Grad") else 1)
     turns = (4 + over - 1) * depth + 1
     rows = turns * planning.THREADS // (256 // 16)  # a row of a tile is 256 bytes
-    for step, _ in two_calls(run, rng, name, (rows, 128), FLOAT16):
+    for (step,), _ in two_calls(run, rng, name, (rows, 128), FLOAT16):
         assert step.symbol.endswith("column_rings")
         assert int(step.args[-6]["turns"]) == turns
+
+
+LARGE = [(1500, 136), (40, 24, 3), (17, 1024), (5, 4096), (210, 16, 9)]
+
+
+@pytest.mark.parametrize("t", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("cached", [0, 9000, 2**30])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_a_launch_for_each_pass(run, rng, monkeypatch, shape, cached, t) -> None:
+    """Parts have unlike rows, or none; sums are merged in groups, where there are many."""
+    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning, "LAUNCHES_NBYTES", 0)
+    monkeypatch.setattr(planning, "CACHED_BETWEEN", cached)
+    monkeypatch.setattr(planning, "RESULT_TURNS", 3)
+    monkeypatch.setattr(planning, "MERGED_PARTS", 1)
+    for log, counters in two_calls(run, rng, "BatchNormalizationGrad", shape, t):
+        assert [step.symbol.partition("__")[2] for step in log] == ["column_sums", "column_results"]
+        assert not counters[: 1 + 2 * planning.MAX_TILES].any()
 
 
 # The ring of the last has room for the rows of more than one tile.
