@@ -6,18 +6,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import OpError, refuse, shown
+from . import nodes
 from .launching import launch, launch_first
-from .recent import Found, Pick, Recent, Run
+from .nodes import NAMESPACE
+from .recent import Found, Recent, Run
 from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
 
-NAMESPACE = "cto"
 # Of arguments that nobody else wants to see: tensors of types that do nothing of their own.
 KINDS = frozenset(
     (
@@ -173,9 +174,10 @@ class _Inside:
         self, operator: Operator, launched: Any, registered: Any, *, is_first: bool = False
     ) -> None:
         self._launched, self._is_first = launched, is_first
-        self._apply = _node(operator, is_first=is_first)
+        self._operator = operator
+        self._apply = nodes.general(operator, is_first=is_first)
         schema = registered._schema.arguments
-        changing = launched.changing if isinstance(launched, Shortcuts) else None
+        self._changing = changing = launched.changing if isinstance(launched, Shortcuts) else None
         tensors = [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
         self.recent = Recent(len(schema), tensors, changing)
 
@@ -213,18 +215,16 @@ class _Inside:
     def _all(self, arguments: Sequence[Any], _: Any) -> Any:
         return self._launched(arguments, JOINED if self._is_first else EVERY)
 
-    def _run(self, arguments: Sequence[Any], is_recorded: bool, _: Pick) -> Run:
+    def _run(self, arguments: Sequence[Any], is_recorded: bool) -> Run:
         """What calls like this one run."""
         of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
         straight = self._straight(arguments, of_first if self._is_first else EVERY)
         if not is_recorded:
             return straight
-        apply, told, n_functions = self._apply, self._told, _n_functions
-
-        def run(arguments: Sequence[Any], given: tuple[Tensor, ...]) -> Any:
-            return told(arguments) if n_functions() else apply(*arguments, (straight, given))
-
-        return run
+        kind = nodes.Kind(straight, self._changing)
+        return nodes.runner(
+            self._operator, kind, self._apply, self._told, is_first=self._is_first
+        )
 
     def _straight(self, arguments: Sequence[Any], which: int) -> Run:
         """Their launches."""
@@ -275,49 +275,6 @@ def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -
 
 def launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
     return body(launch_first if which == FIRST else launch, *arguments)
-
-
-def _node(operator: Operator, *, is_first: bool) -> Any:
-    """Autograd's node around launches, which it is given last, with their tensors; what applies
-    it."""
-    n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
-    missing = (None,) * n_others if is_first else ()
-    keep, derivative = operator.keep, functools.partial(derivative_of, operator)
-    marks, is_one = n_others and not is_first, n_others and is_first
-
-    def forward(ctx: Any, *given: Any) -> Any:
-        arguments, (launched, tensors) = given[:-1], given[-1]
-        results = launched(arguments, tensors)
-        ctx.materialize_grads = False
-        if keep is not None:
-            keep(ctx, arguments, results)
-            if marks:
-                ctx.mark_non_differentiable(*results[1:])
-        return results[0] if is_one else results
-
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return *derivative(ctx, *gradients, *missing), None
-
-    # By its name nodes are known: in words of PyTorch's, and to policies of compression.
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    node = type(torch.autograd.Function)(operator.name, (torch.autograd.Function,), methods)
-    # Of the Python function above it, what is left is done by `is_watched`.
-    return super(torch.autograd.Function, node).apply
-
-
-def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
-    if operator.derivative is None:
-        if any(gradient is not None for gradient in gradients):
-            refuse_derivative(operator.name)
-    elif gradients[0] is not None:  # the others have none
-        return operator.derivative(ctx, *gradients)
-    return (None,) * len(ctx.needs_input_grad)
-
-
-def refuse_derivative(name: str) -> NoReturn:
-    """An operator that is a gradient itself, or makes codes, has no derivative."""
-    expected = "a result that is not differentiated (create_graph=False, detach())"
-    refuse(f"{NAMESPACE}::{name}", "derivative", expected, "one that is: it has no derivative")
 
 
 def defaults_of(overload: Any) -> tuple[Any, ...]:

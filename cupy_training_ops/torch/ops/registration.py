@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from .doors import NAMESPACE, Door, Operator, defaults_of, derivative_of, launched
+from .doors import Door, Operator, defaults_of, launched
 from .launching import infer
+from .nodes import NAMESPACE, derivative_of
 
 TAGS = (torch.Tag.pt2_compliant_tag,)
 KEYS = ("CPU", "CUDA")
