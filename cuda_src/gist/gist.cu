@@ -193,6 +193,48 @@ __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict_
     }
 }
 
+// ---- Relu, and the bits that Pack1 makes ----------------------------------------------------------
+
+// Eight elements in place; their bits.
+__device__ __forceinline__ u8 rectify(Vec<T, BOX>& x) {
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < BOX; ++i) {
+        const bool is_kept = is_positive(x.at[i]);
+        bits |= static_cast<u32>(is_kept) << (7 - i);
+        if (!is_kept && !nan::is_nan(x.at[i])) x.at[i] = from_acc<T>(0.0f);
+    }
+    return static_cast<u8>(bits);
+}
+
+// y and bits are null where they are not asked for.
+__device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64 n, bool aligned) {
+    constexpr int UNROLL = TILE_NBYTES / sizeof(Vec<T, BOX>);
+    const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
+    if (aligned && static_cast<i64>(blockIdx.x + 1) * (UNROLL * THREADS * BOX) <= n) {
+        Vec<T, BOX> loaded[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            loaded[u] = reinterpret_cast<const Vec<T, BOX>*>(x)[first + u * THREADS];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const u8 found = rectify(loaded[u]);
+            if (y) reinterpret_cast<Vec<T, BOX>*>(y)[first + u * THREADS] = loaded[u];
+            if (bits) bits[first + u * THREADS] = found;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < UNROLL; ++u) {
+        const i64 box = first + u * THREADS;
+        if (box * BOX >= n) return;
+        Vec<T, BOX> loaded = vec::load_elements<T, BOX>(x, box * BOX, n);
+        const u8 found = rectify(loaded);
+        if (y) vec::store_elements<T, BOX>(y, box * BOX, n, loaded);
+        if (bits) bits[box] = found;
+    }
+}
+
 }  // namespace cto
 
 using namespace cto;
@@ -249,4 +291,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
     gate_elements(dy, bits, dx, n, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    relu_with_bits(const T* x, T* y, u8* bits, i64 n, bool aligned) {
+    rectify_elements(x, y, bits, n, aligned);
 }

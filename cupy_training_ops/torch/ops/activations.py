@@ -21,11 +21,11 @@ from ...families.activation.operators import (
     QuickGelu,
     QuickGeluGrad,
 )
-from ...families.gist.operators import GistPack1Encoder, ReluGradFromBits
+from ...families.gist.operators import ReluGradFromBits, ReluWithBits
 from .doors import Operator
 from .launching import Run, instance
 from .registration import register
-from .shortcuts import Beside, Shortcuts
+from .shortcuts import Shortcuts
 from .sums import over_rows
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
@@ -90,15 +90,7 @@ def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _relu(run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
-    return _own_relu(x), _bits(run, x)
-
-
-def _own_relu(x: Tensor) -> Tensor:
-    return torch.relu(x.contiguous())
-
-
-def _bits(run: Run, x: Tensor) -> Tensor:
-    return run(instance(GistPack1Encoder), x.contiguous())
+    return run(instance(ReluWithBits), x.contiguous())
 
 
 def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
@@ -145,7 +137,7 @@ DOORS = register(
             _relu,
             _keep_relu,
             _relu_derivative,
-            direct=Beside(_own_relu, _bits),
+            direct=Shortcuts(_relu),
         ),
         Operator(
             "relu_backward(Tensor grad, Tensor bits) -> Tensor",
