@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import refuse, shown
@@ -89,7 +88,7 @@ def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return DOORS["quick_gelu_backward"].every(dy, *ctx.saved_tensors, ctx.alpha), None
 
 
-def _relu(run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
+def _relu(run: Run, x: Tensor) -> Any:
     return run(instance(ReluWithBits), x.contiguous())
 
 

@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from ...errors import OpError, refuse, shown
 from . import nodes
 from .launching import launch, launch_first
-from .nodes import NAMESPACE
 from .recent import Found, Recent, Run
 from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
 
@@ -222,9 +221,7 @@ class _Inside:
         if not is_recorded:
             return straight
         kind = nodes.Kind(straight, self._changing)
-        return nodes.runner(
-            self._operator, kind, self._apply, self._told, is_first=self._is_first
-        )
+        return nodes.runner(self._operator, kind, self._apply, self._told, is_first=self._is_first)
 
     def _straight(self, arguments: Sequence[Any], which: int) -> Run:
         """Their launches."""

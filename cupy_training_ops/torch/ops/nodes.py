@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Autograd's nodes around launches: a class for all calls of an operator, and one for a kind of them.
+"""Autograd's nodes around launches: a class for all calls of an operator, and one for each kind.
 
 The class of a kind holds what other calls note in each node: which tensors are saved, and what else
-is kept. It is given the tensors alone that need gradients. So its calls take less of the host's time.
+is kept. Its nodes are given those tensors alone that need gradients. Both save the host's time.
 """
 
 from __future__ import annotations
@@ -125,7 +125,6 @@ def _recipe(
         None in saved
         or exact([*attributes.values()]) is None
         or any(value is other for value in attributes.values() for other in changed)
-        or len({*map(id, tensors)}) < len(tensors)
     ):
         return None
     needs = [isinstance(x, Tensor) and x.requires_grad for x in arguments]
