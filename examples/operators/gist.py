@@ -66,4 +66,4 @@ print(cto.relu_grad_from_bits(dy, cto.gist_pack1_encoder(x)))  # [ 0. 20. 30.  0
 # %% ReluWithBits
 x = np.array([-1.5, 0.5, 2, 0], np.float32)
 y, bits = cto.relu_with_bits(x)
-print(y, f"{bits[0]:08b}")
+print(y, f"{bits[0]:08b}")  # [0.  0.5 2.  0. ] 01100000
