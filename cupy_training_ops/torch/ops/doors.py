@@ -175,10 +175,9 @@ class _Inside:
         self._launched, self._is_first = launched, is_first
         self._operator = operator
         self._apply = nodes.general(operator, is_first=is_first)
-        schema = registered._schema.arguments
         self._changing = changing = launched.changing if isinstance(launched, Shortcuts) else None
-        tensors = [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
-        self.recent = Recent(len(schema), tensors, changing)
+        n = len(registered._schema.arguments)
+        self.recent = Recent(n, tensors_of(registered, changing), changing)
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
@@ -217,20 +216,25 @@ class _Inside:
     def _run(self, arguments: Sequence[Any], is_recorded: bool) -> Run:
         """What calls like this one run."""
         of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
-        straight = self._straight(arguments, of_first if self._is_first else EVERY)
+        run = straight(self._launched, arguments, of_first if self._is_first else EVERY)
         if not is_recorded:
-            return straight
-        kind = nodes.Kind(straight, self._changing)
+            return run
+        kind = nodes.Kind(run, self._changing)
         return nodes.runner(self._operator, kind, self._apply, self._told, is_first=self._is_first)
 
-    def _straight(self, arguments: Sequence[Any], which: int) -> Run:
-        """Their launches."""
-        longer = self._launched
-        if isinstance(longer, Shortcuts):
-            found = longer.straight(arguments, which)
-            if found is not None:
-                return found
-        return lambda arguments, _: longer(arguments, which)
+
+def straight(longer: Any, arguments: Sequence[Any], which: int) -> Run:
+    """The launches of calls like this one, or what runs it anyway."""
+    found = longer.straight(arguments, which) if isinstance(longer, Shortcuts) else None
+    if found is not None:
+        return found
+    return lambda arguments, _: longer(arguments, which)
+
+
+def tensors_of(registered: Any, changing: int | None) -> list[int]:
+    """The places of arguments that are tensors or None, but for one that may be none of them."""
+    schema = registered._schema.arguments
+    return [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
 
 
 def _is_tensor(kind: Any) -> bool:

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from .doors import Door, Operator, defaults_of, launched
+from .doors import Door, Operator, defaults_of, launched, straight, tensors_of
 from .launching import infer
 from .nodes import NAMESPACE, derivative_of
+from .recent import Recent
+from .shortcuts import EVERY
 
 TAGS = (torch.Tag.pt2_compliant_tag,)
 KEYS = ("CPU", "CUDA")
@@ -78,18 +80,31 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 
 
 def _kernel(operator: Operator) -> Callable[..., Any]:
-    """What runs on a CPU and a GPU."""
-
-    defaults, direct = defaults_of(_overload(operator.name)), operator.direct
+    """What runs on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
+    overload, wanted = _overload(operator.name), operator.wanted
+    defaults, direct = defaults_of(overload), operator.direct
     run: Callable[[Sequence[Any]], Any] = functools.partial(launched, operator.body)
     if direct is not None and direct.is_of(operator.body):
         run = direct
+    changing = None if direct is None else direct.changing
+    recent = Recent(len(defaults), tensors_of(overload, changing), changing)
+    # Numbers that change come as a list; what is written has another version then.
+    is_noted = changing is None and operator.writes is None
 
     def kernel(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
+        arguments += defaults[len(arguments) :]
+        found = recent.find(arguments) if is_noted else None
+        if found is not None:
+            return found[0](arguments, found[1])
         given = [tuple(value) if type(value) is list else value for value in arguments]
-        return run((*given, *defaults[len(given) :]))
+        # Of a mask that names all, results are those of the body.
+        shortest = wanted if wanted is not None and all(given[-1]) else run
+        results = shortest(given)
+        if is_noted:
+            recent.note(arguments, functools.partial(straight, shortest, given, EVERY))
+        return results
 
     return kernel
 
