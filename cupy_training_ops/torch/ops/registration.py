@@ -36,12 +36,13 @@ def _registered(operator: Operator) -> Door:
     if name not in library.names:
         library.names.add(name)
         library.define(operator.schema, tags=TAGS)
+        kernel = _kernel(operator)
         for key in KEYS:
-            library.impl(name, _kernel(operator), key)
+            library.impl(name, kernel, key)
         qualified = f"{NAMESPACE}::{name}"
         torch.library.register_fake(qualified, _fake(operator), lib=library)
         if operator.writes is None:
-            _register_autograd(operator, qualified, library)
+            _register_autograd(operator, qualified, _Past(library, kernel))
         else:
             library.impl(name, _writing(operator), "Autograd")
     found = _overload(name)
@@ -59,6 +60,34 @@ def _library() -> Any:
         namespace.library = torch.library.Library(NAMESPACE, "FRAGMENT")
         namespace.library.names = set()
     return namespace.library
+
+
+class _Past:
+    """In the place of a library: past what it registers for autograd a call that nobody records,
+    and nothing else is to see, comes to the kernel in one step of the dispatcher's, not two."""
+
+    def __init__(self, library: Any, kernel: Callable[..., Any]) -> None:
+        self._library, self._kernel = library, kernel
+
+    def impl(self, name: str, autograd: Callable[..., Any], key: str, **given: Any) -> None:
+        kernel, is_recording = self._kernel, torch.is_grad_enabled
+        needs_gradients, are_plain = torch._C._any_requires_grad, dict[int, bool]()
+
+        def past(keyset: Any, *arguments: Any) -> Any:
+            keys = keyset.raw_repr()
+            if keys not in are_plain:
+                are_plain[keys] = _is_plain(keyset)
+            if are_plain[keys] and not (is_recording() and needs_gradients(*arguments)):
+                return kernel(*arguments)
+            return autograd(keyset, *arguments)
+
+        self._library.impl(name, past, key, **given)
+
+
+def _is_plain(keyset: Any) -> bool:
+    """Whether a CPU's or a GPU's kernel comes behind autograd."""
+    behind = (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
+    return behind in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _register_autograd(operator: Operator, qualified: str, library: Any) -> None:
