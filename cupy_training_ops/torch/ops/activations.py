@@ -21,8 +21,8 @@ from ...families.activation.operators import (
     QuickGeluGrad,
 )
 from ...families.gist.operators import ReluGradFromBits, ReluWithBits
-from .doors import Operator
 from .launching import Run, instance
+from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
 from .sums import over_rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.autograd import forward_ad
 from ...errors import OpError, refuse, shown
 from . import nodes
 from .launching import launch, launch_first
+from .nodes import Operator
 from .recent import Found, Recent, Run
 from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
 
@@ -44,32 +44,6 @@ _is_transformed = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_batched`
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One operator of the namespace.
-
-    keep: of arguments and results, what the derivative needs; only the first result has one.
-    derivative: gradients of all arguments, from those of the results. writes: the argument, by
-    place, that the operator overwrites. direct: runs past the body where nobody
-    else sees a call, of arguments and `is_first`. wanted: the same of the results that the last
-    argument names, a mask.
-    """
-
-    schema: str
-    body: Callable[..., Any]
-    keep: Callable[[Any, Sequence[Any], Any], None] | None = None
-    derivative: Callable[..., Any] | None = None
-    fake: Callable[..., Any] | None = None  # where the body cannot run without data
-    writes: int | None = None
-    direct: Shortcuts | None = None
-    wanted: Shortcuts | None = None
-
-    @property
-    def name(self) -> str:
-        """Without its namespace."""
-        return self.schema.partition("(")[0]
 
 
 class Door:

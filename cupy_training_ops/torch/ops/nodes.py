@@ -9,19 +9,44 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from ...errors import refuse
 from .recent import Pick, Run, exact, pick
-
-if TYPE_CHECKING:
-    from .doors import Operator
+from .shortcuts import Shortcuts
 
 NAMESPACE = "cto"
 _Function: Any = torch.autograd.Function
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the namespace.
+
+    keep: of arguments and results, what the derivative needs; only the first result has one.
+    derivative: gradients of all arguments, from those of the results. writes: the argument, by
+    place, that the operator overwrites. direct: runs past the body where nobody
+    else sees a call, of arguments and `is_first`. wanted: the same of the results that the last
+    argument names, a mask.
+    """
+
+    schema: str
+    body: Callable[..., Any]
+    keep: Callable[[Any, Sequence[Any], Any], None] | None = None
+    derivative: Callable[..., Any] | None = None
+    fake: Callable[..., Any] | None = None  # where the body cannot run without data
+    writes: int | None = None
+    direct: Shortcuts | None = None
+    wanted: Shortcuts | None = None
+
+    @property
+    def name(self) -> str:
+        """Without its namespace."""
+        return self.schema.partition("(")[0]
 
 
 def general(operator: Operator, *, is_first: bool) -> Callable[..., Any]:

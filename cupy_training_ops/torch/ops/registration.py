@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from .doors import Door, Operator, defaults_of, launched, straight, tensors_of
+from .doors import Door, defaults_of, launched, straight, tensors_of
 from .launching import infer
-from .nodes import NAMESPACE, derivative_of
+from .nodes import NAMESPACE, Operator, derivative_of
 from .recent import Recent
 from .shortcuts import EVERY
 
