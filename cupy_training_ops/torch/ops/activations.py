@@ -60,12 +60,12 @@ def _gelu_backward(
 
 
 def _keep_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
-    x, bias, ctx.approximate = arguments
-    ctx.save_for_backward(x, bias)
+    *tensors, ctx.approximate = arguments
+    ctx.save_for_backward(*[x for x in tensors if x is not None])
 
 
 def _gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, bias = ctx.saved_tensors
+    x, bias = (*ctx.saved_tensors, None)[:2]
     dx = DOORS["gelu_backward"].every(dy, x, bias, ctx.approximate)
     return dx, over_rows(dx, bias) if ctx.needs_input_grad[1] else None, None
 

@@ -92,7 +92,7 @@ def runner(
     n_others, launched = _n_others(operator), kind.launched
     has_class = operator.keep is not None and (is_first or not n_others)
     apply: Callable[..., Any] | None = None
-    passed: Pick = tuple
+    passed: Pick | None = None
     n_functions = torch._C._len_torch_function_stack
 
     def run(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
@@ -100,7 +100,9 @@ def runner(
             return told(arguments)
         if apply is None:
             return apply_general(*arguments, (learn if has_class else launched, tensors))
-        return apply(*passed(tensors), (arguments, tensors))
+        if passed is None:
+            return apply((arguments, tensors), *tensors)
+        return apply((arguments, tensors), *passed(tensors))
 
     def learn(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
         nonlocal apply, has_class, passed
@@ -116,11 +118,11 @@ def runner(
 
 
 class _Recipe(NamedTuple):
-    """What a node of a kind keeps: picks from its tensors, results and a None; and attributes."""
+    """What a node of a kind keeps."""
 
-    passed: Pick  # of the tensors: those that need gradients
+    passed: Pick | None  # of the tensors: those that need gradients; None for all
     wanted: Pick  # of the gradients of all arguments: theirs
-    saved: Pick
+    saved: Pick | None  # of the tensors, results and a None; None for the tensors, and no more
     attributes: dict[str, Any]
 
 
@@ -154,10 +156,11 @@ def _recipe(
         return None
     needs = [isinstance(x, Tensor) and x.requires_grad for x in arguments]
     attributes["needs_input_grad"] = tuple(needs)
+    in_need = [i for i, x in enumerate(tensors) if x.requires_grad]
     return _Recipe(
-        pick([i for i, x in enumerate(tensors) if x.requires_grad]),
+        None if len(in_need) == len(tensors) else pick(in_need),
         pick([i for i, is_needed in enumerate(needs) if is_needed]),
-        pick([place for place in saved if place is not None]),
+        None if saved == [*range(len(tensors))] else pick([i for i in saved if i is not None]),
         attributes,
     )
 
@@ -165,23 +168,25 @@ def _recipe(
 def _of_kind(
     operator: Operator, launched: Run, recipe: _Recipe, *, is_one: bool
 ) -> Callable[..., Any]:
-    """What applies a node to tensors that need gradients; arguments and all tensors come last."""
+    """What applies a node to arguments and all their tensors, and to those that need gradients."""
     saved, wanted = recipe.saved, recipe.wanted
     missing = (None,) * _n_others(operator)
     derivative = functools.partial(derivative_of, operator)
 
-    def forward(ctx: Any, *given: Any) -> Any:
-        arguments, tensors = given[-1]
+    def forward(ctx: Any, given: tuple[Any, tuple[Tensor, ...]], *_: Tensor) -> Any:
+        arguments, tensors = given
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
-        if is_one:
+        if saved is None:
+            ctx.to_save = tensors
+        elif is_one:
             ctx.to_save = saved((*tensors, *results, None))
-            return results[0]
-        ctx.to_save = saved((*tensors, results, None))
-        return results
+        else:
+            ctx.to_save = saved((*tensors, results, None))
+        return results[0] if is_one else results
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return *wanted(derivative(ctx, *gradients, *missing)), None
+        return None, *wanted(derivative(ctx, *gradients, *missing))
 
     node = _class(operator, forward, backward)
     for name, value in recipe.attributes.items():
