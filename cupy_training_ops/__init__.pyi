@@ -187,6 +187,7 @@ __all__ = [
     "reduce_sum_training",
     "relu_grad",
     "relu_grad_from_bits",
+    "relu_with_bits",
     "resize_grad",
     "sgd_optimizer",
     "sgd_optimizer_list",
@@ -318,6 +319,7 @@ __all__ = [
     "ReduceSumTraining",
     "ReluGrad",
     "ReluGradFromBits",
+    "ReluWithBits",
     "ResizeGrad",
     "SGDOptimizer",
     "SGDOptimizerList",
@@ -599,6 +601,8 @@ def get_op(name: Literal["ReduceSumTraining"], version: int | None = None) -> ty
 def get_op(name: Literal["ReluGrad"], version: int | None = None) -> type[ReluGrad]: ...
 @overload
 def get_op(name: Literal["ReluGradFromBits"], version: int | None = None) -> type[ReluGradFromBits]: ...
+@overload
+def get_op(name: Literal["ReluWithBits"], version: int | None = None) -> type[ReluWithBits]: ...
 @overload
 def get_op(name: Literal["ResizeGrad"], version: int | None = None) -> type[ResizeGrad]: ...
 @overload
@@ -1319,6 +1323,11 @@ def relu_grad_from_bits(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0. Returns dX."""
+def relu_with_bits(
+    X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
 def resize_grad(
     dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
     mode: Literal["linear"] = "linear",
@@ -3660,6 +3669,21 @@ class ReluGradFromBits(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, bits: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class ReluWithBits(Op):
+    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0. Returns (Y, bits)."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "bits"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y", "bits"]] | None = None,
     ) -> int: ...
 
 class ResizeGrad(Op):

@@ -164,6 +164,7 @@ def large() -> dict[str, Callable[[], dict[str, Way]]]:
             found[f"rms_norm {n} x {columns} {kind}"] = _norm("rms_norm", n, columns, dtype)
         found[f"softmax 65536 x 1024 {kind}"] = _pointwise("softmax", {"dim": -1}, dtype)
         found[f"gelu 65536 x 1024 {kind}"] = _pointwise("gelu", {}, dtype)
+        found[f"relu 65536 x 1024 {kind}"] = _pointwise("relu", {}, dtype)
         found[f"dropout 65536 x 1024 {kind}"] = _pointwise("dropout", {}, dtype)
     return found
 

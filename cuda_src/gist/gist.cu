@@ -193,6 +193,53 @@ __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict_
     }
 }
 
+// ---- Relu, and the bits that Pack1 makes ----------------------------------------------------------
+
+// Elements in place; their bits, in their places of a byte that SHARES threads have together.
+__device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < WRITE; ++i) {
+        const bool is_kept = is_positive(x.at[i]);
+        bits |= static_cast<u32>(is_kept) << (WRITE - 1 - i);
+        if (!is_kept && !nan::is_nan(x.at[i])) x.at[i] = from_acc<T>(0.0f);
+    }
+    bits <<= (SHARES - 1 - threadIdx.x % SHARES) * WRITE;
+#pragma unroll
+    for (u32 step = 1; step < SHARES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
+    return bits;
+}
+
+// y and bits are null where they are not asked for.
+__device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64 n, bool aligned) {
+    constexpr int UNROLL = TILE_NBYTES / 16;
+    const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
+    const bool has_byte = bits && threadIdx.x % SHARES == 0;
+    if (aligned && static_cast<i64>(blockIdx.x + 1) * (UNROLL * THREADS * WRITE) <= n) {
+        Vec<T, WRITE> loaded[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            loaded[u] = vec::load_streaming(reinterpret_cast<const Vec<T, WRITE>*>(x) + first +
+                                            u * THREADS);
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const i64 i = first + u * THREADS;
+            const u32 found = rectify(loaded[u]);
+            if (y) reinterpret_cast<Vec<T, WRITE>*>(y)[i] = loaded[u];
+            if (has_byte) bits[i / SHARES] = static_cast<u8>(found);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < UNROLL; ++u) {  // all threads of a warp, for the bits they share
+        const i64 element = (first + u * THREADS) * WRITE;
+        Vec<T, WRITE> loaded = vec::load_elements<T, WRITE>(x, element, n);
+        const u32 found = rectify(loaded);
+        if (y) vec::store_elements<T, WRITE>(y, element, n, loaded);
+        if (has_byte && element < n) bits[element / BOX] = static_cast<u8>(found);
+    }
+}
+
 }  // namespace cto
 
 using namespace cto;
@@ -249,4 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
     gate_elements(dy, bits, dx, n, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    relu_with_bits(const T* x, T* y, u8* bits, i64 n, bool aligned) {
+    rectify_elements(x, y, bits, n, aligned);
 }

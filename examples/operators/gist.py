@@ -62,3 +62,8 @@ x = np.array([-1.5, 0.5, 2, 0], np.float32)
 dy = np.array([10, 20, 30, 40], np.float32)
 # All that a backward pass keeps of x is a bit an element.
 print(cto.relu_grad_from_bits(dy, cto.gist_pack1_encoder(x)))  # [ 0. 20. 30.  0.]
+
+# %% ReluWithBits
+x = np.array([-1.5, 0.5, 2, 0], np.float32)
+y, bits = cto.relu_with_bits(x)
+print(y, f"{bits[0]:08b}")  # [0.  0.5 2.  0. ] 01100000

@@ -102,6 +102,14 @@ def _threshold(dy: Any, _: Any) -> Any:
     return backward("threshold_backward", dy, dy[::-1].copy(), threshold=0)
 
 
+def _torch_relu(x: Any) -> Any:
+    """Which keeps its result whole for the gradient, not its bits."""
+    import torch
+
+    tensor = as_torch(x)
+    return lambda: torch.relu(tensor)
+
+
 def _kept(dtype: Any) -> Case:
     """What keeps signs."""
     make, name = partial(_inputs, _normal, dtype), "GistPackMsfp15Encoder"
@@ -120,4 +128,8 @@ CASES += [
         {"torch threshold": _threshold},
     )
     for dtype in FLOATS
+]
+CASES += [
+    Case("ReluWithBits", SHORT[t], partial(_inputs, _normal, t), {}, {"torch relu": _torch_relu})
+    for t in FLOATS
 ]

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import doors, recent  # noqa: E402
+from cupy_training_ops.torch.ops import doors, recent, shortcuts  # noqa: E402
 
 
 @pytest.fixture
@@ -238,3 +238,41 @@ def test_numbers_that_are_no_key_are_taken(made) -> None:
         found = functional.rms_norm(x, [24], row, 0.5)
         torch.testing.assert_close(found, theirs.rms_norm(x, (24,), row, 0.5))
         torch.testing.assert_close(ops.gelu(x), theirs.gelu(x))
+
+
+@pytest.mark.parametrize("case", ["forward", "backward"])
+def test_the_dispatchers_operators_go_the_short_way_too(made, monkeypatch, case) -> None:
+    count, known = [], shortcuts.Shortcuts.__call__
+    monkeypatch.setattr(
+        shortcuts.Shortcuts, "__call__", lambda *given: count.append(1) or known(*given)
+    )
+    row = made(24)
+    with tensors_on(HollowTensors()):
+        for n in range(4):
+            x, dy, inv_std = made(5, 24), made(5, 24), made(5, 1)
+            if case == "forward":
+                torch.ops.cto.rms_norm.default(x, [24], row, 1e-3)
+            else:
+                torch.ops.cto.rms_norm_backward.default(dy, x, [24], row, inv_std, [True, True])
+            if not n:
+                n_longer = len(count)
+    assert n_longer == len(count) == 1
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_dispatchers_operators_look_at_the_mask(made) -> None:
+    """In turns, with new numbers."""
+    for mask in [(True, True, True), (True, False, True), (False, True, False)] * 3:
+        x, row, shift, dy = made(5, 24), made(24), made(24), made(5, 24)
+        y, *statistics = torch.ops.cto.layer_norm.default(x, [24], row, shift, 0.5)
+        leaves = [each.clone().requires_grad_() for each in (x, row, shift)]
+        expected = theirs.layer_norm(leaves[0], (24,), *leaves[1:], 0.5)
+        torch.testing.assert_close(y, expected.detach(), atol=2e-6, rtol=2e-6)
+        found = torch.ops.cto.layer_norm_backward.default(dy, x, [24], row, *statistics, [*mask])
+        for dx, expected_dx, is_wanted in zip(
+            found, torch.autograd.grad(expected, leaves, dy), mask, strict=True
+        ):
+            if is_wanted:
+                torch.testing.assert_close(dx, expected_dx, atol=2e-5, rtol=2e-5)
+            else:
+                assert not dx.numel()

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ...declare.schema import Input, Output, Spec, Tiles, attribute, boolean, dtype, optional, shape
 from ...declare.type_rows import Types
-from ...dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
+from ...dtypes import BOOL, FLOATS, UINT8, Dtype, HostArray, to_dtype
 from ...errors import refuse
 from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
@@ -344,6 +344,35 @@ class ReluGradFromBits(Op):
         return Plan((Launch(self.function_name, config, arguments, slots(T=dy.dtype)),))
 
 
+class ReluWithBits(Op):
+    """Relu and sign bits: Y = max(X, 0), bit 7 - j of bits[k] = X[8 k + j] > 0.
+
+    bits are those of GistPack1Encoder, and what ReluGradFromBits takes. Where X is not above 0 the
+    result is +0, where it is NaN it is that NaN, and its bit is 0.
+
+    Source: ONNX Relu-14; Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network
+    Training", ISCA 2018.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (X,)
+    outputs = (
+        Output("Y", "T", may_alias=("X",), shape="shape of X"),
+        Output("bits", "uint8", shape="shape (ceil(n / 8),) of the n elements of X"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
+    bitwise_exact = True
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        return Spec(x.shape, x.dtype), Spec((ceil_div(x.size, BOX),), UINT8)
+
+    def plan(self, device: Device, x: Spec, y: Spec | None, bits: Spec | None) -> Plan:
+        config = Config((ceil_div(x.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
+        arguments = (x, y, bits, x.size, x.aligned and (y is None or y.aligned))
+        return Plan((Launch(self.function_name, config, arguments, slots(T=x.dtype)),))
+
+
 OPS = {
     "GistBinarizeDecoder": GistBinarizeDecoder,
     "GistBinarizeEncoder": GistBinarizeEncoder,
@@ -356,4 +385,5 @@ OPS = {
     "GistPackMsfp15Decoder": GistPackMsfp15Decoder,
     "GistPackMsfp15Encoder": GistPackMsfp15Encoder,
     "ReluGradFromBits": ReluGradFromBits,
+    "ReluWithBits": ReluWithBits,
 }

@@ -97,6 +97,11 @@ def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
     return np.where(is_set, dy, dy.dtype.type(0))
 
 
+@_quiet
+def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
+    return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0)), gist_pack1_encoder(x)
+
+
 def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostArray:
     """M: twice |x| / 2^(E - 132), cut off, and one, halved."""
     normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40

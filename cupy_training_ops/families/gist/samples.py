@@ -115,7 +115,7 @@ def _relu_grad(name: str) -> Iterator[Sample]:
 def _samples(name: str) -> Iterator[Sample]:
     if name == "ReluGradFromBits":
         return _relu_grad(name)
-    return _encoder(name) if "Encoder" in name else _decoder(name)
+    return _encoder(name) if name == "ReluWithBits" or "Encoder" in name else _decoder(name)
 
 
 SAMPLES = {name: tuple(_samples(name)) for name in OPS}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import refuse, shown
@@ -21,11 +20,11 @@ from ...families.activation.operators import (
     QuickGelu,
     QuickGeluGrad,
 )
-from ...families.gist.operators import GistPack1Encoder, ReluGradFromBits
-from .doors import Operator
+from ...families.gist.operators import ReluGradFromBits, ReluWithBits
 from .launching import Run, instance
+from .nodes import Operator
 from .registration import register
-from .shortcuts import Beside, Shortcuts
+from .shortcuts import Shortcuts
 from .sums import over_rows
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
@@ -61,12 +60,12 @@ def _gelu_backward(
 
 
 def _keep_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
-    x, bias, ctx.approximate = arguments
-    ctx.save_for_backward(x, bias)
+    *tensors, ctx.approximate = arguments
+    ctx.save_for_backward(*[x for x in tensors if x is not None])
 
 
 def _gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, bias = ctx.saved_tensors
+    x, bias = (*ctx.saved_tensors, None)[:2]
     dx = DOORS["gelu_backward"].every(dy, x, bias, ctx.approximate)
     return dx, over_rows(dx, bias) if ctx.needs_input_grad[1] else None, None
 
@@ -89,16 +88,8 @@ def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return DOORS["quick_gelu_backward"].every(dy, *ctx.saved_tensors, ctx.alpha), None
 
 
-def _relu(run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
-    return _own_relu(x), _bits(run, x)
-
-
-def _own_relu(x: Tensor) -> Tensor:
-    return torch.relu(x.contiguous())
-
-
-def _bits(run: Run, x: Tensor) -> Tensor:
-    return run(instance(GistPack1Encoder), x.contiguous())
+def _relu(run: Run, x: Tensor) -> Any:
+    return run(instance(ReluWithBits), x.contiguous())
 
 
 def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
@@ -145,7 +136,7 @@ DOORS = register(
             _relu,
             _keep_relu,
             _relu_derivative,
-            direct=Beside(_own_relu, _bits),
+            direct=Shortcuts(_relu),
         ),
         Operator(
             "relu_backward(Tensor grad, Tensor bits) -> Tensor",

@@ -16,9 +16,9 @@ from torch.nn.functional import linear
 
 from ...errors import refuse, shown
 from ...plan import align_up, ceil_div
-from .doors import Operator
 from .launching import Run
 from .losses import operator, scaled
+from .nodes import Operator
 from .registration import register
 
 # Of scores, whose gradient takes their memory. Few chunks: each reads and writes the sums.

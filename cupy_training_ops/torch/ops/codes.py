@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...codecs.table import CODECS, Codec
 from ...dtypes import dtype_name
-from .doors import Operator
 from .launching import OURS, Run, instance
+from .nodes import Operator
 from .registration import register
 
 

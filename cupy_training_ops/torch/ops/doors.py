@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import OpError, refuse, shown
+from . import nodes
 from .launching import launch, launch_first
-from .recent import Found, Pick, Recent, Run
+from .nodes import Operator
+from .recent import Found, Recent, Run
 from .shortcuts import EVERY, FIRST, JOINED, Shortcuts
 
-NAMESPACE = "cto"
 # Of arguments that nobody else wants to see: tensors of types that do nothing of their own.
 KINDS = frozenset(
     (
@@ -44,32 +44,6 @@ _is_transformed = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_batched`
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One operator of the namespace.
-
-    keep: of arguments and results, what the derivative needs; only the first result has one.
-    derivative: gradients of all arguments, from those of the results. writes: the argument, by
-    place, that the operator overwrites. direct: runs past the body where nobody
-    else sees a call, of arguments and `is_first`. wanted: the same of the results that the last
-    argument names, a mask.
-    """
-
-    schema: str
-    body: Callable[..., Any]
-    keep: Callable[[Any, Sequence[Any], Any], None] | None = None
-    derivative: Callable[..., Any] | None = None
-    fake: Callable[..., Any] | None = None  # where the body cannot run without data
-    writes: int | None = None
-    direct: Shortcuts | None = None
-    wanted: Shortcuts | None = None
-
-    @property
-    def name(self) -> str:
-        """Without its namespace."""
-        return self.schema.partition("(")[0]
 
 
 class Door:
@@ -173,11 +147,11 @@ class _Inside:
         self, operator: Operator, launched: Any, registered: Any, *, is_first: bool = False
     ) -> None:
         self._launched, self._is_first = launched, is_first
-        self._apply = _node(operator, is_first=is_first)
-        schema = registered._schema.arguments
-        changing = launched.changing if isinstance(launched, Shortcuts) else None
-        tensors = [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
-        self.recent = Recent(len(schema), tensors, changing)
+        self._operator = operator
+        self._apply = nodes.general(operator, is_first=is_first)
+        self._changing = changing = launched.changing if isinstance(launched, Shortcuts) else None
+        n = len(registered._schema.arguments)
+        self.recent = Recent(n, tensors_of(registered, changing), changing)
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
@@ -213,27 +187,28 @@ class _Inside:
     def _all(self, arguments: Sequence[Any], _: Any) -> Any:
         return self._launched(arguments, JOINED if self._is_first else EVERY)
 
-    def _run(self, arguments: Sequence[Any], is_recorded: bool, _: Pick) -> Run:
+    def _run(self, arguments: Sequence[Any], is_recorded: bool) -> Run:
         """What calls like this one run."""
         of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
-        straight = self._straight(arguments, of_first if self._is_first else EVERY)
+        run = straight(self._launched, arguments, of_first if self._is_first else EVERY)
         if not is_recorded:
-            return straight
-        apply, told, n_functions = self._apply, self._told, _n_functions
+            return run
+        kind = nodes.Kind(run, self._changing)
+        return nodes.runner(self._operator, kind, self._apply, self._told, is_first=self._is_first)
 
-        def run(arguments: Sequence[Any], given: tuple[Tensor, ...]) -> Any:
-            return told(arguments) if n_functions() else apply(*arguments, (straight, given))
 
-        return run
+def straight(longer: Any, arguments: Sequence[Any], which: int) -> Run:
+    """The launches of calls like this one, or what runs it anyway."""
+    found = longer.straight(arguments, which) if isinstance(longer, Shortcuts) else None
+    if found is not None:
+        return found
+    return lambda arguments, _: longer(arguments, which)
 
-    def _straight(self, arguments: Sequence[Any], which: int) -> Run:
-        """Their launches."""
-        longer = self._launched
-        if isinstance(longer, Shortcuts):
-            found = longer.straight(arguments, which)
-            if found is not None:
-                return found
-        return lambda arguments, _: longer(arguments, which)
+
+def tensors_of(registered: Any, changing: int | None) -> list[int]:
+    """The places of arguments that are tensors or None, but for one that may be none of them."""
+    schema = registered._schema.arguments
+    return [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -279,49 +254,6 @@ def _are_integers(value: Any) -> bool:
 
 def launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
     return body(launch_first if which == FIRST else launch, *arguments)
-
-
-def _node(operator: Operator, *, is_first: bool) -> Any:
-    """Autograd's node around launches, which it is given last, with their tensors; what applies
-    it."""
-    n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
-    missing = (None,) * n_others if is_first else ()
-    keep, derivative = operator.keep, functools.partial(derivative_of, operator)
-    marks, is_one = n_others and not is_first, n_others and is_first
-
-    def forward(ctx: Any, *given: Any) -> Any:
-        arguments, (launched, tensors) = given[:-1], given[-1]
-        results = launched(arguments, tensors)
-        ctx.materialize_grads = False
-        if keep is not None:
-            keep(ctx, arguments, results)
-            if marks:
-                ctx.mark_non_differentiable(*results[1:])
-        return results[0] if is_one else results
-
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return *derivative(ctx, *gradients, *missing), None
-
-    # By its name nodes are known: in words of PyTorch's, and to policies of compression.
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    node = type(torch.autograd.Function)(operator.name, (torch.autograd.Function,), methods)
-    # Of the Python function above it, what is left is done by `is_watched`.
-    return super(torch.autograd.Function, node).apply
-
-
-def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
-    if operator.derivative is None:
-        if any(gradient is not None for gradient in gradients):
-            refuse_derivative(operator.name)
-    elif gradients[0] is not None:  # the others have none
-        return operator.derivative(ctx, *gradients)
-    return (None,) * len(ctx.needs_input_grad)
-
-
-def refuse_derivative(name: str) -> NoReturn:
-    """An operator that is a gradient itself, or makes codes, has no derivative."""
-    expected = "a result that is not differentiated (create_graph=False, detach())"
-    refuse(f"{NAMESPACE}::{name}", "derivative", expected, "one that is: it has no derivative")
 
 
 def defaults_of(overload: Any) -> tuple[Any, ...]:

@@ -22,8 +22,8 @@ from ...families.dropout.operators import (
     DropoutGrad,
 )
 from ...frame.op import Op
-from .doors import Operator
 from .launching import Run, infer, instance
+from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
 from .sums import over_rows

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...families.gather.operators import GatherGrad
-from .doors import Operator
 from .launching import Run, infer, instance
+from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
 

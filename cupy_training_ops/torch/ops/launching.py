@@ -27,6 +27,7 @@ from ..coding import ALIGNED, KEPT_NBYTES
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
 # Of arguments, and of their tensors, or of these tensors' addresses.
 Launcher = Callable[..., Any]
+Maker = Callable[[Sequence[Any]], Any]
 
 
 class Taking(NamedTuple):
@@ -198,7 +199,8 @@ def launcher(
         makers = [makers[0], backend.maker(one, device, None)]
         slices = [one.nbytes // one.shape[0] * i for i in range(1, one.shape[0])]
     pick = _in_row(call, spots, n_given + len(parts))
-    make_first = makers[0] if len(makers) == 1 else None
+    make_one = makers[0] if len(makers) == 1 else None
+    make_some = _together(makers, slices)
     changes = bool(call.changing)
     current_stream, is_current = backend.stream_of(device), backend.is_current
     is_alone = backend.is_alone(device)
@@ -222,15 +224,11 @@ def launcher(
         if parts:
             addresses += [addresses[spot] + nbytes for spot, nbytes in parts]
         results: Any
-        if make_first is not None:
-            results = make_first(inputs)
+        if make_one is not None:
+            results = make_one(inputs)
             addresses.append(address(results))
         else:
-            results = tuple([make(inputs) for make in makers])
-            addresses += map(address, results)
-            if slices:
-                last = addresses[-1]
-                addresses += [last + nbytes for nbytes in slices]
+            results = make_some(inputs, addresses)
         row = addresses if pick is None else pick(addresses)
         stream = current_stream()
         if is_alone or is_current(device):
@@ -241,6 +239,33 @@ def launcher(
         return results
 
     return run
+
+
+def _together(
+    makers: Sequence[Maker], slices: Sequence[int]
+) -> Callable[[Sequence[Any], list[int]], tuple[Any, ...]]:
+    """What makes several results, and adds their addresses, behind them those of slices of the
+    last; two, which are most, without a loop."""
+
+    def some(inputs: Sequence[Any], addresses: list[int]) -> tuple[Any, ...]:
+        results = tuple([make(inputs) for make in makers])
+        addresses += map(address, results)
+        last = addresses[-1]
+        addresses += [last + nbytes for nbytes in slices]
+        return results
+
+    if len(makers) != 2 or len(slices) > 1:
+        return some
+    make_first, make_last = makers
+    nbytes = sum(slices)
+
+    def two(inputs: Sequence[Any], addresses: list[int]) -> tuple[Any, ...]:
+        first, last = make_first(inputs), make_last(inputs)
+        at = address(last)
+        addresses += (address(first), at, at + nbytes) if nbytes else (address(first), at)
+        return first, last
+
+    return two
 
 
 def joined(specs: Sequence[Spec]) -> Spec | None:

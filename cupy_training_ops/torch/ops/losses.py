@@ -16,8 +16,9 @@ from torch import Tensor
 from ...errors import refuse
 from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
-from .doors import Operator, is_watched
+from .doors import is_watched
 from .launching import Run, infer, instance
+from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
 

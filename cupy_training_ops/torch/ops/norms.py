@@ -15,8 +15,8 @@ from ...families.layer_norm.operators import (
     SimplifiedLayerNormalization,
     SimplifiedLayerNormalizationGrad,
 )
-from .doors import Operator
 from .launching import Run, instance
+from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
 

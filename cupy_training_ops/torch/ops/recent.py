@@ -92,8 +92,8 @@ class Recent:
 
         return call
 
-    def note(self, arguments: Sequence[Any], run: Callable[[Pick], Run]) -> None:
-        """That such a call went the longer way: the next ones run this, given what picks tensors.
+    def note(self, arguments: Sequence[Any], run: Callable[[], Run]) -> None:
+        """That such a call went the longer way: the next ones run this.
 
         Few are noted, so that calls whose shapes are never the same do not pay for it.
         """
@@ -110,7 +110,7 @@ class Recent:
         tensors = pick(places)
         is_like = guard(tensors(arguments))
         if is_like is not None:
-            way = Way(is_like, tensors, pick(absent) if absent else None, run(tensors))
+            way = Way(is_like, tensors, pick(absent) if absent else None, run())
             if len(ways) >= 8 * _MANY:
                 ways.clear()
             ways[others] = (*known[1 - _MANY :], way)

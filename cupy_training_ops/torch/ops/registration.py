@@ -16,8 +16,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from .doors import NAMESPACE, Door, Operator, defaults_of, derivative_of, launched
+from .doors import Door, defaults_of, launched, straight, tensors_of
 from .launching import infer
+from .nodes import NAMESPACE, Operator, derivative_of
+from .recent import Recent
+from .shortcuts import EVERY
 
 TAGS = (torch.Tag.pt2_compliant_tag,)
 KEYS = ("CPU", "CUDA")
@@ -33,12 +36,13 @@ def _registered(operator: Operator) -> Door:
     if name not in library.names:
         library.names.add(name)
         library.define(operator.schema, tags=TAGS)
+        kernel = _kernel(operator)
         for key in KEYS:
-            library.impl(name, _kernel(operator), key)
+            library.impl(name, kernel, key)
         qualified = f"{NAMESPACE}::{name}"
         torch.library.register_fake(qualified, _fake(operator), lib=library)
         if operator.writes is None:
-            _register_autograd(operator, qualified, library)
+            _register_autograd(operator, qualified, _Past(library, kernel))
         else:
             library.impl(name, _writing(operator), "Autograd")
     found = _overload(name)
@@ -56,6 +60,34 @@ def _library() -> Any:
         namespace.library = torch.library.Library(NAMESPACE, "FRAGMENT")
         namespace.library.names = set()
     return namespace.library
+
+
+class _Past:
+    """In the place of a library: past what it registers for autograd a call that nobody records,
+    and nothing else is to see, comes to the kernel in one step of the dispatcher's, not two."""
+
+    def __init__(self, library: Any, kernel: Callable[..., Any]) -> None:
+        self._library, self._kernel = library, kernel
+
+    def impl(self, name: str, autograd: Callable[..., Any], key: str, **given: Any) -> None:
+        kernel, is_recording = self._kernel, torch.is_grad_enabled
+        needs_gradients, are_plain = torch._C._any_requires_grad, dict[int, bool]()
+
+        def past(keyset: Any, *arguments: Any) -> Any:
+            keys = keyset.raw_repr()
+            if keys not in are_plain:
+                are_plain[keys] = _is_plain(keyset)
+            if are_plain[keys] and not (is_recording() and needs_gradients(*arguments)):
+                return kernel(*arguments)
+            return autograd(keyset, *arguments)
+
+        self._library.impl(name, past, key, **given)
+
+
+def _is_plain(keyset: Any) -> bool:
+    """Whether a CPU's or a GPU's kernel comes behind autograd."""
+    behind = (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
+    return behind in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _register_autograd(operator: Operator, qualified: str, library: Any) -> None:
@@ -77,18 +109,31 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 
 
 def _kernel(operator: Operator) -> Callable[..., Any]:
-    """What runs on a CPU and a GPU."""
-
-    defaults, direct = defaults_of(_overload(operator.name)), operator.direct
+    """What runs on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
+    overload, wanted = _overload(operator.name), operator.wanted
+    defaults, direct = defaults_of(overload), operator.direct
     run: Callable[[Sequence[Any]], Any] = functools.partial(launched, operator.body)
     if direct is not None and direct.is_of(operator.body):
         run = direct
+    changing = None if direct is None else direct.changing
+    recent = Recent(len(defaults), tensors_of(overload, changing), changing)
+    # Numbers that change come as a list; what is written has another version then.
+    is_noted = changing is None and operator.writes is None
 
     def kernel(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
+        arguments += defaults[len(arguments) :]
+        found = recent.find(arguments) if is_noted else None
+        if found is not None:
+            return found[0](arguments, found[1])
         given = [tuple(value) if type(value) is list else value for value in arguments]
-        return run((*given, *defaults[len(given) :]))
+        # Of a mask that names all, results are those of the body.
+        shortest = wanted if wanted is not None and all(given[-1]) else run
+        results = shortest(given)
+        if is_noted:
+            recent.note(arguments, functools.partial(straight, shortest, given, EVERY))
+        return results
 
     return kernel
 

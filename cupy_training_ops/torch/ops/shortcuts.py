@@ -114,27 +114,6 @@ class Shortcuts:
         return joined(results) if which == JOINED else results
 
 
-class Beside(Shortcuts):
-    """The same behind a first result that is PyTorch's own function of all arguments."""
-
-    def __init__(self, own: Callable[..., Any], body: Callable[..., Any]) -> None:
-        super().__init__(body)
-        self._own = own
-
-    def __call__(self, arguments: Sequence[Any], which: int = EVERY) -> Any:
-        first = self._own(*arguments)
-        return first if which == FIRST else (first, super().__call__(arguments))
-
-    def straight(self, arguments: Sequence[Any], which: int) -> Run | None:
-        own = self._own
-        if which == FIRST:
-            return lambda arguments, _: own(*arguments)
-        launch = super().straight(arguments, EVERY)
-        if launch is None:
-            return None
-        return lambda arguments, given: (own(*arguments), launch(arguments, given))
-
-
 def joined(results: Any) -> Any:
     """Results as launches make them that join: what autograd keeps follows from forms alone, since
     a checkpointed region that is run again has to keep as much."""

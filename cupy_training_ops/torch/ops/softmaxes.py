@@ -15,8 +15,8 @@ from ...families.softmax.operators import (
     SoftmaxGrad_13,
 )
 from ...frame.op import Op
-from .doors import Operator
 from .launching import Run, instance
+from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
 
