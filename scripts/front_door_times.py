@@ -31,7 +31,7 @@ from cupy_training_ops.torch import functional as ours
 
 Call = Callable[..., Any]
 Way = tuple[Call, list[torch.Tensor]]  # a function, and what it is called with
-Cells = list[float | str]  # milliseconds called and captured, and gigabytes; or words
+Cells = list[float | str]  # milliseconds called and captured, gigabytes; or words
 GROUP = 100  # calls between two waits
 
 
