@@ -31,7 +31,7 @@ from cupy_training_ops.torch import functional as ours
 
 Call = Callable[..., Any]
 Way = tuple[Call, list[torch.Tensor]]  # a function, and what it is called with
-Cells = list[float | str]  # milliseconds called and captured, gigabytes; or words
+Cells = list[float | str]  # milliseconds called and captured, and gigabytes; or words
 GROUP = 100  # calls between two waits
 
 
@@ -162,10 +162,9 @@ def large() -> dict[str, Callable[[], dict[str, Way]]]:
         for n, columns in ((65536, 1024), (16384, 4096), (8192, 8192)):
             found[f"layer_norm {n} x {columns} {kind}"] = _norm("layer_norm", n, columns, dtype)
             found[f"rms_norm {n} x {columns} {kind}"] = _norm("rms_norm", n, columns, dtype)
-        found[f"softmax 65536 x 1024 {kind}"] = _pointwise("softmax", {"dim": -1}, dtype)
-        found[f"gelu 65536 x 1024 {kind}"] = _pointwise("gelu", {}, dtype)
-        found[f"relu 65536 x 1024 {kind}"] = _pointwise("relu", {}, dtype)
-        found[f"dropout 65536 x 1024 {kind}"] = _pointwise("dropout", {}, dtype)
+        for name in ("softmax", "gelu", "relu", "dropout"):
+            options = {"dim": -1} if name == "softmax" else {}
+            found[f"{name} 65536 x 1024 {kind}"] = _pointwise(name, options, dtype)
     return found
 
 
