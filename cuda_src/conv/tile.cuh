@@ -205,16 +205,8 @@ struct LineRowSums {
     }
 };
 
-template <class Tile, bool ARE_FLOATS>
-struct RowSumsOf {
-    using Type = ProductRowSums<Tile>;
-};
 template <class Tile>
-struct RowSumsOf<Tile, true> {
-    using Type = LineRowSums<Tile>;
-};
-template <class Tile>
-using RowSums = typename RowSumsOf<Tile, Tile::IS_CUT>::Type;
+using RowSums = Conditional<Tile::IS_CUT, LineRowSums<Tile>, ProductRowSums<Tile>>;
 
 // D where each thread multiplies elements: ROWS / 16 rows, and 8 columns in vectors.
 template <class Tile>
@@ -266,16 +258,8 @@ struct PlainProduct {
     }
 };
 
-template <class Tile, bool ON_TENSOR_CORES>
-struct ProductOf {
-    using Type = PlainProduct<Tile>;
-};
 template <class Tile>
-struct ProductOf<Tile, true> {
-    using Type = TensorProduct<Tile>;
-};
-template <class Tile>
-using Product = typename ProductOf<Tile, Tile::ON_TENSOR_CORES>::Type;
+using Product = Conditional<Tile::ON_TENSOR_CORES, TensorProduct<Tile>, PlainProduct<Tile>>;
 
 // ---- elements of channels -----------------------------------------------------------------------
 

@@ -25,6 +25,17 @@ constexpr bool ARE_SAME = false;
 template <class A>
 constexpr bool ARE_SAME<A, A> = true;
 
+template <bool IS_FIRST, class First, class Second>
+struct ConditionalOf {
+    using Type = First;
+};
+template <class First, class Second>
+struct ConditionalOf<false, First, Second> {
+    using Type = Second;
+};
+template <bool IS_FIRST, class First, class Second>
+using Conditional = typename ConditionalOf<IS_FIRST, First, Second>::Type;
+
 // The accumulator of each element type: what it is computed and summed in. Integers have unsigned
 // ones, whose sums wrap around as those of signed integers may not; a bool is never added up.
 __device__ bool accumulator_of(bool);

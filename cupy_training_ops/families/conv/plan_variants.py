@@ -125,18 +125,22 @@ def image_has_lines(
     device: Device, conv: Convolution, read: Spec, written: Spec, tf32: bool
 ) -> bool:
     """Whether vectors of lines are copied as they lie."""
-    multiplies = written.dtype.itemsize == 2 or rounds(device, written.dtype, tf32)
-    return multiplies and is_single(conv) and _has_vectors(read) and written.aligned
+    vectors = _multiplies_lines(device, written.dtype, tf32) and _has_vectors(read)
+    return vectors and is_single(conv) and written.aligned
 
 
 def lines_of_weight(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: bool) -> str:
     """The same of Y, or of X and Y."""
-    is_half = y.dtype.itemsize == 2
-    if not (_has_vectors(y) and (is_half or rounds(device, y.dtype, tf32))):
+    if not (_multiplies_lines(device, y.dtype, tf32) and _has_vectors(y)):
         return ""
     if is_single(conv) and x.aligned:
         return "_lines"
-    return "_y_lines" if is_half else ""
+    return "_y_lines" if y.dtype.itemsize == 2 else ""
+
+
+def _multiplies_lines(device: Device, dtype: Dtype, tf32: bool) -> bool:
+    """Whether tensor cores do."""
+    return dtype.itemsize == 2 or rounds(device, dtype, tf32)
 
 
 def _has_vectors(array: Spec) -> bool:

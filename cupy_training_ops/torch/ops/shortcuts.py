@@ -108,7 +108,7 @@ class Shortcuts:
         if len(self._known) >= _MANY:
             self._known.clear()
         is_all = len(launched) == 1 and _are_same(results, launched[0][0])
-        longer = functools.partial(Shortcuts.__call__, self, which=which)  # not with what is beside
+        longer = functools.partial(self, which=which)
         past = _past(given, *launched[0][1:], self.changing, which, longer) if is_all else None
         self._known[kind] = past
         return joined(results) if which == JOINED else results
