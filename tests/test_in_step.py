@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from never_sampled import NEVER_SAMPLED
 
 from cupy_training_ops import registry
 from cupy_training_ops.declare.declaration import snake_case
@@ -33,16 +34,10 @@ HOME = "cupy_training_ops/families"
 SHARED = {"algorithm", "core", "format", "math"}  # of cuda_src: headers of several families
 LABELS = ("ordinary", "odd", "empty", "one", "misaligned", "large")
 BACKENDS = (IdleBackend(Device(80, (7, 0))), IdleBackend(Device(132, (9, 0), 227 * 1024)))
-# Operators whose samples launch nothing, and kernels that no sample reaches, each with the reason.
+# Operators whose samples launch nothing, each with the reason.
 NEVER_LAUNCHED = dict.fromkeys(
     registry.FAMILIES["collective"], "in a group of one rank arrays stay where they are"
 )
-NEVER_SAMPLED = {
-    f"adasum_all_reduce__{part}": "a group of one rank has nothing to combine"
-    for part in ("dots", "scales", "combine")
-} | {
-    f"batch_normalization_grad__column_{part}": "arrays of 160 MiB" for part in ("sums", "results")
-}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from never_sampled import NEVER_SAMPLED
 
 from cupy_training_ops import CompileError, ProviderError, get_op
 from cupy_training_ops.cli import main, provider
@@ -61,7 +62,7 @@ def assert_modules_hold_every_kernel(families):
     sources = {module.source.name for module in found}
     for family in sources:
         symbols = {s for m in found if m.source.name == family for s in m.symbols}
-        assert symbols == set(load(family).kernels)
+        assert symbols == set(load(family).kernels) - NEVER_SAMPLED.keys()
     assert len({(m.source.name, *sorted(m.slots.items())) for m in found}) == len(found)
     return sources
 

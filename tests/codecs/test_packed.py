@@ -35,14 +35,20 @@ def as_documented(codec: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x.astype(np.float64), np.zeros(x.shape)
     if codec.startswith("block"):
         return x.astype(np.float64), scaled_bound(codec, size)
-    if "msfp15" in codec:  # without zeros sparse boxes are the same; signs keep the bound
-        tiles = np.pad(size.ravel(), (0, -x.size % 8)).reshape(-1, 8)
-        _, exponent = np.frexp(tiles.max(axis=1, initial=0))
-        return x.astype(np.float64), np.repeat(np.ldexp(2.0**-5, exponent - 1), 8)[
-            : x.size
-        ].reshape(x.shape)
+    if "msfp15" in codec:  # signs keep the bound
+        is_in = size > 0 if codec.startswith("sparse") else np.full(size.shape, True)
+        allowed = np.zeros(x.shape)  # of zeros, which sparse boxes leave out
+        allowed[is_in] = box_bound(size[is_in])
+        return x.astype(np.float64), allowed
     bits = {"pack8": 2, "pack16": 10, "fp10": 4, "sparse_fp10": 4}[codec]  # of the fraction
     return x.astype(np.float64), np.maximum(2.0 ** -(bits + 1) * size, 2.0 ** -(bits + 15))
+
+
+def box_bound(size: np.ndarray) -> np.ndarray:
+    """A unit of the last place of the largest number in each box of eight."""
+    boxes = np.pad(size, (0, -size.size % 8)).reshape(-1, 8)
+    _, exponent = np.frexp(boxes.max(axis=1, initial=0))
+    return np.repeat(np.ldexp(2.0**-5, exponent - 1), 8)[: size.size]
 
 
 def scaled_bound(codec: str, size: np.ndarray) -> np.ndarray:
