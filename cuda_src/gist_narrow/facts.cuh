@@ -13,5 +13,8 @@ constexpr int IN_BYTE = 2;
 constexpr int BLOCK = 128;
 constexpr int TILE = 1024;
 constexpr int SCALES_NBYTES = 16;
+constexpr int INT8_BLOCK = 32;
+constexpr int INT8_SCALES_NBYTES = 64;
+constexpr double INT8_LEAST_SCALE = 1e-30;
 
 }  // namespace cto::facts::gist_narrow

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Gist codecs of numbers in few bits.  CPU provider: cupy_training_ops/families/gist_narrow/reference.py
 //
-// FP10 and indices are mapped vector by vector. Of scaled floats 16 threads read a block of 128
-// elements, find its scale together and write its codes; 128 threads are at a tile.
+// FP10 and indices are mapped vector by vector. Of scaled numbers 16 threads read a block of 128
+// elements (of integers 4 a block of 32), find its scale together and write its codes; 128 threads
+// are at a tile.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "format/fp10.cuh"
 #include "gist_narrow/facts.cuh"
 #include "gist_narrow/scaled_fp8.cuh"
+#include "gist_narrow/scaled_int8.cuh"
 
 // T: decoded numbers; INDEX: decoded indices, as unsigned words of their size.
 #ifndef CTO_INDEX
@@ -95,11 +97,10 @@ struct FromIndices {
     }
 };
 
-// ---- scaled floats: tiles of 16 bytes of scales and 1,024 codes -----------------------------------
+// ---- scaled numbers: tiles of scales, 2 bytes a block, and 1,024 codes -----------------------------
 
 constexpr int READ = 8;
 constexpr int TILE_THREADS = TILE / READ;
-constexpr int BLOCK_THREADS = BLOCK / READ;
 constexpr int TILES = THREADS / TILE_THREADS;          // that a block of threads is at together
 constexpr int ENCODED = NBYTES / (READ * sizeof(T));   // vectors that a thread encodes
 constexpr int DECODED = NBYTES / (WRITE * sizeof(T));  // and decodes
@@ -107,100 +108,158 @@ static_assert(THREADS % TILE_THREADS == 0, "no tile is that of two blocks of thr
 
 using Elements = Vec<T, READ>;
 
+template <int BLOCK>
 struct Place {
+    static constexpr int SCALES = 2 * TILE / BLOCK;  // bytes
     i64 tile;
     int element;  // of the tile
     __device__ i64 in_array() const { return tile * TILE + element; }
-    __device__ i64 of_code() const {
-        return tile * (TILE + SCALES_NBYTES) + SCALES_NBYTES + element;
-    }
-    __device__ i64 of_scale() const { return tile * (TILE + SCALES_NBYTES) + element / BLOCK * 2; }
+    __device__ i64 of_code() const { return tile * (TILE + SCALES) + SCALES + element; }
+    __device__ i64 of_scale() const { return tile * (TILE + SCALES) + element / BLOCK * 2; }
 };
 
-__device__ __forceinline__ Place encoded_place(int u) {
+template <int BLOCK>
+__device__ __forceinline__ Place<BLOCK> encoded_place(int u) {
     const i64 first = static_cast<i64>(blockIdx.x) * (ENCODED * TILES) + u * TILES;
     return {first + threadIdx.x / TILE_THREADS,
             static_cast<int>(threadIdx.x % TILE_THREADS) * READ};
 }
-__device__ __forceinline__ Place decoded_place(int u) {
+template <int BLOCK>
+__device__ __forceinline__ Place<BLOCK> decoded_place(int u) {
     const i64 first = (static_cast<i64>(blockIdx.x) * DECODED + u) * THREADS + threadIdx.x;
     return {first * WRITE / TILE, static_cast<int>(first * WRITE % TILE)};
 }
 
-template <class M>
+// The largest of the threads that have a block together.
+template <int BLOCK, class M>
 __device__ __forceinline__ M largest_of_block(M largest) {
 #pragma unroll
-    for (int lanes = BLOCK_THREADS / 2; lanes > 0; lanes /= 2)
+    for (int lanes = BLOCK / READ / 2; lanes > 0; lanes /= 2)
         largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, lanes));
     return largest;
 }
 
-using Magnitude = decltype(scaled_fp8::magnitude_of(Acc<T>(0)));
-
-// A block's largest magnitude; what is not finite counts unless it is left out.
-__device__ __forceinline__ Magnitude largest_of(const Elements& x, bool leave_out) {
-    const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
-    Magnitude largest = 0;
-#pragma unroll
-    for (int i = 0; i < READ; ++i) {
-        const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
-        if (!leave_out || magnitude < infinity) largest = max(largest, magnitude);
-    }
-    return largest_of_block(largest);
-}
-
-// The codes of finite elements; in double element by element.
-template <class F>
-__device__ __forceinline__ u32 four_codes(const T* x, const scaled_fp8::Power<Acc<T>>& power,
-                                          bool finite) {
-    if constexpr (ARE_SAME<Acc<T>, float>) {
-        if (finite) {
-            float scaled[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
-            return scaled_fp8::codes_of<F>(scaled);
-        }
-    }
-    u32 codes = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) codes |= scaled_fp8::encode<F>(x[j], power) << 8 * j;
-    return codes;
-}
-
 struct Encoded {
     Vec<u8, READ> codes;
-    int scale;
+    int scale;  // its lower 16 bits
 };
 
-// Of the block that the neighbouring threads have together.
 template <class F>
-__device__ __forceinline__ Encoded encode_block(const Elements& x) {
-    Magnitude largest = largest_of(x, false);
-    const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
-    if (!finite) largest = largest_of(x, true);
-    Encoded encoded;
-    encoded.scale = scaled_fp8::scale_of<F>(largest);
-    const auto power = scaled_fp8::power_of_two(-encoded.scale, Acc<T>(0));
-#pragma unroll
-    for (int word = 0; word < READ / 4; ++word)
-        reinterpret_cast<u32*>(encoded.codes.at)[word] =
-            four_codes<F>(x.at + 4 * word, power, finite);
-    return encoded;
-}
+struct ScaledFp8 {
+    static constexpr int BLOCK = facts::gist_narrow::BLOCK;
+    using Magnitude = decltype(scaled_fp8::magnitude_of(Acc<T>(0)));
 
-template <class F>
+    // A block's largest magnitude; what is not finite counts unless it is left out.
+    static __device__ __forceinline__ Magnitude largest_of(const Elements& x, bool leave_out) {
+        const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
+        Magnitude largest = 0;
+#pragma unroll
+        for (int i = 0; i < READ; ++i) {
+            const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
+            if (!leave_out || magnitude < infinity) largest = max(largest, magnitude);
+        }
+        return largest_of_block<BLOCK>(largest);
+    }
+
+    // The codes of finite elements; in double element by element.
+    static __device__ __forceinline__ u32 four_codes(const T* x,
+                                                     const scaled_fp8::Power<Acc<T>>& power,
+                                                     bool finite) {
+        if constexpr (ARE_SAME<Acc<T>, float>) {
+            if (finite) {
+                float scaled[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
+                return scaled_fp8::codes_of<F>(scaled);
+            }
+        }
+        u32 codes = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) codes |= scaled_fp8::encode<F>(x[j], power) << 8 * j;
+        return codes;
+    }
+
+    // Of the block that the neighbouring threads have together.
+    static __device__ __forceinline__ Encoded encode(const Elements& x) {
+        Magnitude largest = largest_of(x, false);
+        const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
+        if (!finite) largest = largest_of(x, true);
+        Encoded encoded;
+        encoded.scale = scaled_fp8::scale_of<F>(largest);
+        const auto power = scaled_fp8::power_of_two(-encoded.scale, Acc<T>(0));
+#pragma unroll
+        for (int word = 0; word < READ / 4; ++word)
+            reinterpret_cast<u32*>(encoded.codes.at)[word] =
+                four_codes(x.at + 4 * word, power, finite);
+        return encoded;
+    }
+
+    static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
+        const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
+        Vec<T, WRITE> y;
+        if constexpr (WRITE % 4 == 0 && F::AS_HALF < 8) {
+#pragma unroll
+            for (int i = 0; i < WRITE; i += 4)
+                scaled_fp8::decode_four<F>(reinterpret_cast<const u32*>(codes.at)[i / 4], power,
+                                           y.at + i);
+        } else {
+#pragma unroll
+            for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_fp8::decode<F, T>(codes.at[i], power);
+        }
+        return y;
+    }
+};
+
+template <bool KEEP_SIGN>
+struct ScaledInt8 {
+    static constexpr int BLOCK = INT8_BLOCK;
+
+    static __device__ __forceinline__ Encoded encode(const Elements& x) {
+        float narrow[READ];
+        u32 largest = 0;
+#pragma unroll
+        for (int i = 0; i < READ; ++i) {
+            narrow[i] = static_cast<float>(to_acc(x.at[i]));
+            largest = max(largest, scaled_fp8::magnitude_of(narrow[i]));
+        }
+        const u32 scale = scaled_int8::scale_of(largest_of_block<BLOCK>(largest));
+        const float inverse = scaled_int8::inverse_of(scale);
+        Encoded encoded;
+        encoded.scale = static_cast<int>(scale);
+#pragma unroll
+        for (int i = 0; i < READ; ++i) {
+            int code = scaled_int8::rounded(narrow[i], inverse);
+            if constexpr (KEEP_SIGN) {
+                const bool zero = scaled_fp8::magnitude_of(to_acc(x.at[i])) == 0;
+                if (code == 0 && !zero && inverse != 0) code = nan::sign_of(x.at[i]) ? -1 : 1;
+            }
+            encoded.codes.at[i] = static_cast<u8>(code);
+        }
+        return encoded;
+    }
+
+    static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
+        Vec<T, WRITE> y;
+#pragma unroll
+        for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_int8::decode<T>(codes.at[i], scale);
+        return y;
+    }
+};
+
+template <class C>
 __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
-    const bool first = threadIdx.x % BLOCK_THREADS == 0;
+    const bool first = threadIdx.x % (C::BLOCK / READ) == 0;
     if (aligned && static_cast<i64>(blockIdx.x + 1) * (ENCODED * TILES * TILE) <= n_x) {
         Elements loaded[ENCODED];
 #pragma unroll
         for (int u = 0; u < ENCODED; ++u)
-            loaded[u] = *reinterpret_cast<const Elements*>(x + encoded_place(u).in_array());
+            loaded[u] =
+                *reinterpret_cast<const Elements*>(x + encoded_place<C::BLOCK>(u).in_array());
 #pragma unroll
         for (int u = 0; u < ENCODED; ++u) {
-            const Place place = encoded_place(u);
-            const Encoded encoded = encode_block<F>(loaded[u]);
+            const auto place = encoded_place<C::BLOCK>(u);
+            const Encoded encoded = C::encode(loaded[u]);
             *reinterpret_cast<uint2*>(y + place.of_code()) =
                 *reinterpret_cast<const uint2*>(encoded.codes.at);
             if (first)
@@ -210,9 +269,8 @@ __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __res
     }
 #pragma unroll 1
     for (int u = 0; u < ENCODED; ++u) {
-        const Place place = encoded_place(u);
-        const Encoded encoded =
-            encode_block<F>(vec::load_elements<T, READ>(x, place.in_array(), n_x));
+        const auto place = encoded_place<C::BLOCK>(u);
+        const Encoded encoded = C::encode(vec::load_elements<T, READ>(x, place.in_array(), n_x));
         vec::store_elements<u8, READ>(y, place.of_code(), n_y, encoded.codes);
         if (first && place.tile * TILE < n_x) {
             y[place.of_scale()] = static_cast<u8>(encoded.scale);
@@ -221,23 +279,7 @@ __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __res
     }
 }
 
-template <class F>
-__device__ __forceinline__ Vec<T, WRITE> decode_block(const Vec<u8, WRITE>& codes, int scale) {
-    const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
-    Vec<T, WRITE> y;
-    if constexpr (WRITE % 4 == 0 && F::AS_HALF < 8) {
-#pragma unroll
-        for (int i = 0; i < WRITE; i += 4)
-            scaled_fp8::decode_four<F>(reinterpret_cast<const u32*>(codes.at)[i / 4], power,
-                                       y.at + i);
-    } else {
-#pragma unroll
-        for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_fp8::decode<F, T>(codes.at[i], power);
-    }
-    return y;
-}
-
-template <class F>
+template <class C>
 __device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
     if (aligned && static_cast<i64>(blockIdx.x + 1) * (DECODED * THREADS * WRITE) <= n_y) {
@@ -245,23 +287,24 @@ __device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __res
         int scales[DECODED];
 #pragma unroll
         for (int u = 0; u < DECODED; ++u) {
-            const Place place = decoded_place(u);
+            const auto place = decoded_place<C::BLOCK>(u);
             codes[u] = *reinterpret_cast<const Vec<u8, WRITE>*>(x + place.of_code());
             scales[u] = *reinterpret_cast<const i16*>(x + place.of_scale());
         }
 #pragma unroll
         for (int u = 0; u < DECODED; ++u)
-            vec::store_streaming(reinterpret_cast<Vec<T, WRITE>*>(y + decoded_place(u).in_array()),
-                                 decode_block<F>(codes[u], scales[u]));
+            vec::store_streaming(
+                reinterpret_cast<Vec<T, WRITE>*>(y + decoded_place<C::BLOCK>(u).in_array()),
+                C::decode(codes[u], scales[u]));
         return;
     }
 #pragma unroll 1
     for (int u = 0; u < DECODED; ++u) {
-        const Place place = decoded_place(u);
+        const auto place = decoded_place<C::BLOCK>(u);
         if (place.in_array() >= n_y) return;
         const auto codes = vec::load_elements<u8, WRITE>(x, place.of_code(), n_x);
         const u8* const scale = x + place.of_scale();
-        const auto decoded = decode_block<F>(codes, static_cast<i16>(scale[0] | scale[1] << 8));
+        const auto decoded = C::decode(codes, static_cast<i16>(scale[0] | scale[1] << 8));
         vec::store_elements<T, WRITE>(y, place.in_array(), n_y, decoded);
     }
 }
@@ -290,17 +333,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e4m3_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
-    encode_blocks<scaled_fp8::E4m3>(x, y, n_x, n_y, aligned);
+    encode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e4m3_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
-    decode_blocks<scaled_fp8::E4m3>(x, y, n_x, n_y, aligned);
+    decode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e5m2_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
-    encode_blocks<scaled_fp8::E5m2>(x, y, n_x, n_y, aligned);
+    encode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e5m2_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
-    decode_blocks<scaled_fp8::E5m2>(x, y, n_x, n_y, aligned);
+    decode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    gist_int8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    encode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    gist_int8_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    encode_blocks<ScaledInt8<true>>(x, y, n_x, n_y, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_int8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    decode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
 }

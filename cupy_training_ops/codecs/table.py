@@ -189,6 +189,25 @@ CODECS = {
             "2^-3 |x| from 2^(s - 14), 2^(s - 17) below",
             ("value",),
         ),
+        Codec(
+            "int8",
+            gist_narrow.GistInt8Encoder,
+            gist_narrow.GistInt8Decoder,
+            8.5,
+            "x / s rounded to an integer, s = max |x| / 127 shared by 32 values",
+            "0.51 s; a block that is not finite becomes NaN",
+            ("value",),
+        ),
+        Codec(
+            "int8_signed",
+            gist_narrow.GistInt8Encoder,
+            gist_narrow.GistInt8Decoder,
+            8.5,
+            "int8, but what is not zero has a code of 1 at least and keeps its sign",
+            "s",
+            ("value",),
+            fixed={"keep_sign": True},
+        ),
     )
 }
 

@@ -8,3 +8,6 @@ IN_BYTE = 2  # indices
 BLOCK = 128  # elements that share a scale
 TILE = 1024  # elements of eight blocks, whose scales stand together
 SCALES_NBYTES = 2 * TILE // BLOCK
+INT8_BLOCK = 32  # integers that share a scale
+INT8_SCALES_NBYTES = 2 * TILE // INT8_BLOCK
+INT8_LEAST_SCALE = 1e-30  # float32 has its inverse

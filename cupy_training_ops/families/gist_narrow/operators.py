@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gist codecs of numbers in few bits: FP10, 4-bit indices, and scaled 8-bit floats in blocks.
+"""Gist codecs of numbers in few bits: FP10, 4-bit indices, and 8 bits with a scale for each block.
 
 Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
 """
@@ -17,7 +17,15 @@ from ...errors import refuse
 from ...facts import FP10_IN_WORD
 from ...plan import ceil_div, slots
 from ..gist import operators as gist
-from .facts import FP10_NBYTES, IN_BYTE, NBYTES, SCALES_NBYTES, THREADS, TILE
+from .facts import (
+    FP10_NBYTES,
+    IN_BYTE,
+    INT8_SCALES_NBYTES,
+    NBYTES,
+    SCALES_NBYTES,
+    THREADS,
+    TILE,
+)
 
 
 class _Narrow:
@@ -151,18 +159,20 @@ class GistIndex4Decoder(_Narrow, gist.Decoder):
         return slots(INDEX=_word(decoded))
 
 
-# ---- scaled 8-bit floats -------------------------------------------------------------------------
+# ---- 8 bits and a scale --------------------------------------------------------------------------
 
 
 class _BlockEncoder(_Narrow, gist.Encoder):
+    scales_nbytes: ClassVar[int] = SCALES_NBYTES  # of a tile
     outputs = (Output("Y", "uint8", shape="shape (n + 16 ceil(n / 1024),)"),)
     tiles: ClassVar[Tiles] = {"X": TILE, "Y": TILE + SCALES_NBYTES}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (x.size + SCALES_NBYTES * ceil_div(x.size, TILE),)
+        return (x.size + self.scales_nbytes * ceil_div(x.size, TILE),)
 
 
 class _BlockDecoder(_Narrow, gist.Decoder):
+    scales_nbytes: ClassVar[int] = SCALES_NBYTES  # of a tile
     inputs = (
         Input(
             "X",
@@ -175,11 +185,11 @@ class _BlockDecoder(_Narrow, gist.Decoder):
     tiles: ClassVar[Tiles] = {"X": TILE + SCALES_NBYTES, "Y": TILE}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        n = x.size - SCALES_NBYTES * ceil_div(x.size, TILE + SCALES_NBYTES)
+        n = x.size - self.scales_nbytes * ceil_div(x.size, TILE + self.scales_nbytes)
         return (max(n, 0),)
 
     def codes(self, n: int) -> int:
-        return n + SCALES_NBYTES * ceil_div(n, TILE)
+        return n + self.scales_nbytes * ceil_div(n, TILE)
 
 
 class GistBlockE4m3Encoder(_BlockEncoder):
@@ -235,6 +245,51 @@ class GistBlockE5m2Decoder(_BlockDecoder):
     """
 
 
+class GistInt8Encoder(_BlockEncoder):
+    """Scaled integers: Y = X / s rounded to -127 ... 127, s shared by 32 consecutive elements.
+
+        s = bfloat16(max(max |X| of the block / 127, 1e-30)),   code = round(X (1 / s))
+
+    In float32, ties to even. A tile of 1,024 elements is 1,088 bytes, the last tile 64 more than it
+    has elements:
+
+        byte     0, 1          2, 3       ...   62, 63         64          65     ...
+               s of block 0  of block 1       of block 31  element 0   element 1
+
+    s is a bfloat16, its lower byte first; element codes are in two's complement. X is rounded to
+    float32 first. With keep_sign what is not 0 has a code of at least 1 and keeps its sign. A block
+    with a NaN or an infinity has NaN as s and zeros as codes, so that it comes back as NaN. The
+    error is at most 0.51 s, with keep_sign s; s is at most 1 / 126 of the block's largest.
+    """
+
+    scales_nbytes = INT8_SCALES_NBYTES
+    outputs = (Output("Y", "uint8", shape="shape (n + 64 ceil(n / 1024),)"),)
+    tiles: ClassVar[Tiles] = {"X": TILE, "Y": TILE + INT8_SCALES_NBYTES}
+    keep_sign = gist.KEEP_SIGN
+
+    def symbol(self) -> str:
+        return f"{self.function_name}__keep_sign" if self.keep_sign else self.function_name
+
+
+class GistInt8Decoder(_BlockDecoder):
+    """Scaled integers back: Y = s times the code in float32, rounded to T.
+
+    Of a block whose s is NaN all elements are; what is beyond T becomes infinity. GistInt8Encoder
+    draws where the bytes lie. An s below 2^-126, which no encoder makes, counts as 0.
+    """
+
+    scales_nbytes = INT8_SCALES_NBYTES
+    inputs = (
+        Input(
+            "X",
+            "uint8",
+            shape="any shape",
+            doc="n + 64 ceil(n / 1024) bytes for n elements",
+        ),
+    )
+    tiles: ClassVar[Tiles] = {"X": TILE + INT8_SCALES_NBYTES, "Y": TILE}
+
+
 OPS = {
     "GistBlockE4m3Decoder": GistBlockE4m3Decoder,
     "GistBlockE4m3Encoder": GistBlockE4m3Encoder,
@@ -244,4 +299,6 @@ OPS = {
     "GistFp10Encoder": GistFp10Encoder,
     "GistIndex4Decoder": GistIndex4Decoder,
     "GistIndex4Encoder": GistIndex4Encoder,
+    "GistInt8Decoder": GistInt8Decoder,
+    "GistInt8Encoder": GistInt8Encoder,
 }

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
 from ...rules.widening import computed_in, converted, odd_bits, padded, put_nan, wide
-from .facts import BLOCK, SCALES_NBYTES, TILE
+from .facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE, TILE
 
 Shape = tuple[int, ...] | None
 
@@ -96,13 +96,23 @@ def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> Host
     blocks = padded(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     scales = _scales(blocks, largest)
     codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))
-    tiles = -(-x.size // TILE)
-    y = np.empty((tiles, SCALES_NBYTES + TILE), np.uint8)
-    y[:, :SCALES_NBYTES] = (
-        padded(scales.astype(INT16), TILE // BLOCK).view(np.uint8).reshape(tiles, -1)
-    )
-    y[:, SCALES_NBYTES:] = padded(codes.ravel(), TILE).reshape(tiles, -1)
-    return y.ravel()[: x.size + SCALES_NBYTES * tiles]
+    return _tiled(scales.astype(INT16), codes, x.size)
+
+
+def _tiled(scales: HostArray, codes: HostArray, n: int) -> HostArray:
+    """The bytes of n codes, (blocks, elements), in tiles, each behind its scales."""
+    codes = codes.view(np.uint8)
+    scales = padded(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
+    tiles = padded(codes.ravel(), TILE).reshape(-1, TILE)
+    return np.hstack((scales, tiles)).ravel()[: n + scales.size]
+
+
+def _untiled(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, HostArray, int]:
+    """Scales (tiles, blocks), codes (tiles, blocks, elements), and the number without padding."""
+    nbytes = TILE // block * scale.itemsize
+    tiles = padded(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
+    scales = np.ascontiguousarray(tiles[:, :nbytes]).view(scale)
+    return scales, tiles[:, nbytes:].reshape(len(tiles), -1, block), x.size - nbytes * len(tiles)
 
 
 def _scales(blocks: HostArray, largest: float) -> HostArray:
@@ -115,10 +125,39 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 @_quiet
 def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> HostArray:
-    tiles = padded(x.ravel(), SCALES_NBYTES + TILE).reshape(-1, SCALES_NBYTES + TILE)
-    scales = np.ascontiguousarray(tiles[:, :SCALES_NBYTES]).view(INT16).astype(np.int32)
-    codes = tiles[:, SCALES_NBYTES:]
-    unscaled = np.take(values.astype(computed_in(to)), codes).reshape(-1, TILE // BLOCK, BLOCK)
-    decoded = np.ldexp(unscaled, scales[:, :, None]).astype(to).reshape(codes.shape)
+    scales, codes, n = _untiled(x, BLOCK, INT16)
+    unscaled = np.take(values.astype(computed_in(to)), codes)
+    decoded = np.ldexp(unscaled, scales.astype(np.int32)[:, :, None]).astype(to)
     put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
-    return _shaped(decoded.ravel()[: x.size - SCALES_NBYTES * len(tiles)], shape)
+    return _shaped(decoded.ravel()[:n], shape)
+
+
+# ---- scaled integers -----------------------------------------------------------------------------
+
+
+@_quiet
+def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
+    numbers = padded(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
+    narrow = numbers.astype(FLOAT32)
+    scales = np.abs(narrow).max(1) * FLOAT32.type(1 / 127)
+    scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
+    is_finite = np.isfinite(narrow).all(1, keepdims=True)
+    scales[~is_finite.ravel()] = np.nan
+    codes = np.rint(narrow * (1 / scales.astype(FLOAT32))[:, None])
+    codes = np.where(is_finite, np.clip(codes, -127, 127), 0).astype(np.int8)
+    if keep_sign:
+        lost = (codes == 0) & (numbers != 0) & is_finite
+        codes[lost] = np.where(np.signbit(numbers[lost]), -1, 1)
+    return _tiled(scales, codes, x.size)
+
+
+@_quiet
+def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    scales, codes, n = _untiled(x, INT8_BLOCK, BFLOAT16)
+    is_normal = scales.view(np.uint16) & 0x7F80 != 0
+    factors = np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0))
+    decoded = codes.view(np.int8).astype(FLOAT32) * factors[:, :, None]
+    return _shaped(
+        put_nan(decoded.astype(to), np.isnan(decoded), np.zeros(decoded.shape, bool)).ravel()[:n],
+        shape,
+    )

@@ -45,11 +45,15 @@ def _encoder(name: str) -> Iterator[Sample]:
         if dtype in FLOATS:
             yield Sample(name, f"{t}-special", partial(one_input, special, dtype=dtype))
             yield Sample(name, f"{t}-scaled", partial(one_input, scaled, dtype=dtype))
+        if "Int8" in name:
+            for label, maker in (("special", special), ("scaled", scaled)):
+                make = partial(one_input, maker, dtype=dtype)
+                yield Sample(name, f"{t}-{label}-signs", make, {"keep_sign": True})
 
 
 def _decoder(name: str) -> Iterator[Sample]:
     for dtype in OPS[name].types["T"]:
-        yield from of_codes(OPS[name], dtype, 3 * 1040)
+        yield from of_codes(OPS[name], dtype, 3 * 1088 if "Int8" in name else 3 * 1040)
 
 
 SAMPLES = {name: tuple(_encoder(name) if "Encoder" in name else _decoder(name)) for name in OPS}
