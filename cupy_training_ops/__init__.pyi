@@ -136,6 +136,8 @@ __all__ = [
     "gist_guarded_msfp15_encoder",
     "gist_index4_decoder",
     "gist_index4_encoder",
+    "gist_int8_decoder",
+    "gist_int8_encoder",
     "gist_pack16_decoder",
     "gist_pack16_encoder",
     "gist_pack1_decoder",
@@ -268,6 +270,8 @@ __all__ = [
     "GistGuardedMsfp15Encoder",
     "GistIndex4Decoder",
     "GistIndex4Encoder",
+    "GistInt8Decoder",
+    "GistInt8Encoder",
     "GistPack16Decoder",
     "GistPack16Encoder",
     "GistPack1Decoder",
@@ -353,9 +357,9 @@ __all__ = [
     "ZeroGradient",
 ]
 
-CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "msfp15", "msfp15_signed", "sparse_msfp15", "index4"], Codec]
+CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "int8_signed", "msfp15", "msfp15_signed", "sparse_msfp15", "int8", "index4"], Codec]
 @overload
-def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2"]) -> Packed:
+def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "int8_signed"]) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
@@ -391,13 +395,17 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
                      error at most: 2^-4 |x| from 2^(s - 6), 2^(s - 10) below; infinity becomes NaN
       block_e5m2     8.125-bit values: FP8 E5M2 of x / 2^s, s shared by 128 values; round to nearest even
                      error at most: 2^-3 |x| from 2^(s - 14), 2^(s - 17) below
+      int8           8.5-bit values: x / s rounded to an integer, s = max |x| / 127 shared by 32 values
+                     error at most: 0.51 s, and half a unit in the last place; what is not finite makes its block NaN
+      int8_signed    8.5-bit values: int8, but what is not zero has a code of 1 at least and keeps its sign
+                     error at most: that of int8, s below s / 2
     """
 @overload
 def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed: ...
 @overload
 def compress(x: _Array, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed: ...
 @overload
-def compress(x: _Array, codec: Literal["sparse_msfp15"], *, keep_sign: _Boolean = False) -> Packed: ...
+def compress(x: _Array, codec: Literal["sparse_msfp15", "int8"], *, keep_sign: _Boolean = False) -> Packed: ...
 @overload
 def compress(x: _Array, codec: Literal["index4"], *, check: _Boolean = False) -> Packed: ...
 
@@ -499,6 +507,10 @@ def get_op(name: Literal["GistGuardedMsfp15Encoder"], version: int | None = None
 def get_op(name: Literal["GistIndex4Decoder"], version: int | None = None) -> type[GistIndex4Decoder]: ...
 @overload
 def get_op(name: Literal["GistIndex4Encoder"], version: int | None = None) -> type[GistIndex4Encoder]: ...
+@overload
+def get_op(name: Literal["GistInt8Decoder"], version: int | None = None) -> type[GistInt8Decoder]: ...
+@overload
+def get_op(name: Literal["GistInt8Encoder"], version: int | None = None) -> type[GistInt8Encoder]: ...
 @overload
 def get_op(name: Literal["GistPack16Decoder"], version: int | None = None) -> type[GistPack16Decoder]: ...
 @overload
@@ -1006,6 +1018,16 @@ def gist_index4_encoder(
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly. Returns Y."""
+def gist_int8_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Scaled integers back: Y = s times the code in float32, rounded to T. Returns Y."""
+def gist_int8_encoder(
+    X: _Array, *, keep_sign: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Scaled integers: Y = X / s rounded to -127 ... 127, s shared by 32 consecutive elements. Returns Y."""
 def gist_pack16_decoder(
     X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -2643,6 +2665,39 @@ class GistIndex4Encoder(Op):
     """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly. Returns Y."""
     check: Final[bool]
     def __init__(self, *, check: _Boolean = False) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistInt8Decoder(Op):
+    """Scaled integers back: Y = s times the code in float32, rounded to T. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistInt8Encoder(Op):
+    """Scaled integers: Y = X / s rounded to -127 ... 127, s shared by 32 consecutive elements. Returns Y."""
+    keep_sign: Final[bool]
+    def __init__(self, *, keep_sign: _Boolean = False) -> None: ...
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,

@@ -3,7 +3,8 @@
 
 Everything is computed on the host in float64, in which every value of the four floating-point types
 is exact. A bound is held without slack: what an encoder keeps of an array is exact in the array's
-own type, so that the decoder's rounding to it changes nothing.
+own type, so that the decoder's rounding to it changes nothing; but for scaled integers, whose bound
+has it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import FLOAT64, Dtype, HostArray
+from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
 from ..families.gist.facts import BOX as TILE
-from ..families.gist_narrow.facts import BLOCK
+from ..families.gist_narrow.facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE
 from ..families.gist_sparse import facts as gist_sparse
 from .table import CODECS
 
@@ -212,6 +213,8 @@ def within_bound(
         return _is_same(x, y) | _sparse_exponent(x, y, gist_sparse.TILE_NBYTES // dtype.itemsize)
     if codec in _SCALED:
         return _scaled(x, y, _SCALED[codec], float(ml_dtypes.finfo(dtype).max))
+    if codec in _INTEGERS:
+        return _integers(x, y, _INTEGERS[codec], ml_dtypes.finfo(dtype))
     return _BOUNDS[codec](x, y)
 
 
@@ -258,6 +261,20 @@ def _scaled(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
     return np.where(finite, right, np.where(kept, np.isnan(y), y == x))
 
 
+def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) -> Mask:
+    """Multiples of a block's scale; the product of both is rounded to the type."""
+    blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK)
+    largest = blocks.max(axis=1, initial=0).astype(FLOAT32) * FLOAT32.type(1 / 127)
+    scales = np.maximum(largest, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
+    scale = np.repeat(scales.astype(FLOAT64), INT8_BLOCK)[: x.size]
+    allowed = scale * np.where(signed & (np.abs(x) < 0.5 * scale), 1, 0.51)
+    right: Mask = np.abs(y - x) <= allowed + float(of_type.eps) / 2 * np.abs(y)
+    if signed:
+        right &= np.sign(y) == np.sign(x)
+    right |= (127.5 * scale > float(of_type.max)) & (y == np.copysign(np.inf, x))
+    return np.where(np.isfinite(scale), right, np.isnan(y))
+
+
 def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
     """MSFP15 of what is not zero, in boxes that begin anew with each tile."""
     right: Mask = y == 0
@@ -277,6 +294,7 @@ _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "sparse_fp10": _sparse_rounded,
     "index4": _is_same,
 }
+_INTEGERS = {"int8": False, "int8_signed": True}  # with their signs
 _SCALED = {"block_e4m3": E4M3_SCALED, "block_e5m2": E5M2_SCALED}
 
 

@@ -195,7 +195,7 @@ CODECS = {
             gist_narrow.GistInt8Decoder,
             8.5,
             "x / s rounded to an integer, s = max |x| / 127 shared by 32 values",
-            "0.51 s; a block that is not finite becomes NaN",
+            "0.51 s, and half a unit in the last place; what is not finite makes its block NaN",
             ("value",),
         ),
         Codec(
@@ -204,7 +204,7 @@ CODECS = {
             gist_narrow.GistInt8Decoder,
             8.5,
             "int8, but what is not zero has a code of 1 at least and keeps its sign",
-            "s",
+            "that of int8, s below s / 2",
             ("value",),
             fixed={"keep_sign": True},
         ),

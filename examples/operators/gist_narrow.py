@@ -48,3 +48,15 @@ print(cto.gist_index4_decoder(codes, to="int64", shape=(3,)))  # [ 1  2 15]
 # %% GistIndex4Encoder
 x = np.array([1, 2, 15], np.int64)
 print([f"{byte:02x}" for byte in cto.gist_index4_encoder(x)])  # ['21', '0f']
+
+# %% GistInt8Decoder
+x = np.array([0.001, 0.1, 1, 1.1, -1.27], np.float32)
+codes = cto.gist_int8_encoder(x)
+print(cto.gist_int8_decoder(codes, to="float32").round(4))
+# > [ 0.      0.1001  1.001   1.1011 -1.2712]
+
+# %% GistInt8Encoder
+x = np.array([1, -1, 127], np.float32)
+codes = cto.gist_int8_encoder(x)
+# 64 bytes of scales, of which the first block's is the bfloat16 1, then a code each.
+print(codes[:2], codes[64:].view(np.int8))  # [128  63] [  1  -1 127]

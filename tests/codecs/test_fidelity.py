@@ -124,6 +124,19 @@ def test_msfp15_makes_zero_of_subnormals():
     assert not holds("msfp15", [2.0**-126], [0])
 
 
+def test_integers_are_half_a_step_off_and_with_their_signs_a_step_below_half(rng):
+    scale = 2.0 ** float(rng.integers(-90, 100))
+    largest = 127 * scale
+    assert holds("int8", [3.5 * scale, largest], [4 * scale, largest])
+    assert not holds("int8", [3.4 * scale, largest], [4 * scale, largest])
+    assert holds("int8", [0.1 * scale, largest], [0, largest])
+    assert holds("int8_signed", [0.1 * scale, largest], [scale, largest])
+    assert not holds("int8_signed", [0.1 * scale, largest], [0, largest])
+    assert not holds("int8_signed", [-0.1 * scale, largest], [scale, largest])
+    assert holds("int8", [1, NAN], [NAN, NAN])
+    assert not holds("int8", [1, INF], [1, INF])
+
+
 @pytest.mark.parametrize("lost", [NAN, INF, -INF, 2.0**128])
 def test_msfp15_gives_up_a_tile_without_a_shared_exponent(lost):
     assert holds("msfp15", [1, lost], [0, 0])
@@ -182,7 +195,8 @@ def test_dropped_values_are_the_finite_ones_of_lost_tiles(rng):
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 @pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_parts_show_together_what_the_whole_shows(codec, dtype, rng, monkeypatch):
-    tile = {"block_e4m3": 128, "block_e5m2": 128, "sparse_msfp15": 16_384 // dtype.itemsize}
+    tile = {"block_e4m3": 128, "block_e5m2": 128, "int8": 32, "int8_signed": 32}
+    tile |= {"sparse_msfp15": 16_384 // dtype.itemsize}
     piece = tile.get(codec, 16)
     x = np.concatenate([spread(rng, (2 * piece + 1003,), dtype), special(rng, dtype)])
     decoded = compress(x, codec).decompress()

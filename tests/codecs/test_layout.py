@@ -56,6 +56,16 @@ def read_blocks(code: bytes, n: int, exponent_bits: int) -> list[float]:
     return values
 
 
+def read_integers(code: bytes, n: int) -> list[float]:
+    values = []
+    for i in range(n):
+        tile = code[i // 1024 * 1088 :][:1088]
+        (scale,) = struct.unpack("<f", b"\0\0" + tile[i % 1024 // 32 * 2 :][:2])
+        (number,) = struct.unpack_from("<b", tile, 64 + i % 1024)
+        values.append(scale * number)
+    return values
+
+
 def read_elements(code: bytes, n: int, itemsize: int) -> list[float]:
     return list(struct.unpack(f"<{n}{ {2: 'e', 4: 'f', 8: 'd'}[itemsize] }", code[: n * itemsize]))
 
@@ -95,6 +105,8 @@ def read(codec: str, code: bytes, n: int, itemsize: int) -> list[float]:
         "fp10": lambda: read_fp10(code, n),
         "block_e4m3": lambda: read_blocks(code, n, 4),
         "block_e5m2": lambda: read_blocks(code, n, 5),
+        "int8": lambda: read_integers(code, n),
+        "int8_signed": lambda: read_integers(code, n),
     }[codec]()
 
 

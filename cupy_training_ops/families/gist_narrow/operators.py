@@ -259,7 +259,8 @@ class GistInt8Encoder(_BlockEncoder):
     s is a bfloat16, its lower byte first; element codes are in two's complement. X is rounded to
     float32 first. With keep_sign what is not 0 has a code of at least 1 and keeps its sign. A block
     with a NaN or an infinity has NaN as s and zeros as codes, so that it comes back as NaN. The
-    error is at most 0.51 s, with keep_sign s; s is at most 1 / 126 of the block's largest.
+    error is at most 0.51 s, below s / 2 with keep_sign s; s is at most 1 / 126 of the block's
+    largest.
     """
 
     scales_nbytes = INT8_SCALES_NBYTES
