@@ -35,7 +35,7 @@ def is_drawn() -> bool:
 
 
 def check_compiled(found: Sequence[np.ndarray], expected: Sequence[object]) -> None:
-    """Fail where compiling changes more than roundings: then the oracle is wrong, not what it judges."""
+    """Fail where compiling changes more than roundings: then the oracle is wrong."""
     for actual, each in zip(found, expected, strict=True):
         wide = [np.asarray(array).astype(np.float64) for array in (actual, each)]
         np.testing.assert_allclose(*wide, rtol=1e-2, atol=1e-2, err_msg="JAX under jit")
