@@ -23,6 +23,13 @@ from .signals import ends_with
 force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
 
 
+sync_option = click.option(
+    "--sync/--no-sync",
+    default=True,
+    help="Wait until files are on the disk before they replace others.  [default: sync]",
+)
+
+
 def is_folder(out: str) -> bool:
     """Whether files are to be made in it: a folder, or what ends like one."""
     return out.endswith(("/", os.sep)) or os.path.isdir(out)
@@ -65,9 +72,9 @@ def make_folder(out: str) -> None:
 
 
 @contextlib.contextmanager
-def replaced(out: str) -> Iterator[IO[bytes]]:
+def replaced(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
-    with ends_with(remove_unfinished), writing(out), _stream(out) as stream:
+    with ends_with(remove_unfinished), writing(out), _stream(out, sync) as stream:
         yield stream
 
 
@@ -86,9 +93,9 @@ def _plain(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _stream(out: str) -> Iterator[IO[bytes]]:
+def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
     if out != STREAM:
-        with replacing(Path(out)) as stream:
+        with replacing(Path(out), sync) as stream:
             yield stream
         return
     whole = io.BytesIO()

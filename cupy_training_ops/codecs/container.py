@@ -50,14 +50,19 @@ class Opened(NamedTuple):
 
 
 def write(
-    file: StrPath | BinaryFile, kind: Format, header: Header, arrays: Mapping[str, NumpyArray]
+    file: StrPath | BinaryFile,
+    kind: Format,
+    header: Header,
+    arrays: Mapping[str, NumpyArray],
+    sync: bool = True,
 ) -> None:
     """Write what `opened` gives back; the header holds what JSON can say.
 
-    A path is replaced by a whole file or not at all. Raises OSError.
+    A path is replaced by a whole file or not at all, which is on the disk before with `sync`.
+    Raises OSError.
     """
     text = json.dumps({"format": kind.name, "version": kind.version, **header})
-    with _writable(file) as stream:
+    with _writable(file, sync) as stream:
         np.savez(stream, header=np.array(text), **arrays)  # type: ignore[arg-type]
 
 
@@ -82,10 +87,12 @@ def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[B
     return contextlib.nullcontext(file)
 
 
-def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+def _writable(
+    file: StrPath | BinaryFile, sync: bool
+) -> contextlib.AbstractContextManager[BinaryFile]:
     """The file as a stream; a path is replaced when the stream is closed."""
     if isinstance(file, str | os.PathLike):
-        return replacing(Path(file))
+        return replacing(Path(file), sync)
     return contextlib.nullcontext(file)
 
 

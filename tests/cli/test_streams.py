@@ -143,7 +143,7 @@ def test_a_stdout_that_takes_no_array_gets_none(stdout, what, monkeypatch) -> No
     command = main.commands["encode"].callback
     monkeypatch.setattr(sys, "stdout", stdout)
     with pytest.raises(Failure, match=f"-: stdout is {what}; expected a file or a pipe"):
-        command((str(DIGITS),), "-", "pack8", ("pool1",), None, False, False)
+        command((str(DIGITS),), "-", "pack8", ("pool1",), None, False, False, True)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
