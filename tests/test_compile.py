@@ -199,8 +199,8 @@ def test_kernels_of_every_type_compile_within_their_limits(family, architecture,
 def test_the_readme_says_which_cuda_serves_which_capability() -> None:
     text = " ".join((Path(__file__).parent.parent / "README.md").read_text("utf-8").split())
     said = re.search(
-        r"`cuda12x` serves compute capability (\S*) to (\S*) \(to (\S*) with a CUDA before 12\.8\), "
-        r"`cuda13x` in its place (\S*) to (\d+\.\d)",
+        r"`cuda12x` serves compute capability (\S*) to (\S*) \(to (\S*) with a CUDA before 12\.8\)"
+        r", `cuda13x` in its place (\S*) to (\d+\.\d)",
         text,
     )
     assert said is not None
