@@ -185,13 +185,19 @@ LINKED = ("tests/emulator/include", "tests/emulator/runtime")
 
 
 def copied(folder: Path) -> Path:
-    """The checkout's files, tracked or new, in a folder of their own; LINKED are links."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith(LINKED):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
+    """The checkout's files, tracked or new, in a folder of their own; LINKED are links.
+
+    Without git, which a source distribution has not: what .gitignore names is left out.
+    """
+    patterns = [".git", *(ROOT / ".gitignore").read_text(encoding="utf-8").split()]
+    ignored = shutil.ignore_patterns(*(pattern.rstrip("/") for pattern in patterns))
+    linked = [ROOT / name for name in LINKED]
+
+    def left_out(at: str, names: list[str]) -> set[str]:
+        return ignored(at, names) | {path.name for path in linked if path.parent == Path(at)}
+
+    copy = shutil.copyfile  # whose times are new, for bytecode
+    shutil.copytree(ROOT, folder, ignore=left_out, copy_function=copy, dirs_exist_ok=True)
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     return folder

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+
+REPEATED = 16  # of as many tests one makes its calls of JAX once more, uncompiled
 
 
 def vjp(forward: Callable, primals: Sequence[np.ndarray], dy: np.ndarray) -> list[np.ndarray]:
@@ -14,8 +18,27 @@ def vjp(forward: Callable, primals: Sequence[np.ndarray], dy: np.ndarray) -> lis
 
     Compiled as a whole: JAX would compile each operation by itself, which takes twice as long.
     """
-    backward = jax.jit(lambda primals, dy: jax.vjp(forward, *primals)[1](dy))
-    return [np.asarray(gradient) for gradient in backward(tuple(primals), dy)]
+
+    def backward(primals, dy):
+        return jax.vjp(forward, *primals)[1](dy)
+
+    found = [np.asarray(gradient) for gradient in jax.jit(backward)(tuple(primals), dy)]
+    if is_drawn():
+        check_compiled(found, backward(tuple(primals), dy))
+    return found
+
+
+def is_drawn() -> bool:
+    """Return True for one test in REPEATED, which the session's seed decides."""
+    key = f"{os.environ['CTO_SEED']} {os.environ['PYTEST_CURRENT_TEST']}"
+    return random.Random(key).randrange(REPEATED) == 0
+
+
+def check_compiled(found: Sequence[np.ndarray], expected: Sequence[object]) -> None:
+    """Fail where compiling changes more than roundings: then the oracle is wrong."""
+    for actual, each in zip(found, expected, strict=True):
+        wide = [np.asarray(array).astype(np.float64) for array in (actual, each)]
+        np.testing.assert_allclose(*wide, rtol=1e-2, atol=1e-2, err_msg="JAX under jit")
 
 
 def finite_differences(forward: Callable, x: np.ndarray, dy: np.ndarray) -> np.ndarray:

@@ -199,12 +199,16 @@ def test_kernels_of_every_type_compile_within_their_limits(family, architecture,
 def test_the_readme_says_which_cuda_serves_which_capability() -> None:
     text = " ".join((Path(__file__).parent.parent / "README.md").read_text("utf-8").split())
     said = re.search(
-        r"`cuda12x` serves compute capability ([^,]*), `cuda13x` .*? ([^.]*\.[^.]*\.\d)", text
+        r"`cuda12x` serves compute capability (\S*) to (\S*) \(to (\S*) with a CUDA before 12\.8\)"
+        r", `cuda13x` in its place (\S*) to (\d+\.\d)",
+        text,
     )
-    major, _ = nvrtc().getVersion()
-    first, *_, last = (f"{a[:-1]}.{a[-1]}" for a in offline.supported_architectures())
     assert said is not None
-    assert said[major - 11].endswith(f"{first} to {last}")
+    major, minor = nvrtc().getVersion()
+    oldest, newest, newest_before, *of_13 = said.groups()
+    of_12 = [oldest, newest if (major, minor) >= (12, 8) else newest_before]
+    first, *_, last = (f"{a[:-1]}.{a[-1]}" for a in offline.supported_architectures())
+    assert [first, last] == (of_12 if major == 12 else of_13)
 
 
 @every_family

@@ -24,6 +24,7 @@ from .outputs import (
     places,
     replaced,
     say_done,
+    sync_option,
 )
 from .printable import say
 from .progress import advancing
@@ -52,6 +53,7 @@ from .taken import not_taken
     "--keep-nonfinite", is_flag=True, help="msfp15 and msfp15_signed: NaN for a tile they give up."
 )
 @force_option
+@sync_option
 def encode(
     files: tuple[str, ...],
     out: str,
@@ -60,6 +62,7 @@ def encode(
     dtype: str | None,
     keep_nonfinite: bool,
     force: bool,
+    sync: bool,
 ) -> None:
     """Encode arrays of files into packed ones.
 
@@ -81,7 +84,7 @@ def encode(
         check(outs, files, force)
         make_folder(out)
         for member, place in zip(chosen, outs, strict=True):
-            _encode(member, place, codec, options, raw)
+            _encode(member, place, codec, options, raw, sync)
 
 
 def _check_options(codec: str, options: Mapping[str, object]) -> None:
@@ -104,7 +107,8 @@ def _check_options(codec: str, options: Mapping[str, object]) -> None:
     help="Of OUT, where its ending does not say it.  [default: npy]",
 )
 @force_option
-def decode(files: tuple[str, ...], out: str, form: str | None, force: bool) -> None:
+@sync_option
+def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync: bool) -> None:
     """Decode packed files into .npy, .npz or .safetensors.
 
     The ending of OUT says which. .npz and .safetensors hold several arrays, each by the name of its
@@ -123,18 +127,19 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool) -> N
     if is_folder(out):
         make_folder(out)
         for place, name, file in zip(outs, names, files, strict=True):
-            _decode(place, [(name, unpacked(file))], form)
+            _decode(place, [(name, unpacked(file))], form, sync)
     else:
-        _decode(
-            out, [(name, unpacked(file)) for name, file in zip(names, files, strict=True)], form
-        )
+        arrays = [(name, unpacked(file)) for name, file in zip(names, files, strict=True)]
+        _decode(out, arrays, form, sync)
 
 
-def _encode(member: Member, out: str, codec: str, options: dict[str, object], raw: bool) -> None:
+def _encode(
+    member: Member, out: str, codec: str, options: dict[str, object], raw: bool, sync: bool
+) -> None:
     array = member.read(raw)
     with advancing(array.size, "encoding") as advance:
         packed = encoded(array, codec, options, advance)
-    with replaced(out) as stream:
+    with replaced(out, sync) as stream:
         packed.save(stream)
     say_done(
         out,
@@ -143,7 +148,7 @@ def _encode(member: Member, out: str, codec: str, options: dict[str, object], ra
     )
 
 
-def _decode(out: str, arrays: Arrays, form: str) -> None:
+def _decode(out: str, arrays: Arrays, form: str, sync: bool) -> None:
     for name, packed in arrays:
         if loses_names(form, packed):
             say(
@@ -151,7 +156,7 @@ def _decode(out: str, arrays: Arrays, form: str) -> None:
                 "which --dtype bfloat16 reads; .safetensors names it",
                 err=True,
             )
-    with replaced(out) as stream, advancing(size(arrays), "decoding") as advance:
+    with replaced(out, sync) as stream, advancing(size(arrays), "decoding") as advance:
         WRITERS[form](stream, arrays, advance)
     for name, packed in arrays:
         which = f"{name}: " if len(arrays) > 1 else ""

@@ -16,11 +16,18 @@ import click
 
 from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
 from .errors import Failure, writing
-from .inputs import STREAM
+from .inputs import NAMELESS, STREAM
 from .printable import say
 from .signals import ends_with
 
 force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
+
+
+sync_option = click.option(
+    "--sync/--no-sync",
+    default=True,
+    help="Wait until files are on the disk before they replace others.  [default: sync]",
+)
 
 
 def is_folder(out: str) -> bool:
@@ -65,9 +72,9 @@ def make_folder(out: str) -> None:
 
 
 @contextlib.contextmanager
-def replaced(out: str) -> Iterator[IO[bytes]]:
+def replaced(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
-    with ends_with(remove_unfinished), writing(out), _stream(out) as stream:
+    with ends_with(remove_unfinished), writing(out), _stream(out, sync) as stream:
         yield stream
 
 
@@ -78,16 +85,17 @@ def say_done(out: str, done: str) -> None:
 
 def _plain(name: str) -> str:
     """A name without what leads elsewhere or hides: that is written as in an address."""
-    return "".join(
+    plain = "".join(
         c if c.isprintable() and c not in "/\\%" else quote(c, safe="", errors="surrogatepass")
-        for c in name
+        for c in name or NAMELESS
     )
+    return f"%2E{plain[1:]}" if plain.startswith(".") else plain
 
 
 @contextlib.contextmanager
-def _stream(out: str) -> Iterator[IO[bytes]]:
+def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
     if out != STREAM:
-        with replacing(Path(out)) as stream:
+        with replacing(Path(out), sync) as stream:
             yield stream
         return
     whole = io.BytesIO()

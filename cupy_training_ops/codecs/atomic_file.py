@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import io
 import os
+import re
 import secrets
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -14,19 +19,25 @@ from typing import IO
 _PERMISSIONS = 0o777  # without the bits that let a program act for the file's owner
 _DESCRIPTORS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
 _MOST_LINKS = 40  # Linux follows as many
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_ABANDONED = 24 * 60 * 60.0  # seconds since a file was written, if no process has its lock
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # says a file system that has nothing to wait for
 _unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
     """A stream whose bytes take the place of `path` at the end, all or none of them.
 
+    sync: whether they are on the disk before they do, and the new name is before this ends, so
+    that a machine that stops leaves the old file or the new one. What writers that were killed
+    left in the folder a day ago or earlier is removed.
     A link stays, and what it points to is replaced; a file that was there keeps its owner and its
     permissions, and is refused where it could not be opened for writing. A pipe, a device or a
     descriptor of this process gets the bytes, and a folder is refused. Raises OSError.
     """
     if is_replaced(path):
-        with _named(path), _renamed_to(Path(os.path.realpath(path))) as stream:
+        with _named(path), _renamed_to(Path(os.path.realpath(path)), sync) as stream:
             yield stream
     else:
         with _named(path), _opened(path) as stream:
@@ -50,22 +61,78 @@ def remove_unfinished() -> None:
 
 
 @contextlib.contextmanager
-def _renamed_to(path: Path) -> Iterator[IO[bytes]]:
-    """A new file beside `path`, which becomes it at the end or vanishes."""
+def _renamed_to(path: Path, sync: bool) -> Iterator[IO[bytes]]:
+    """A new file beside `path`, which becomes it at the end or vanishes; it is locked till then."""
     old = _writable_status(path)
+    _remove_abandoned(path.parent)
     new = path.with_name(f".{secrets.token_hex(8)}.tmp")
     _unfinished.add(new)  # before it is there: a signal may come at any time
     try:
         mode = 0o666 if old is None else 0o600  # until it is as private as the old one
         with open(new, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+            _lock(stream.fileno())
             if old is not None:
                 _take_over(stream.fileno(), old)
             yield stream
+            if sync:
+                stream.flush()
+                _sync(stream.fileno())
         os.replace(new, path)
         _unfinished.discard(new)
     except BaseException:
         _remove(new)
         raise
+    if sync:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in it are on the disk, but where it may be written to and not read."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return
+    try:
+        _sync(number)
+    finally:
+        os.close(number)
+
+
+def _sync(number: int) -> None:
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove new files that no process holds and none wrote to since a day ago."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _UNFINISHED.fullmatch(entry.name):
+                with contextlib.suppress(OSError):  # others may remove it, or own it
+                    _remove_if_abandoned(entry.path)
+
+
+def _remove_if_abandoned(path: str) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(number)
+        is_old = time.time() - status.st_mtime > _ABANDONED
+        if stat.S_ISREG(status.st_mode) and is_old and _lock(number):
+            os.unlink(path)
+    finally:
+        os.close(number)
+
+
+def _lock(number: int) -> bool:
+    """Take the lock of an open file; False where another process has it, or there are none."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _take_over(descriptor: int, old: os.stat_result) -> None:

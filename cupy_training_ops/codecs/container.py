@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, cut, shown
 from .atomic_file import replacing
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, stored, undamaged
 
@@ -50,14 +50,19 @@ class Opened(NamedTuple):
 
 
 def write(
-    file: StrPath | BinaryFile, kind: Format, header: Header, arrays: Mapping[str, NumpyArray]
+    file: StrPath | BinaryFile,
+    kind: Format,
+    header: Header,
+    arrays: Mapping[str, NumpyArray],
+    sync: bool = True,
 ) -> None:
     """Write what `opened` gives back; the header holds what JSON can say.
 
-    A path is replaced by a whole file or not at all. Raises OSError.
+    A path is replaced by a whole file or not at all, which is on the disk before with `sync`.
+    Raises OSError.
     """
     text = json.dumps({"format": kind.name, "version": kind.version, **header})
-    with _writable(file) as stream:
+    with _writable(file, sync) as stream:
         np.savez(stream, header=np.array(text), **arrays)  # type: ignore[arg-type]
 
 
@@ -70,7 +75,7 @@ def opened(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
     with _readable(file) as stream:
         members = stored(stream, file)
         if isinstance(members, Stored):
-            dtype = members.header().dtype
+            dtype = cut(str(members.header().dtype))
             raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")
         header = _parsed(file, kind, _member(file, kind, members, "header"))
         yield Opened(file, kind, _checked(file, kind, header), members)
@@ -82,10 +87,12 @@ def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[B
     return contextlib.nullcontext(file)
 
 
-def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+def _writable(
+    file: StrPath | BinaryFile, sync: bool
+) -> contextlib.AbstractContextManager[BinaryFile]:
     """The file as a stream; a path is replaced when the stream is closed."""
     if isinstance(file, str | os.PathLike):
-        return replacing(Path(file))
+        return replacing(Path(file), sync)
     return contextlib.nullcontext(file)
 
 
@@ -98,7 +105,8 @@ def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str
 def _parsed(file: object, kind: Format, member: Stored) -> object:
     shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
-        raise ArgumentError(f"{file}: no {kind.noun}: its header is {dtype} of shape {shape}")
+        about = f"{cut(str(dtype))} of shape {shape}"
+        raise ArgumentError(f"{file}: no {kind.noun}: its header is {about}")
     text = str(member.read())
     with undamaged(str(file)):
         return json.loads(text)
@@ -112,8 +120,9 @@ def _checked(file: object, kind: Format, header: object) -> Header:
     readable = range(kind.oldest, kind.version + 1)
     if type(version) is not int or version not in readable:
         newer = isinstance(version, int) and version > kind.version
+        hint = "; a newer cupy-training-ops may read it" if newer else ""
+        expected = " or ".join(map(str, readable))
         raise ArgumentError(
-            f"{file}: expected format version {' or '.join(map(str, readable))}, got {version!r}"
-            f"{'; a newer cupy-training-ops may read it' if newer else ''}"
+            f"{file}: expected format version {expected}, got {shown(version)}{hint}"
         )
     return header

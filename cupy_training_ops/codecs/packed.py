@@ -93,13 +93,14 @@ class Packed:
         code = self.code[:nbytes]
         return replace(self, code=code.clone() if is_tensor(code) else code.copy())
 
-    def save(self, file: StrPath | BinaryFile) -> None:
+    def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
         """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
 
-        A path is replaced by a whole file or not at all. Raises OSError.
+        A path is replaced by a whole file or not at all, also where the machine stops: its bytes
+        are waited for first, but for sync=False. Raises OSError.
         """
         header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
-        container.write(file, FORMAT, header, {"code": _to_host(self.trimmed().code)})
+        container.write(file, FORMAT, header, {"code": _to_host(self.trimmed().code)}, sync)
 
     @classmethod
     def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:

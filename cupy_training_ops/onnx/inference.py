@@ -84,6 +84,7 @@ def export(
     arrays: Mapping[str, HostArray],
     outputs: Sequence[str] | None,
     path: Path,
+    sync: bool,
 ) -> None:
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
     onnx = onnx_package()
@@ -105,7 +106,7 @@ def export(
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(_tensor(onnx, name, array))
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
-    with replacing(path) as stream:
+    with replacing(path, sync) as stream:
         stream.write(data)
 
 

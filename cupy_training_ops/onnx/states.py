@@ -18,10 +18,15 @@ FORMAT = container.Format("training session", version=1, longest_header=1 << 26)
 _RAW = np.dtype(np.uint16)  # of bfloat16 in a file
 
 
-def save(file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+def save(
+    file: StrPath | BinaryFile,
+    arrays: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    sync: bool = True,
+) -> None:
     """Write arrays and numbers; members of the file are numbered, names may be any text."""
     stored = {str(i): _raw(_on_host(array)) for i, array in enumerate(arrays.values())}
-    container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored)
+    container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored, sync)
 
 
 def load(

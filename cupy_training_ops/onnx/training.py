@@ -299,9 +299,13 @@ class TrainingSession:
 
     # ---- what is kept ----------------------------------------------------------------------------
 
-    def save(self, file: StrPath | BinaryFile) -> None:
-        """Write all that training goes on with: `load` makes the next steps bit-equal."""
-        states.save(file, self._state_arrays(), self._numbers())
+    def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
+        """Write all that training goes on with: `load` makes the next steps bit-equal.
+
+        A path is replaced by a whole file or not at all, also where the machine stops, but with
+        sync=False, which waits for no disk.
+        """
+        states.save(file, self._state_arrays(), self._numbers(), sync)
 
     def load(self, file: StrPath | BinaryFile) -> None:
         """Go on from what `save` wrote of a session of the same artifacts."""
@@ -321,10 +325,13 @@ class TrainingSession:
     def _numbers(self) -> dict[str, Any]:
         return {"step": self.step_count, "is_reset": self._is_reset, "lr": self._lr}
 
-    def export(self, file: StrPath, outputs: Sequence[str] | None = None) -> None:
+    def export(
+        self, file: StrPath, outputs: Sequence[str] | None = None, *, sync: bool = True
+    ) -> None:
         """Write a plain inference model with the parameters as they are now.
 
         outputs: values of the eval model by name; by default what its loss is computed of.
+        sync: as of `save`.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
@@ -332,7 +339,7 @@ class TrainingSession:
         on_host = {
             n: np.asarray(a) if self.xp is np else self.xp.asnumpy(a) for n, a in arrays.items()
         }
-        inference.export(self._eval.graph, self._eval.model, on_host, outputs, Path(file))
+        inference.export(self._eval.graph, self._eval.model, on_host, outputs, Path(file), sync)
 
 
 def _refuse_uncapturable(xp: Any, activations: str | None) -> None:

@@ -221,13 +221,13 @@ class Optimizer:
             for own, array in zip(self._moments[moment], arrays, strict=True):
                 overwrite(own, self._form.kept(moment, array))
 
-    def save(self, file: StrPath | BinaryFile) -> None:
+    def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
         """Write `state_dict()` as a .npz file, or to an open binary file.
 
-        The same file from every provider. A path is replaced by a whole file or not at all. Raises
-        OSError.
+        The same file from every provider. A path is replaced by a whole file or not at all, also
+        where the machine stops, but with sync=False, which waits for no disk. Raises OSError.
         """
-        states.save(file, self.state_dict(), self._layout)
+        states.save(file, self.state_dict(), self._layout, sync)
 
     def load(self, file: StrPath | BinaryFile) -> None:
         """Go on from a file that `save` wrote, on whichever provider; as `load_state_dict`.

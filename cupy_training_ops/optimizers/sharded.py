@@ -363,11 +363,11 @@ class AdamW(adam.AdamW):
             inner[moment] |= {str(i): array for i, array in enumerate(arrays)}
         self._inner.load_state_dict(inner)
 
-    def save(self, file: StrPath | BinaryFile, sharded: bool = False) -> None:
+    def save(self, file: StrPath | BinaryFile, sharded: bool = False, *, sync: bool = True) -> None:
         """Write `state_dict(sharded)`: the whole by rank 0 alone, a share by each rank."""
         state = self.state_dict(sharded)
         if sharded or self.group.rank == 0:
-            states.save(file, state, self._share if sharded else self._layout)
+            states.save(file, state, self._share if sharded else self._layout, sync)
 
     def load(self, file: Any) -> None:
         """Go on from a whole file, from this rank's share, or from a list of all ranks' files."""

@@ -91,14 +91,14 @@ class Layout:
         refuse(self.optimizer, f"state {key}".strip(), expected, got)
 
 
-def save(file: StrPath | BinaryFile, state: State, layout: Layout) -> None:
+def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = True) -> None:
     """Write a state of such a layout, whose arrays are NumPy's."""
     arrays = {
         _member(moment, i): _raw(array)
         for moment in layout.moments
         for i, array in enumerate(state[moment].values())
     }
-    container.write(file, FORMAT, {key: state[key] for key in layout.numbers}, arrays)
+    container.write(file, FORMAT, {key: state[key] for key in layout.numbers}, arrays, sync)
 
 
 def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:

@@ -138,12 +138,11 @@ def test_an_out_whose_reader_is_gone_is_a_closed_pipe(tmp_path):
 
 def test_ctrl_c_is_130(tmp_path):
     """While the second array, which takes seconds, is tried: the first one's table is out."""
-    small, large = tmp_path / "small.npy", tmp_path / "large.npy"
-    np.save(small, np.ones(8, np.float32))
-    np.save(large, np.ones(2**23, np.float32))
+    np.save(tmp_path / "small.npy", np.ones(8, np.float32))
+    np.save(tmp_path / "large.npy", np.ones(2**23, np.float32))
     with subprocess.Popen(
-        [*COMMAND, "roundtrip", small, large, "--provider", "cpu", "--codec", "msfp15"],
-        cwd=ROOT,
+        [*COMMAND, "roundtrip", "small.npy", "large.npy", "--provider", "cpu", "--codec", "msfp15"],
+        cwd=tmp_path,  # a long folder would wrap in the first line
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -49,7 +49,8 @@ def without_times(text: str) -> list[str]:
 
 
 def test_a_terminal_a_pipe_and_no_color_get_the_same_words(folder) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    decided = {"NO_COLOR", "COLUMNS", "LINES"}  # here and by the terminal's own size
+    environment = {name: value for name, value in os.environ.items() if name not in decided}
     result = subprocess.run(
         [sys.executable, ROOT / "tests" / "cli" / "terminal.py"],
         input=json.dumps([command for command, _, _ in COMMANDS]),

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -258,4 +263,117 @@ def test_what_a_signal_left_is_removed(content, tmp_path) -> None:
         os.rename(tmp_path / "kept", stream.name)  # so that there is something to put in place
     assert names(tmp_path) == ["x"]
     atomic_file.remove_unfinished()
+    assert names(tmp_path) == ["x"]
+
+
+# ---- files that killed writers left, and what is on the disk -------------------------------------
+
+DAY = 24 * 60 * 60
+LEFT = ".0123456789abcdef.tmp"
+
+
+def left(folder: Path, age: float, name: str = LEFT) -> Path:
+    """A file as a killed writer leaves it, whose last write was so long ago."""
+    path = folder / name
+    path.write_bytes(b"half of it")
+    when = time.time() - age
+    os.utime(path, (when, when))
+    return path
+
+
+def test_what_a_killed_writer_left_is_removed_after_a_day(content, tmp_path) -> None:
+    left(tmp_path, 1.1 * DAY)
+    left(tmp_path, 0.9 * DAY, ".fedcba9876543210.tmp")
+    others = [".0123.tmp", "0123456789abcdef.tmp", ".0123456789ABCDEF.tmp", ".bashrc"]
+    for name in others:
+        left(tmp_path, 2 * DAY, name)
+    (tmp_path / ".aaaaaaaaaaaaaaaa.tmp").mkdir()
+    os.mkfifo(tmp_path / ".bbbbbbbbbbbbbbbb.tmp")
+    (tmp_path / ".cccccccccccccccc.tmp").symlink_to(left(tmp_path, 2 * DAY, "kept"))
+    for name in (".aaaaaaaaaaaaaaaa.tmp", ".bbbbbbbbbbbbbbbb.tmp"):
+        os.utime(tmp_path / name, (0, 0))
+    before = set(names(tmp_path))
+    write(tmp_path / "x", content)
+    assert set(names(tmp_path)) == before - {LEFT} | {"x"}
+
+
+def test_what_a_slow_writer_holds_stays(content, tmp_path) -> None:
+    """Of another process, which has stopped for two days, and of a thread of this one."""
+    path = tmp_path / "x"
+    with replacing(path) as stream:
+        (new,) = tmp_path.iterdir()
+        os.utime(new, (0, 0))
+        child = f"""
+import sys
+from pathlib import Path
+from {replacing.__module__} import replacing
+with replacing(Path(sys.argv[1])) as stream:
+    stream.write(b"theirs")
+"""
+        for other in ("y", "z"):
+            subprocess.run([sys.executable, "-c", child, tmp_path / other], check=True)
+            write(tmp_path / other, b"ours")
+        assert new.exists()
+        stream.write(content)
+    assert path.read_bytes() == content
+    assert names(tmp_path) == ["x", "y", "z"]
+
+
+def test_a_writer_that_is_killed_leaves_what_the_next_one_removes(content, tmp_path) -> None:
+    killed = f"""
+import os, signal
+from pathlib import Path
+from {replacing.__module__} import replacing
+with replacing(Path({str(tmp_path / "x")!r})) as stream:
+    stream.write(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ran = subprocess.run([sys.executable, "-c", killed])
+    assert ran.returncode == -signal.SIGKILL
+    (new,) = tmp_path.iterdir()
+    write(tmp_path / "x", content)
+    assert new.exists()  # it may be young
+    os.utime(new, (0, 0))
+    write(tmp_path / "x", content)
+    assert names(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_after(
+    content, tmp_path, monkeypatch, sync
+) -> None:
+    steps = []
+
+    def fsync(number: int) -> None:
+        status = os.fstat(number)
+        steps.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
+
+    def replace(old: Path, new: Path) -> None:
+        steps.append("rename")
+        rename(old, new)
+
+    rename = os.replace
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    with replacing(tmp_path / "x", sync) as stream:
+        stream.write(content)
+    assert steps == ([f"{len(content)} bytes", "rename", "folder"] if sync else ["rename"])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINVAL, errno.ENOTSUP])
+def test_what_the_disk_does_not_take_is_an_error(content, tmp_path, monkeypatch, number) -> None:
+    """But where a file system has nothing to wait for."""
+    (tmp_path / "x").write_bytes(b"old")
+
+    def fsync(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if number in (errno.EINVAL, errno.ENOTSUP):
+        write(tmp_path / "x", content)
+        assert (tmp_path / "x").read_bytes() == content
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            write(tmp_path / "x", content)
+        assert (tmp_path / "x").read_bytes() == b"old"
     assert names(tmp_path) == ["x"]

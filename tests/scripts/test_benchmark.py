@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -84,6 +85,12 @@ def test_the_commit_is_the_one_told(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert commit() == "unknown"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
+def test_the_commit_is_gits(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("CTO_COMMIT", raising=False)
+    monkeypatch.chdir(tmp_path)
     for words in (["init"], ["commit", "--allow-empty", "-m", "first"]):
         identity = ("-c", "user.name=n", "-c", "user.email=e")
         subprocess.run(["git", *identity, *words], check=True, capture_output=True)

@@ -15,6 +15,11 @@
 #include <type_traits>
 #include <utility>
 
+// Headers of CUDA 12.8 ask for it unprotected.
+#ifndef __CUDA_ARCH_HAS_FEATURE__
+#define __CUDA_ARCH_HAS_FEATURE__(feature) 0
+#endif
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>

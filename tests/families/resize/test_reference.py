@@ -60,32 +60,67 @@ def test_a_worked_table_for_a_scale_of_1_7() -> None:
 
 
 def resize(x, sizes, mode):
-    """Linear resizing as a formula on pixels, in JAX."""
+    """Linear resizing as a formula on pixels, in JAX.
+
+    Places are NumPy's: compiled code may round one twice, and take the share of another pixel.
+    """
     for axis, m in zip((2, 3), sizes, strict=True):
         n = x.shape[axis]
-        o = jnp.arange(m)
+        o = np.arange(m)
         if mode == "align_corners":
             position = o * ((n - 1) / (m - 1) if m > 1 else 0.0)
         else:
-            position = jnp.clip((o + 0.5) * (n / m) - 0.5, 0, n - 1)
-        low = jnp.clip(jnp.floor(position).astype(int), 0, n - 1)
+            position = np.clip((o + 0.5) * (n / m) - 0.5, 0, n - 1)
+        low = np.clip(np.floor(position).astype(int), 0, n - 1)
         shape = [m if i == axis else 1 for i in range(4)]
-        share = (position - low).reshape(shape)
-        high = jnp.minimum(low + 1, n - 1)
+        share = (position - low).astype(x.dtype).reshape(shape)
+        high = np.minimum(low + 1, n - 1)
         x = (1 - share) * jnp.take(x, low, axis) + share * jnp.take(x, high, axis)
     return x
 
 
+RESIZED = [
+    ((2, 3, 4, 5), (8, 10)),
+    ((1, 2, 7, 9), (3, 5)),
+    ((1, 1, 5, 3), (5, 11)),
+    ((1, 1, 1, 6), (4, 1)),
+]
+
+
+def weights(n: int, m: int, mode: str) -> np.ndarray:
+    """What each of n pixels gives to each of m, by exact fractions."""
+    table = np.zeros((m, n))
+    for o in range(m):
+        if mode == "align_corners":
+            position = Fraction(o * (n - 1), max(m - 1, 1))
+        else:
+            position = min(max(Fraction(n, m) * (o + Fraction(1, 2)) - Fraction(1, 2), 0), n - 1)
+        low = int(position)
+        table[o, low] += float(1 - (position - low))
+        table[o, min(low + 1, n - 1)] += float(position - low)
+    return table
+
+
 @modes
-@pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [
-        ((2, 3, 4, 5), (8, 10)),
-        ((1, 2, 7, 9), (3, 5)),
-        ((1, 1, 5, 3), (5, 11)),
-        ((1, 1, 1, 6), (4, 1)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "sizes"), RESIZED)
+@pytest.mark.parametrize("level", [0, 3])
+def test_the_oracle_is_right_however_it_is_compiled(rng, mode, shape, sizes, level) -> None:
+    """Beside fractions: by JAX's steps one by one, and compiled for each level of optimization."""
+    x, dy = rng.standard_normal(shape), rng.standard_normal((*shape[:2], *sizes))
+
+    def backward(x, dy):
+        return jax.vjp(lambda x: resize(x, sizes, mode), x)[1](dy)[0]
+
+    rows, columns = (weights(n, m, mode) for n, m in zip(shape[2:], sizes, strict=True))
+    expected = np.einsum("bcij,iy,jx->bcyx", dy, rows, columns)
+    options = {"xla_backend_optimization_level": level}
+    compiled = jax.jit(backward, compiler_options=options)(x, dy)
+    assert_matches(np.asarray(compiled), expected, 1e-12)
+    assert_matches(np.asarray(backward(x, dy)), expected, 1e-12)
+
+
+@modes
+@pytest.mark.parametrize(("shape", "sizes"), RESIZED)
 def test_is_the_gradient_of_resizing(rng, mode, shape, sizes) -> None:
     x = rng.standard_normal(shape).astype(np.float32)
     dy = rng.standard_normal((*shape[:2], *sizes)).astype(np.float32)
