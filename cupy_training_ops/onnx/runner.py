@@ -56,10 +56,9 @@ def _operator(node: Node) -> type[Op] | None:
 
 def _of_table(node: Node, item: Standard) -> Runner:
     """What runs a node by a function of the table, whose signature says what it takes."""
-    attributes = dict(node.attributes)
-    if item.takes_count:
-        attributes["n_outputs"] = len(node.outputs)
-    item.check([bool(name) for name in node.inputs], attributes)
+    count = {"n_outputs": len(node.outputs)} if item.takes_count else {}
+    given = [bool(name) for name in node.inputs]
+    attributes = item.checked(given, {**node.attributes, **count})
     return Runner(
         lambda xp: _tabled(partial(item.function, xp, **attributes)),
         host=frozenset(item.host),

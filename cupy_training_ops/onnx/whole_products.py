@@ -86,7 +86,7 @@ def _turned(node: Node, name: str) -> Node:
     known = node.attributes
     if node.op_type == "FusedMatMul":
         return replace(node, outputs=(name,), attributes={**known, "transY": 1})
-    flags = {"transA": 1 - known.get("transB", 0), "transB": 1 - known.get("transA", 0)}
+    flags = {"transA": not known.get("transB"), "transB": not known.get("transA")}
     a, b = node.inputs[:2]
     return replace(node, inputs=(b, a), outputs=(name,), attributes={**known, **flags})
 
@@ -105,7 +105,7 @@ def _with_turned_factors(graph: Graph) -> Graph:
 
 def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
     """A product of what these values are transposed of."""
-    flags = [node.attributes.get(f"trans{x}", 0) for x in "AB"]
+    flags = [bool(node.attributes.get(f"trans{x}")) for x in "AB"]  # any integer but 0
     turned = [name in sources for name in node.inputs[:2]]
     moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
     if moves or not any(turned):

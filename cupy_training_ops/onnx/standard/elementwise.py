@@ -127,7 +127,7 @@ def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
 
 
 @standard("Mod")
-def mod(xp: Module, x: Array, y: Array, *, fmod: int = 0) -> Array:
+def mod(xp: Module, x: Array, y: Array, *, fmod: bool = False) -> Array:
     return (xp.fmod if fmod else xp.mod)(x, y)
 
 
@@ -242,7 +242,9 @@ def is_nan(xp: Module, x: Array) -> Array:
 
 
 @standard("IsInf")
-def is_inf(xp: Module, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
+def is_inf(
+    xp: Module, x: Array, *, detect_negative: bool = True, detect_positive: bool = True
+) -> Array:
     found = xp.isinf(x)
     if not detect_negative:
         found &= x > 0

@@ -7,11 +7,13 @@ attributes by keyword, with ONNX's defaults; it returns an array, or a tuple of 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from ...errors import ArgumentError, cut, shown
+from ..attributes import fitting
 
 Function = Callable[..., Any]
 NEWEST = 10**6  # an opset that no version is above
@@ -39,26 +41,33 @@ class Standard(NamedTuple):
     takes_count: bool = False  # of outputs, as `n_outputs`
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
 
-    @property
-    def attributes(self) -> tuple[str, ...]:
-        """The names of the attributes."""
-        found = inspect.signature(self.function).parameters.values()
-        return tuple(item.name for item in found if item.kind is item.KEYWORD_ONLY)
-
-    def check(self, given: Sequence[bool], attributes: Mapping[str, object]) -> None:
-        """Refuse inputs, of which each is given or left out, and attributes that do not fit."""
-        parameters = inspect.signature(self.function).parameters.values()
-        extra = sorted(attributes.keys() - set(self.attributes))
+    def checked(
+        self, given: Sequence[bool], attributes: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """The attributes as the function takes them; refuses those that do not fit, and inputs, of
+        which each is given or left out."""
+        parameters, kinds = _declared(self.function)
+        extra = sorted(attributes.keys() - kinds.keys())
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
+        found = fitting(attributes, kinds)
         for name, values in self.only.items():
-            if attributes.get(name, values[0]) not in values:
+            if found.get(name, values[0]) not in values:
                 raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
         for item in parameters:
             is_needed = item.kind is item.KEYWORD_ONLY and item.default is item.empty
             if is_needed and item.name not in attributes:
                 raise ArgumentError(f"its attribute {item.name} is missing")
-        _check_inputs(list(parameters), given)
+        _check_inputs(parameters, given)
+        return found
+
+
+@functools.cache
+def _declared(function: Function) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+    """The parameters of a function, and the annotations of those that are attributes."""
+    parameters = list(inspect.signature(function).parameters.values())
+    hints = get_type_hints(function)
+    return parameters, {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _check_inputs(parameters: list[inspect.Parameter], given: Sequence[bool]) -> None:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Models that ONNX Runtime refuses, refused here with names; flags that are neither 0 nor 1."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import cupy_training_ops as cto
+from cupy_training_ops.onnx.standard import TABLE
+
+VALUES = {"int": 1, "float": 1.0, "str": "1", "Sequence[int]": (1,), "HostArray": np.ones(1)}
+FLOAT = TensorProto.FLOAT
+
+
+def model(
+    nodes: list[Any], inputs: dict[str, Any] | None = None, **constants: np.ndarray
+) -> onnx.ModelProto:
+    """A model that gives y; of inputs the shape, or a type and the shape."""
+    said = {"x": (2, 3)} if inputs is None else inputs
+    types = {n: s if isinstance(s, list) else [FLOAT, s] for n, s in said.items()}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, *type_) for name, type_ in types.items()],
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports)
+
+
+def refusal(found: onnx.ModelProto) -> str:
+    with pytest.raises(cto.OpError) as caught:
+        cto.onnx.Session(found)
+    return str(caught.value)
+
+
+def parameters() -> list[Any]:
+    """Each attribute of the table: its operator, its place there, its annotation."""
+    return [
+        pytest.param(item, p.name, p.annotation, id=f"{name}-{item.since}-{p.name}")
+        for name, items in TABLE.items()
+        for item in items
+        for p in inspect.signature(item.function).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name != "n_outputs"
+    ]
+
+
+@pytest.mark.parametrize("op", ["Gemm", "FusedMatMul"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_flag_of_a_product_is_any_integer_but_0(op: str, folded: bool, rng) -> None:
+    x, w = (rng.uniform(-1, 1, (3, 3)).astype(np.float32) for _ in "xw")
+    domain = "com.microsoft" if op == "FusedMatMul" else ""
+    for a, b in [(2, 0), (-1, 3), (0, -2), (3, 1), (0, 0)]:
+        nodes = [
+            helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+            helper.make_node(
+                op, ["t" if folded else "x", "w"], ["p"], domain=domain, transA=a, transB=b
+            ),
+            helper.make_node("Transpose" if folded else "Identity", ["p"], ["y"]),
+        ]
+        if folded:
+            nodes[-1].attribute.append(helper.make_attribute("perm", [1, 0]))
+        factors = (x.T if folded else x), w
+        expected = np.matmul(*(f.T if flag else f for f, flag in zip(factors, (a, b), strict=True)))
+        found = cto.onnx.Session(model(nodes, {"x": (3, 3)}, w=w)).run({"x": x})["y"]
+        np.testing.assert_allclose(found, expected.T if folded else expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("item", "name", "kind"), parameters())
+def test_an_attribute_of_another_type_is_refused(item: Any, name: str, kind: str) -> None:
+    own = {"bool": "int", "Axes": "Sequence[int]"}.get(kind, kind.removesuffix(" | None"))
+    for value in (value for other, value in VALUES.items() if other != own):
+        with pytest.raises(cto.ArgumentError, match=f"^{name}: expected "):
+            item.checked([], {name: value})
+
+
+@pytest.mark.parametrize(
+    ("op", "flag", "rest", "others"),
+    [
+        ("AveragePool", "count_include_pad", {"kernel_shape": [2], "pads": [1, 1]}, ()),
+        ("AveragePool", "ceil_mode", {"kernel_shape": [2], "strides": [2]}, ()),
+        ("ArgMax", "select_last_index", {}, ()),
+        ("CumSum", "exclusive", {}, (np.array(2),)),
+        ("ReduceMax", "keepdims", {"axes": [2]}, ()),
+        ("ReduceSum", "noop_with_empty_axes", {}, ()),
+        ("Trilu", "upper", {}, ()),
+    ],
+)
+def test_a_flag_is_any_integer_but_0(op: str, flag: str, rest: Any, others: Any, rng) -> None:
+    """Of operators of this package and of functions of the table."""
+    x = rng.integers(0, 3, (2, 2, 5)).astype(np.float32)
+    names = ["x", "other"][: 1 + len(others)]
+
+    def result(value: int) -> np.ndarray:
+        node = helper.make_node(op, names, ["y"], **{flag: value}, **rest)
+        return cto.onnx.call(node, [x, *others], version=17)[0]
+
+    off, on = result(0), result(1)
+    assert off.shape != on.shape or not np.array_equal(off, on)
+    for value in (-1, 2, 2**40):
+        np.testing.assert_array_equal(result(value), on)
+
+
+def test_a_number_of_another_type_is_refused_by_operators_of_this_package() -> None:
+    for op, name, value in [
+        ("LayerNormalization", "epsilon", 1),
+        ("Softmax", "axis", 1.0),
+        ("AveragePool", "count_include_pad", 1.0),
+        ("AveragePool", "kernel_shape", 2),
+        ("AveragePool", "auto_pad", 2),
+    ]:
+        node = helper.make_node(op, ["x"], ["y"], **{name: value})
+        assert f"({op}): {name}: expected " in refusal(model([node]))
