@@ -20,6 +20,7 @@ from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
 from .graph import STANDARD, Graph, Node, Problems, Value, ordered
+from .standard import NEWEST
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
@@ -89,10 +90,14 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
         raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
-    versions = {item.domain: int(item.version) for item in proto.opset_import}
+    if not proto.opset_import:
+        problems.add("the model", "it imports no opset, so that its operators are of no version")
+    versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     constants = dict(_initializers(graph, folder, problems))
     nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inlined(proto))]
     inputs = tuple(_value(item) for item in graph.input)
+    for name in _twice(item.name for item in inputs):
+        problems.add(f"input {cut(name)!r}", "it is given twice")
     outputs = tuple(_value(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
@@ -156,18 +161,19 @@ def _initializers(
 
 
 def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
-    domain = "" if proto.domain in STANDARD else _text(proto.domain)
-    known = {("" if d in STANDARD else d): v for d, v in versions.items()}
+    domain = _domain(proto.domain)
     node = Node(
         _text(proto.op_type),
         domain,
-        known.get(domain, 1),
+        versions.get(domain, NEWEST),
         tuple(map(_text, proto.input)),
         tuple(map(_text, proto.output)),
         name=_text(proto.name),
         place=place,
     )
-    attributes = {}
+    attributes: dict[str, Any] = {}
+    for name in _twice(_text(item.name) for item in proto.attribute):
+        problems.add(node.title, f"attribute {cut(name)!r} is given twice")
     for item in proto.attribute:
         try:
             attributes[_text(item.name)] = attribute_value(item)
@@ -175,6 +181,16 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
             problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
     object.__setattr__(node, "attributes", attributes)
     return node
+
+
+def _domain(name: Any) -> str:
+    """A domain by its one name."""
+    return "" if name in STANDARD else _text(name)
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    """The names that are there more than once."""
+    return [name for name, n in Counter(names).items() if n > 1]
 
 
 def attribute_value(item: Proto) -> Any:

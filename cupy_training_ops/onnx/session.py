@@ -19,7 +19,7 @@ from .passes import prepared
 from .program import Compiler, Program, runners
 from .reading import Source, read
 from .schedule import scheduled
-from .type_checks import check_types
+from .type_checks import check_divisors, check_types
 from .whole_products import with_tf32, with_whole_products
 
 
@@ -72,6 +72,7 @@ class Session:
             graph = with_tf32(graph)
         found = runners(graph, problems)
         check_types(graph, found, problems)
+        check_divisors(graph, problems)
         problems.refuse()
         graph = scheduled(with_whole_products(graph))
         graph = with_checks(graph) if xp is np else graph

@@ -118,3 +118,69 @@ def test_a_number_of_another_type_is_refused_by_operators_of_this_package() -> N
     ]:
         node = helper.make_node(op, ["x"], ["y"], **{name: value})
         assert f"({op}): {name}: expected " in refusal(model([node]))
+
+
+def test_what_is_given_twice_is_refused() -> None:
+    twice = model([helper.make_node("ReduceMean", ["x"], ["y"], keepdims=1)])
+    twice.graph.node[0].attribute.append(helper.make_attribute("keepdims", 0))
+    assert "(ReduceMean): attribute 'keepdims' is given twice" in refusal(twice)
+    twice = model([helper.make_node("Neg", ["x"], ["y"])])
+    twice.graph.input.append(twice.graph.input[0])
+    assert "input 'x': it is given twice" in refusal(twice)
+
+
+def test_a_model_without_opsets_is_refused() -> None:
+    found = model([helper.make_node("Neg", ["x"], ["y"])])
+    del found.opset_import[:]
+    assert "imports no opset" in refusal(found)
+
+
+def test_a_domain_that_is_not_imported_has_its_newest_operators() -> None:
+    found = model([helper.make_node("ReduceSum", ["x", "axes"], ["y"])], axes=np.array([1]))
+    del found.opset_import[0]
+    result = cto.onnx.Session(found).run({"x": np.ones((2, 3), np.float32)})["y"]
+    np.testing.assert_array_equal(result, [[3], [3]])
+
+
+@pytest.mark.parametrize("op", ["Add", "Equal", "Max", "MatMul", "Div", "Mod"])
+def test_elements_of_two_types_are_refused(op: str) -> None:
+    """Those that a model says, those that follow from nodes, and those of a call."""
+    node = helper.make_node(op, ["a", "x"], ["y"])
+    name = "data_0" if op == "Max" else "B"
+    words = f"({op}): {name}: expected int64 as the others, got float32"
+    shape = helper.make_node("Shape", ["x"], ["a"])
+    assert words in refusal(model([node], {"a": [TensorProto.INT64, (3,)], "x": (3,)}))
+    assert words in refusal(model([shape, node], {"x": (1,)}))
+    with pytest.raises(cto.DtypeError, match="B: expected int64 as the others, got float32"):
+        cto.onnx.call(node, [np.ones((3, 3), np.int64), np.ones((3, 3), np.float32)])
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_integers_are_not_divided_by_zero(op: str) -> None:
+    node = helper.make_node(op, ["x", "z"], ["y"])
+    inputs = {"x": [TensorProto.INT64, (3,)], "z": [TensorProto.INT64, (3,)]}
+    words = rf"\({op}\): B: expected no 0 among integers that are divided by"
+    with pytest.raises(cto.ArgumentError, match=words):
+        cto.onnx.Session(model([node], {"x": inputs["x"]}, z=np.array([1, 0, 2])))
+    session = cto.onnx.Session(model([node], inputs))
+    x = np.array([7, -7, 5])
+    with pytest.raises(cto.ArgumentError, match=words):
+        session.run({"x": x, "z": np.array([1, 0, 2])})
+    expected = [3, -3, -2] if op == "Div" else [1, 1, -1]
+    np.testing.assert_array_equal(session.run({"x": x, "z": np.array([2, 2, -2])})["y"], expected)
+
+
+def test_an_output_of_another_type_than_is_said_is_refused() -> None:
+    found = model([helper.make_node("Shape", ["x"], ["y"])])
+    found.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, None))
+    assert "output 'y': expected float32, got int64" in refusal(found)
+
+
+def test_constants_and_seeds_of_another_type_are_refused() -> None:
+    add = helper.make_node("Add", ["x", "c"], ["y"])
+    for values in ({"value_float": "a"}, {"value_int": 1.5}, {"value_float": 1.0, "value_int": 1}):
+        constant = helper.make_node("Constant", [], ["c"], **values)
+        assert "(Constant): " in refusal(model([constant, add]))
+    for seed in ("1", 1.0):
+        node = helper.make_node("Dropout", ["x"], ["y"], seed=seed)
+        assert "(Dropout): seed: expected an integer" in refusal(model([node]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise import scalar
+from .elementwise import refuse_mixed, scalar
 from .halves import HALVES, wide
 from .table import standard
 
@@ -25,6 +25,7 @@ def product(
     xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: bool = False, out: Array = None
 ) -> Array:
     """alpha a @ b; one of a batch with one matrix is a single large one."""
+    refuse_mixed(a, b)
     if xp.__name__ == "cupy" and 1 in (a.ndim, b.ndim) and a.ndim and b.ndim:
         return _of_vectors(xp, a, b, alpha, tf32)
     if xp.__name__ == "cupy":
