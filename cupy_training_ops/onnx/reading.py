@@ -19,11 +19,12 @@ import numpy as np
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
-from .graph import STANDARD, Graph, Node, Problems, Value, ordered
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, ordered
 from .standard import NEWEST
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
+UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, or a ModelProto
 
@@ -66,6 +67,8 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def read_bounded(path: Path, most: int) -> bytes:
     """A file's bytes; one that is larger, or none, is refused unread."""
+    if path.is_dir():
+        raise ArgumentError(f"{path}: expected a file, got a folder")
     with open(path, "rb", opener=_without_waiting) as stream:
         if not path.is_file():
             raise ArgumentError(f"{path}: expected a file")
@@ -106,9 +109,10 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     for item in outputs:
         if item.name not in made:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
-    said = [_value(item) for item in graph.value_info]
-    types = {v.name: v.dtype for v in (*said, *inputs, *outputs) if v.dtype and not v.is_sequence}
-    return Graph(nodes_in_order, inputs, outputs, constants, types)
+    said = (*map(_value, graph.value_info), *inputs, *outputs)
+    types = {v.name: v.dtype for v in said if v.dtype and not v.is_sequence}
+    shapes = {v.name: v.shape for v in said if v.shape is not None}
+    return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
 def _inlined(proto: Proto) -> Iterator[Proto]:
@@ -314,11 +318,16 @@ def _value(proto: Proto) -> Value:
         inner = proto.type.sequence_type.elem_type.tensor_type
         return Value(_text(proto.name), _maybe(inner.elem_type), None, is_sequence=True)
     tensor = proto.type.tensor_type
-    shape: tuple[int | None, ...] | None = None
-    if tensor.HasField("shape"):
-        dims = tensor.shape.dim
-        shape = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in dims)
+    shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
     return Value(_text(proto.name), _maybe(tensor.elem_type), shape)
+
+
+def _extent(dim: Proto) -> Extent:
+    """What is said of a dimension; some exporters name what they know nothing of."""
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    name = _text(dim.dim_param)
+    return None if name in UNKNOWN else name
 
 
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
