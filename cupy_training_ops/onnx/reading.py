@@ -194,7 +194,8 @@ def _domain(name: Any) -> str:
 
 def _twice(names: Iterable[str]) -> list[str]:
     """The names that are there more than once."""
-    return [name for name, n in Counter(names).items() if n > 1]
+    seen: set[str] = set()
+    return [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
 
 
 def attribute_value(item: Proto) -> Any:

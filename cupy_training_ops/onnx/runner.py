@@ -19,6 +19,9 @@ from .standard import NEWEST, TABLE, Standard, find
 
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
 _NAMES = {"ai.onnx": "", "": ""}
+_BY_NAME: dict[str, list[type[Op]]] = {}
+for _key, _cls in REGISTRY.items():
+    _BY_NAME.setdefault(_key[1], []).append(_cls)
 
 
 def runner(node: Node) -> Runner:
@@ -41,7 +44,7 @@ def _shown(domain: str) -> str:
 
 def _operator(node: Node) -> type[Op] | None:
     """The class that serves a node: of its domain and version where there is one."""
-    found = [cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type]
+    found = _BY_NAME.get(node.op_type, [])
     own = [cls for cls in found if _NAMES.get(cls.domain, cls.domain) == node.domain]
     in_table = node.is_standard and node.op_type in TABLE
     if not own:

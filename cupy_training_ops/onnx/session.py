@@ -73,17 +73,19 @@ class Session:
         if tf32:
             graph = with_tf32(graph)
         found = runners(graph, problems)
+        first = graph
         check_types(graph, found, problems)
         check_divisors(graph, problems)
         problems.refuse()
         graph = scheduled(with_whole_products(graph))
         graph = with_checks(graph) if xp is np else graph
         self.labels = Labels(graph)
-        found = runners(graph, problems)
+        known = {id(first.nodes[i]): runner for i, runner in found.items()}
+        found = runners(graph, problems, known)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
-            found = runners(graph, problems, self._activations.runner)
+            found = runners(graph, problems, known, self._activations.runner)
         if xp is not np:
             found = self.labels.runners(graph, found)
         found = gradients.runners(graph, found)

@@ -46,40 +46,53 @@ class Standard(NamedTuple):
     ) -> Mapping[str, object]:
         """The attributes as the function takes them; refuses those that do not fit, and inputs, of
         which each is given or left out."""
-        parameters, kinds = _declared(self.function)
-        extra = sorted(attributes.keys() - kinds.keys())
+        declared = _declared(self.function)
+        extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
-        found = fitting(attributes, kinds)
+        found = fitting(attributes, declared.kinds)
         for name, values in self.only.items():
             if found.get(name, values[0]) not in values:
                 raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
-        for item in parameters:
-            is_needed = item.kind is item.KEYWORD_ONLY and item.default is item.empty
-            if is_needed and item.name not in attributes:
-                raise ArgumentError(f"its attribute {item.name} is missing")
-        _check_inputs(parameters, given)
+        for name in declared.needed:
+            if name not in attributes:
+                raise ArgumentError(f"its attribute {name} is missing")
+        _check_inputs(declared, given)
         return found
 
 
+class _Declared(NamedTuple):
+    """What the signature of a function says."""
+
+    kinds: Mapping[str, Any]  # of attributes, their annotations
+    needed: tuple[str, ...]  # attributes
+    inputs: tuple[tuple[str, bool], ...]  # the name, and whether it is needed
+    is_open: bool  # to any number of inputs
+
+
 @functools.cache
-def _declared(function: Function) -> tuple[list[inspect.Parameter], dict[str, Any]]:
-    """The parameters of a function, and the annotations of those that are attributes."""
+def _declared(function: Function) -> _Declared:
     parameters = list(inspect.signature(function).parameters.values())
     hints = get_type_hints(function)
-    return parameters, {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def _check_inputs(parameters: list[inspect.Parameter], given: Sequence[bool]) -> None:
+    attributes = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     inputs = [p for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "out"]
-    is_open = any(item.kind is item.VAR_POSITIONAL for item in parameters)
-    if len(given) > len(inputs) and not is_open:
+    return _Declared(
+        {p.name: hints[p.name] for p in attributes},
+        tuple(p.name for p in attributes if p.default is p.empty),
+        tuple((p.name, p.default is p.empty) for p in inputs),
+        any(p.kind is p.VAR_POSITIONAL for p in parameters),
+    )
+
+
+def _check_inputs(declared: _Declared, given: Sequence[bool]) -> None:
+    inputs = declared.inputs
+    if len(given) > len(inputs) and not declared.is_open:
         raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(given)}")
-    if is_open and not (given and all(given)):
+    if declared.is_open and not (given and all(given)):
         raise ArgumentError("an input is missing")
-    for i, item in enumerate(inputs):
-        if item.default is item.empty and not (i < len(given) and given[i]):
-            raise ArgumentError(f"its input {item.name} is missing")
+    for i, (name, is_needed) in enumerate(inputs):
+        if is_needed and not (i < len(given) and given[i]):
+            raise ArgumentError(f"its input {name} is missing")
 
 
 def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
