@@ -15,7 +15,7 @@ MOST_SHOWN = 30  # problems in a message
 Extent = int | str | None  # of a dimension: a number, a name, or nothing is said
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node; `version` is that of its domain's opset."""
 
