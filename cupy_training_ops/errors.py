@@ -11,17 +11,20 @@ from typing import NoReturn
 MAX_TEXT = 300  # characters of what was expected, and of what came
 MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
 MAX_BITS = 1024  # of an integer that is written out: float64's range
+MAX_MESSAGE = 10_000  # characters of a message, whatever it quotes
 
 
 class OpError(Exception):
     """Base of every error this package raises.
 
     It says all there is to say: what was being handled as it was raised, such as a look-up that
-    found nothing, is no part of what a traceback shows.
+    found nothing, is no part of what a traceback shows. A message may quote files and other
+    processes: a terminal shows what they say and does not obey it, and a long text loses its
+    middle.
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*args)
+        super().__init__(*(_lines(arg) if isinstance(arg, str) else arg for arg in args))
         self.__suppress_context__ = True
 
 
@@ -51,7 +54,7 @@ class CompileError(OpError, RuntimeError):
 
 def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
     """Raise the standard message for a wrong argument."""
-    raise ArgumentError(f"{op}: {argument}: expected {cut(expected)}, got {cut(got)}")
+    raise ArgumentError(f"{op}: {cut(argument)}: expected {cut(expected)}, got {cut(got)}")
 
 
 def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> str:
@@ -68,12 +71,31 @@ def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> st
 
 def shown(value: object) -> str:
     """A value in a message: a short text of one line, whatever it is."""
-    return " ".join(_SHORT.repr(value).split())
+    return printable(" ".join(_SHORT.repr(value).split()))
 
 
 def cut(text: str) -> str:
-    """The beginning of a text that is too long for a message."""
+    """A text from elsewhere in a message: printable, and its beginning where it is too long."""
+    text = printable(text[: MAX_TEXT + 1])
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
+
+
+def shortened(message: str) -> str:
+    """A whole message without its middle where it is too long."""
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= 2 * half else f"{message[:half]} ... {message[-half:]}"
+
+
+def printable(text: str) -> str:
+    """The text with line ends, control characters and halves of characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _lines(message: str) -> str:
+    """A message with its own line ends, which `cut` escapes in what it quotes."""
+    return "\n".join(map(printable, shortened(message).split("\n")))
 
 
 def _close(name: str, known: Iterable[str]) -> list[str]:

@@ -70,6 +70,17 @@ def test_a_refusal_shows_one_traceback(refused) -> None:
     assert shown(caught.value).count("Traceback") == 1, shown(caught.value)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_terminal_shows_what_a_message_quotes_and_does_not_obey_it(kind) -> None:
+    quoted = f"\x1b[31m\u202e\udc80{'x' * 1_000_000}"
+    message = str(kind(f"{quoted}: expected this,\n  got that"))
+    assert message.startswith("\\x1b[31m\\u202e\\udc80xxx")
+    assert message.endswith("xxx: expected this,\n  got that")
+    assert len(message) < 1.1 * errors.MAX_MESSAGE
+    assert "\n" not in errors.cut(f"one\nanother{quoted}")
+    assert len(errors.cut(quoted)) == errors.MAX_TEXT
+
+
 def refuse_in_a_handler(kind) -> None:
     """As a call does that looks a key up first."""
     try:

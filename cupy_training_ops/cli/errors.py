@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..errors import CompileError, OpError, ProviderError
-from .printable import printable
+from ..errors import CompileError, OpError, ProviderError, printable, shortened
 
 CHECK_FAILED, BAD_USAGE, NO_GPU, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 
@@ -88,7 +87,7 @@ def _usage(error: Any) -> str:
 
 
 def _line(error: object) -> str:
-    return f"Error: {printable(str(error))}"
+    return f"Error: {printable(shortened(str(error)))}"
 
 
 def _log(error: object) -> str:

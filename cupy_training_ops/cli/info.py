@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from ..codecs import Packed, get_codec
+from ..errors import printable
 from .inputs import Member, contents, file_type
 from .lines import Lines, json_option
 from .machine import processor
-from .printable import printable, say
+from .printable import say
 from .table import aligned, wrapped
 
 

@@ -18,13 +18,13 @@ from ..codecs import Packed
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored
 from ..codecs.safetensors_file import is_safetensors, tensors
 from ..dtypes import BFLOAT16
-from ..errors import unknown
+from ..errors import cut, unknown
 from .errors import Failure, reading
 from .printable import say
 
 STREAM = "-"  # stdin as FILE, stdout as OUT; `./-` is a file of that name
 MAX_LISTED = 100  # characters of the names of arrays in a message
-NAMELESS = "array"  # what comes from stdin
+NAMELESS = "array"  # what comes from stdin, or has an empty name
 
 file_type = click.Path(allow_dash=True)
 
@@ -64,7 +64,7 @@ class Member(NamedTuple):
 
     def skip(self, reason: str) -> None:
         """Say on stderr that it is left out."""
-        say(f"{self.file}: {self.name}: skipped: {reason}", err=True)
+        say(f"{self.file}: {cut(self.name)}: skipped: {reason}", err=True)
 
 
 class Piped(io.BytesIO):

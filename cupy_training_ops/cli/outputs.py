@@ -16,7 +16,7 @@ import click
 
 from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
 from .errors import Failure, writing
-from .inputs import STREAM
+from .inputs import NAMELESS, STREAM
 from .printable import say
 from .signals import ends_with
 
@@ -78,10 +78,11 @@ def say_done(out: str, done: str) -> None:
 
 def _plain(name: str) -> str:
     """A name without what leads elsewhere or hides: that is written as in an address."""
-    return "".join(
+    plain = "".join(
         c if c.isprintable() and c not in "/\\%" else quote(c, safe="", errors="surrogatepass")
-        for c in name
+        for c in name or NAMELESS
     )
+    return f"%2E{plain[1:]}" if plain.startswith(".") else plain
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..dtypes import dtype_name
-from .printable import printable
+from ..errors import printable
 from .recommend import snr_db
 from .summary import Summary
 from .table import aligned, wrapped

@@ -14,7 +14,7 @@ import numpy as np
 from ..codecs import CODECS
 from ..declare import schema
 from ..dtypes import BFLOAT16, FLOAT32, FLOATS, dtype_name, to_dtype
-from ..errors import ArgumentError
+from ..errors import ArgumentError, printable
 from .choice import Known
 from .errors import CHECK_FAILED, Failure
 from .generate import DISTRIBUTIONS, generate
@@ -23,7 +23,6 @@ from .lines import Lines, json_option
 from .machine import computing
 from .outputs import force_option
 from .plot import Plot, plot_option
-from .printable import printable
 from .progress import advancing
 from .provider import array_library, provider_option
 from .recommend import Quality

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..codecs.table import Codec
 from ..dtypes import BFLOAT16, Dtype
+from ..errors import cut
 from .inputs import Member
 
 
@@ -22,7 +23,7 @@ def not_taken(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
         return None
     hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
     what = "no type that a codec asked for takes" if codecs else "no floating-point type"
-    return f"{dtype} is {what}{hint}"
+    return f"{cut(str(dtype))} is {what}{hint}"
 
 
 def is_floating(dtype: Dtype) -> bool:

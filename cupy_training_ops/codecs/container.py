@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, cut, shown
 from .atomic_file import replacing
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, stored, undamaged
 
@@ -70,7 +70,7 @@ def opened(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
     with _readable(file) as stream:
         members = stored(stream, file)
         if isinstance(members, Stored):
-            dtype = members.header().dtype
+            dtype = cut(str(members.header().dtype))
             raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")
         header = _parsed(file, kind, _member(file, kind, members, "header"))
         yield Opened(file, kind, _checked(file, kind, header), members)
@@ -98,7 +98,8 @@ def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str
 def _parsed(file: object, kind: Format, member: Stored) -> object:
     shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
-        raise ArgumentError(f"{file}: no {kind.noun}: its header is {dtype} of shape {shape}")
+        about = f"{cut(str(dtype))} of shape {shape}"
+        raise ArgumentError(f"{file}: no {kind.noun}: its header is {about}")
     text = str(member.read())
     with undamaged(str(file)):
         return json.loads(text)
@@ -112,8 +113,9 @@ def _checked(file: object, kind: Format, header: object) -> Header:
     readable = range(kind.oldest, kind.version + 1)
     if type(version) is not int or version not in readable:
         newer = isinstance(version, int) and version > kind.version
+        hint = "; a newer cupy-training-ops may read it" if newer else ""
+        expected = " or ".join(map(str, readable))
         raise ArgumentError(
-            f"{file}: expected format version {' or '.join(map(str, readable))}, got {version!r}"
-            f"{'; a newer cupy-training-ops may read it' if newer else ''}"
+            f"{file}: expected format version {expected}, got {shown(version)}{hint}"
         )
     return header

@@ -197,7 +197,7 @@ def get_codec(name: str) -> Codec:
     """A codec by name; an error that lists the names there are."""
     codec = CODECS.get(name)
     if codec is None:
-        raise ArgumentError(f"no codec {name!r}; known: {', '.join(CODECS)}")
+        raise ArgumentError(f"no codec {shown(name)}; known: {', '.join(CODECS)}")
     return codec
 
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import GroupError
+from ..errors import GroupError, printable
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
 SPIN = 1e-3  # seconds of looking without a pause
@@ -60,16 +60,16 @@ def unpacked(data: Part) -> Message:
     return Message(FAULT, f"a message came whose {len(view)} bytes cannot be read", [])
 
 
-def printable(text: str) -> str:
-    """The beginning of a text that another rank sent, without what would steer a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_WORDS])
+def quoted(text: str) -> str:
+    """The beginning of a text that another rank sent, as a terminal may show it."""
+    return printable(text[:MAX_WORDS])
 
 
 def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
     """What a rank said that is not what the first one did; empty where all agree."""
     for rank, text in zip(ranks, texts, strict=True):
         if text != texts[0]:
-            first, other = map(printable, _difference(texts[0], text))
+            first, other = map(quoted, _difference(texts[0], text))
             return f"{DISAGREE}rank {ranks[0]} calls {first}, rank {rank} calls {other}"
     return ""
 
@@ -169,9 +169,9 @@ class Engine:
         message, due = unpacked(data), self.heard[peer] + 1
         number = message.number
         if number == LEFT:
-            self._left[peer] = printable(message.text)
+            self._left[peer] = quoted(message.text)
         elif number == FAULT:
-            self.note(printable(message.text))
+            self.note(quoted(message.text))
         elif number == due:
             self.heard[peer] = due
             self._inbox[peer].append(message)
@@ -214,7 +214,7 @@ class Engine:
         if not self.has_ended:
             self.has_ended = True
             self.fault = self.fault or STOPPED  # before anything that may fail
-            self.fault = printable(words)
+            self.fault = quoted(words)
             with contextlib.suppress(Exception):
                 self.farewell(FAULT, self.fault)
 

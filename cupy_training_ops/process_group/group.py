@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from ..forks import InChild
 from . import embedded
-from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, printable
+from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, quoted
 
 DEFAULT_TIMEOUT = 300.0
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
@@ -162,7 +162,7 @@ class ProcessGroup:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
             words = f"rank {self.rank} failed: {kind.__name__}: {error}"
-            self._engine.last_words = printable(words)
+            self._engine.last_words = quoted(words)
         self.close()
 
     def check(self) -> None:
@@ -217,7 +217,7 @@ class ProcessGroup:
         with self.call(op) as engine:
             words, found = engine.exchange(ranks, text, parts, answer)
         if words:
-            raise ArgumentError(f"{op}: {printable(words)}")
+            raise ArgumentError(f"{op}: {quoted(words)}")
         return found
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:

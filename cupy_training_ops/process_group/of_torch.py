@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
 from ..waiting import MOST, Caller
-from .engine import GRACE, Engine, packed, printable
+from .engine import GRACE, Engine, packed, quoted
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 ENDED = "fault"  # the key of the words that end the group
@@ -116,7 +116,7 @@ class Torch(Engine):
                 self._ask(self._store.delete_key, key)
             self.hear(peer, data)
         elif said:
-            self.note(printable(str(said, "utf-8", "replace")))
+            self.note(quoted(str(said, "utf-8", "replace")))
 
     def farewell(self, number: int, words: str) -> None:
         if words:

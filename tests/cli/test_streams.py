@@ -204,7 +204,7 @@ def test_files_and_names_are_chosen_from(x, tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b", "../a", "/etc/passwd", "a\\b", "50%", "%2F", "a\nb", "..", ""]
+    "name", ["a/b", "../a", "/etc/passwd", "a\\b", "50%", "%2F", "a\nb", "..", ".", ".bashrc", ""]
 )
 def test_a_name_leads_nowhere_else(name, x, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -212,8 +212,11 @@ def test_a_name_leads_nowhere_else(name, x, tmp_path, monkeypatch) -> None:
     assert call("encode", "x.npz", "to/packed/", "--codec", "pack8").exit_code == 0
     (file,) = (tmp_path / "to").rglob("*.npz")
     assert file.parent == tmp_path / "to" / "packed"
+    assert not file.name.startswith(".")
     assert call("decode", file, "back.npz").exit_code == 0
-    assert list(members("back.npz")) == [name or Path(".npz").stem]
+    assert list(members("back.npz")) == [name or "array"]
+    assert call("decode", file, "back/").exit_code == 0
+    assert [path.name for path in Path("back").iterdir()] == [f"{file.stem}.npy"]
 
 
 def test_what_is_there_is_kept_without_force(x, tmp_path, monkeypatch) -> None:

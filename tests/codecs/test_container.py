@@ -11,7 +11,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from cupy_training_ops import ArgumentError
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, Packed
 from cupy_training_ops.codecs import container, numpy_file
 from cupy_training_ops.codecs.packed import FORMAT
 
@@ -201,6 +202,36 @@ def test_a_header_as_long_as_an_array_is_not_read() -> None:
     text = np.array("x" * (FORMAT.longest_header // 4 + 1))
     with pytest.raises(ArgumentError, match="its header is <U262145"):
         read(archive(header=npy(text), code=npy(np.arange(3))))
+
+
+LOUD = ["\x1b[31m\n" + "x" * 200_000, {"\x1b[2J" + "x" * 200_000: 1}, [1] * 100_000, 10**4000]
+
+
+@pytest.mark.parametrize("loud", LOUD, ids=["text", "dictionary", "list", "integer"])
+@pytest.mark.parametrize("key", ["format", "version", "codec", "dtype", "shape", "options"])
+def test_what_a_header_says_is_a_short_line_of_a_message(key, loud) -> None:
+    about = {"codec": "pack8", "dtype": "float32", "shape": [3], "options": {}}
+    text = {"format": FORMAT.name, "version": FORMAT.version, **about, key: loud}
+    header = np.array(json.dumps(text))
+    with pytest.raises(ArgumentError) as caught:
+        Packed.load(archive(header=npy(header), code=npy(np.zeros(3, np.uint8))))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("loud", LOUD, ids=["text", "dictionary", "list", "integer"])
+@pytest.mark.parametrize("key", ["version", "optimizer", "shapes", "step", "more"])
+def test_what_a_state_says_is_a_short_line_of_a_message(key, loud) -> None:
+    optimizer = cto.AdamW([np.ones(3, np.float32)])
+    whole = io.BytesIO()
+    optimizer.save(whole)
+    with zipfile.ZipFile(whole) as made:
+        parts = {name.removesuffix(".npy"): made.read(name) for name in made.namelist()}
+    text = json.loads(str(np.load(io.BytesIO(parts["header"])))) | {key: loud}
+    with pytest.raises(ArgumentError) as caught:
+        optimizer.load(archive(**parts | {"header": npy(np.array(json.dumps(text)))}))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("x", [np.arange(6.0).reshape(2, 3), np.float32(3), np.zeros((0, 2))])

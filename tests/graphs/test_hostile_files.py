@@ -399,3 +399,57 @@ def test_a_model_that_was_changed_is_refused_or_opened(name: str, n: int, rng) -
         except cto.OpError:
             n_refused += 1
     assert n_refused > n / 2
+
+
+def test_texts_of_a_model_are_shown_and_not_obeyed() -> None:
+    """Each text of a model in turn is one that steers a terminal, has lines and is long."""
+    loud = "\x1b[31m\u202e\nError: " + "x" * 20_000
+    refusals = 0
+    for place in texts(scattered()):
+        model = scattered()
+        *path, last = place
+        message = model
+        for name, i in path:
+            message = getattr(message, name) if i is None else getattr(message, name)[i]
+        name, i = last
+        value = loud if isinstance(getattr(message, name), str) else loud.encode()
+        if i is None:
+            setattr(message, name, value)
+        else:
+            getattr(message, name)[i] = value
+        try:
+            cto.onnx.Session(model).run({"X": np.ones((2, 3), np.float32)})
+        except cto.OpError as error:
+            lines = str(error).splitlines()
+            assert all(line.isprintable() and len(line) < 2000 for line in lines), place
+            assert not any(line.startswith("Error: ") for line in lines), place
+            refusals += 1
+    assert refusals >= 15
+
+
+def scattered() -> onnx.ModelProto:
+    """A model with names, attributes of text and several nodes."""
+    nodes = [
+        helper.make_node("Gemm", ["X", "W"], ["Y"], name="first", transA=0, alpha=1.0),
+        helper.make_node("ScatterND", ["Y", "I", "U"], ["Z"], reduction="none"),
+    ]
+    given = [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["b", 3])]
+    made = [helper.make_tensor_value_info("Z", TensorProto.FLOAT, ["b", 4])]
+    kept = [
+        helper.make_tensor("W", TensorProto.FLOAT, [3, 4], [1.0] * 12),
+        helper.make_tensor("I", TensorProto.INT64, [1, 1], [0]),
+        helper.make_tensor("U", TensorProto.FLOAT, [1, 4], [0.0] * 4),
+    ]
+    graph = helper.make_graph(nodes, "g", given, made, kept)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def texts(message) -> Iterator[tuple[tuple[str, int | None], ...]]:
+    """The way to each text of a protobuf message."""
+    for field, value in message.ListFields():
+        is_one = hasattr(value, "ListFields") or isinstance(value, str | bytes | int | float)
+        for i, item in [(None, value)] if is_one else enumerate(value):
+            if isinstance(item, str | bytes):
+                yield ((field.name, i),)
+            elif hasattr(item, "ListFields"):
+                yield from (((field.name, i), *rest) for rest in texts(item))

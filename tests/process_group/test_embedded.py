@@ -308,8 +308,8 @@ def test_what_a_lying_peer_sends_is_an_error_of_the_group(name) -> None:
 
 
 def test_a_disagreement_that_is_no_text_is_escaped() -> None:
-    assert engine.printable("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
-    assert len(engine.printable("\x1b" * 5000)) <= 4 * engine.MAX_WORDS
+    assert engine.quoted("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
+    assert len(engine.quoted("\x1b" * 5000)) <= 4 * engine.MAX_WORDS
 
 
 def test_two_arrays_for_one_are_an_error_on_both_ranks() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, shown
 from .halves import wide
 from .table import axis_of, standard
 
@@ -81,7 +81,9 @@ def _scattered(
         return found
     functions = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     if reduction not in functions:
-        raise ArgumentError(f"expected a reduction among {sorted(functions)}, got {reduction!r}")
+        raise ArgumentError(
+            f"expected a reduction among {sorted(functions)}, got {shown(reduction)}"
+        )
     found = wide(found)
     getattr(xp, functions[reduction]).at(found, places, wide(updates))
     return found.astype(x.dtype, copy=False)
