@@ -20,7 +20,7 @@ from ...declare.schema import (
     real,
 )
 from ...declare.type_rows import TypeRows, Types
-from ...dtypes import FLOAT16, FLOAT32, FLOAT64
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan, by_value
@@ -33,8 +33,9 @@ ROWS = TypeRows(
     "S S S",
     "float16 float16 float32",
     "float16 float32 float32",
+    "bfloat16 bfloat16 float32",
     "bfloat16 float32 float32",
-    S=(FLOAT32, FLOAT16, FLOAT64),
+    S=(FLOAT32, FLOAT16, FLOAT64, BFLOAT16),
 )
 CHANNELS = "shape (C,)"
 IMAGES = "shape (N, C, ...), or rank 1; C-contiguous, or with the channels last in memory"

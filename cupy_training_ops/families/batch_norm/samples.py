@@ -23,6 +23,8 @@ ROWS: tuple[Row, ...] = (
     (BFLOAT16, FLOAT32, FLOAT32),
     (FLOAT16,) * 3,
     (FLOAT16, FLOAT16, FLOAT32),
+    (BFLOAT16,) * 3,
+    (BFLOAT16, BFLOAT16, FLOAT32),
 )
 GIVEN = {"training_mode": False}
 BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
@@ -94,7 +96,7 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
         make = partial(inputs, name=name, shape=(4, 6, 8, 8), row=row)
         yield Sample(name, f"{_types(row)}-ordinary", make, required)
     for i, (label, shape, offset) in enumerate(CALLS):
-        for row in (ROWS[(i + number) % 6], ROWS[(i + number + 2 + i % 3) % 6]):
+        for row in (ROWS[(i + number) % 6], ROWS[(i + number + 2 + i % 3) % 6], ROWS[6 + i % 2]):
             make = partial(inputs, name=name, shape=shape, row=row)
             yield Sample(name, f"{_types(row)}-{label}", make, required, offset)
     for label, shape in (("special-pieces", (3, 6, 20)), ("special-columns", (9, 6))):
