@@ -334,8 +334,11 @@ def _extent(dim: Proto) -> Extent:
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
     """What goes in and out is of types that are computed here, where the model says any."""
     for item in items:
-        sequence = item.type.WhichOneof("value") == "sequence_type"
-        kind = item.type.sequence_type.elem_type if sequence else item.type
+        form = item.type.WhichOneof("value")
+        if form not in (None, "tensor_type", "sequence_type"):
+            words = f"values of {form.removesuffix('_type')} type are not read here"
+            problems.add(f"value {cut(_text(item.name))!r}", words)
+        kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
         number = kind.tensor_type.elem_type
         if number and _maybe(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"

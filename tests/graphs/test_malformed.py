@@ -184,3 +184,10 @@ def test_constants_and_seeds_of_another_type_are_refused() -> None:
     for seed in ("1", 1.0):
         node = helper.make_node("Dropout", ["x"], ["y"], seed=seed)
         assert "(Dropout): seed: expected an integer" in refusal(model([node]))
+
+
+def test_an_optional_input_is_refused() -> None:
+    found = model([helper.make_node("Identity", ["x"], ["y"])])
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, (2, 3)))
+    found.graph.input[0].type.CopyFrom(kind)
+    assert "value 'x': values of optional type are not read here" in refusal(found)
