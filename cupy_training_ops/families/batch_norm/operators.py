@@ -176,7 +176,7 @@ class BatchNormalizationGrad(_BatchNorm):
         Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
     )
     outputs = (
-        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape and layout of X"),
+        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X; a new one in its layout"),
         Output("scale_grad", "T1", shape=CHANNELS),
         Output("bias_grad", "T1", shape=CHANNELS),
     )
