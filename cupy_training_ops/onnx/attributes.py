@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
+from ..dtypes import HostArray
 from ..errors import ArgumentError, shown
 
 _WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text"}
@@ -37,7 +38,7 @@ def _is(value: object, kind: Any) -> bool:
     item = _item(kind)
     if item is not None:
         return isinstance(value, tuple) and all(isinstance(each, item) for each in value)
-    if get_origin(kind) is np.ndarray:
+    if kind == HostArray:
         return isinstance(value, np.ndarray)
     return isinstance(value, kind) if kind in _WORDS else kind is not type(None)
 
