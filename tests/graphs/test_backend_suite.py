@@ -20,7 +20,7 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 import cupy_training_ops as cto
 
-COUNTS = Path(__file__).parent / "data" / "backend_suite.json"
+COUNTS = Path(__file__).parents[1] / "data" / "onnx_backend_suite.json"
 # Cases whose answers are others on purpose.
 OTHERWISE = {
     "training_dropout": "masks are drawn by another generator than NumPy's",
