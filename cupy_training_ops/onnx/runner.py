@@ -63,7 +63,7 @@ def _of_table(node: Node, item: Standard) -> Runner:
     given = [bool(name) for name in node.inputs]
     attributes = item.checked(given, {**node.attributes, **count})
     return Runner(
-        lambda xp: _tabled(partial(item.function, xp, **attributes)),
+        lambda xp: partial(_tabled, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),
         makes_host=frozenset({0} if item.shapes_only and not item.grows else ()),
         follows=not item.shapes_only,
@@ -75,16 +75,12 @@ def _of_table(node: Node, item: Standard) -> Runner:
     )
 
 
-def _tabled(function: Any) -> Any:
-    """A function whose results are a sequence; NumPy's scalars become arrays."""
-
-    def run(values: list[Any], out: Any = None) -> Sequence[Any]:
-        result = function(*values) if out is None else function(*values, out=out[0])
-        if type(result) is tuple:
-            return tuple(map(_array, result))
-        return (_array(result),)
-
-    return run
+def _tabled(function: Any, values: list[Any], out: Any = None) -> Sequence[Any]:
+    """The results of a function as a sequence; NumPy's scalars become arrays."""
+    result = function(*values) if out is None else function(*values, out=out[0])
+    if type(result) is tuple:
+        return tuple(map(_array, result))
+    return (_array(result),)
 
 
 def _array(value: Any) -> Any:
