@@ -21,6 +21,9 @@ SHORT_THREADS = 128  # of a block with several lines
 BUNDLE_THREADS = 512  # of a block at most, of neighbouring lines in vectors
 HELD_NBYTES = 128  # that a thread holds of any other line, where registers are not scarce
 
+TRANSPOSED_SIDE = 32  # of tiles
+TRANSPOSING_THREADS = 256  # of a block
+
 FP10_IN_WORD = 3  # codes
 
 # The types that kernels of several families are compiled for: cuda_src/core/slots.cuh.

@@ -124,8 +124,6 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("RecordEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
     ("WaitEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
     ("AdamOptimizer", "types"): "a kernel registered upstream has no float64; the list here has",
-    ("BatchNormalizationGrad", "types"): "no kernel is registered for bfloat16 statistics",
-    ("BatchNormInternal", "types"): "no kernel is registered for bfloat16 statistics",
     ("MixedPrecisionScale", "types"): "no kernel is registered for other scales than float32",
 }  # fmt: skip
 

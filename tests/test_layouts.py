@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -160,7 +162,7 @@ def test_dimensions_of_one_element_fit_every_layout(rng) -> None:
 
 # ---- channels last ------------------------------------------------------------------------------
 
-BATCH_NORMS = [name for name in names() if get_op(name).declaration.lies_as.alike]
+BATCH_NORMS = ["BatchNormInternal", "BatchNormalizationGrad"]
 
 
 def batch_norm_call(name: str, rng, shape=(3, 5, 6, 7)) -> tuple:
@@ -174,10 +176,6 @@ def batch_norm_call(name: str, rng, shape=(3, 5, 6, 7)) -> tuple:
 
 def in_order(values, order, place=np.asarray) -> list:
     return [laid_out(v, order, place) if v.ndim == len(order) else place(v.copy()) for v in values]
-
-
-def test_who_takes_channels_last() -> None:
-    assert BATCH_NORMS == ["BatchNormInternal", "BatchNormalizationGrad"]
 
 
 @pytest.mark.parametrize(
@@ -207,11 +205,36 @@ def test_channels_elsewhere_are_refused(name, anywhere, rng) -> None:
     with pytest.raises(ArgumentError, match=message):
         op(*line)
     last = in_order(values, CHANNELS_LAST, anywhere.place)
-    with pytest.raises(ArgumentError, match=r"out \((Y|X_grad)\): expected the layout of"):
-        op(*last, out=(anywhere.place(values[0].copy()), *[None] * (len(op.outputs) - 1)))
-    if name == "BatchNormalizationGrad":
-        with pytest.raises(ArgumentError, match="X: expected the layout of dY"):
-            op(last[0], anywhere.place(values[1].copy()), *last[2:])
+    if name == "BatchNormInternal":
+        with pytest.raises(ArgumentError, match=r"out \(Y\): expected the layout of"):
+            op(*last, out=(anywhere.place(values[0].copy()), *[None] * (len(op.outputs) - 1)))
     last[-3 if name == "BatchNormalizationGrad" else 1] = anywhere.place(np.ones(10, FLOAT32))[::2]
     with pytest.raises(ArgumentError, match="scale: expected a C-contiguous array"):
         op(*last)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 6, 7), (2, 40, 33), (2, 3, 1, 4)], ids=str)
+@pytest.mark.parametrize("is_last", list(itertools.product((False, True), repeat=2)), ids=str)
+def test_gradients_of_batch_norm_take_images_of_two_layouts(shape, is_last, anywhere, rng) -> None:
+    """The results are those of C-contiguous images; a new X_grad lies as X, one that is given in
+    any of the two layouts, dY's own array among them."""
+    op, values = batch_norm_call("BatchNormalizationGrad", rng, shape)
+    last = (0, *range(2, len(shape)), 1)
+    expected = op(*[v.copy() for v in values])
+
+    def placed(value: np.ndarray, lies_last: bool):
+        return laid_out(value, last, anywhere.place) if lies_last else anywhere.place(value.copy())
+
+    def arrays() -> list:
+        images = [placed(v, lies) for v, lies in zip(values, is_last, strict=False)]
+        return [*images, *[anywhere.place(v.copy()) for v in values[2:]]]
+
+    for case in ("new", False, True, "dY"):
+        given = arrays()
+        out = given[0] if case == "dY" else placed(np.zeros(shape, FLOAT32), case is True)
+        results = op(*given, out=None if case == "new" else (out, None, None))
+        lies_last = {"new": is_last[1], "dY": is_last[0]}.get(case, case)
+        assert lies_in(results[0], last) == lies_last
+        assert case == "new" or results[0] is out
+        for actual, wanted in zip(results, expected, strict=True):
+            assert_matches(anywhere.host(actual), wanted, slack=1e-4)

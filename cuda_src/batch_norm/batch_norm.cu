@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has seven kernels, the gradient two more. A channel that fits into a block is read once: into registers by
+// Each operator has seven kernels, the gradient three more. A channel that fits into a block is read once: into registers by
 // __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
 // bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
 // batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
 // rows in __column_parts, and of 2-byte types in __column_rings. For large gradients of these each
-// pass has a launch, __column_sums and __column_results.
+// pass has a launch, __column_sums and __column_results. __transpose is for images of two layouts.
+#include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
 #include "batch_norm/kept.cuh"
@@ -243,4 +244,10 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
     in_shared<vec::WIDTH<T> / 2>(op, held, shared);
+}
+
+// dY as X lies, where its channels lie otherwise, and back: (n, height, width) as (n, width, height).
+extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS)
+    batch_normalization_grad__transpose(const T* from, T* to, i64 height, i64 width) {
+    transpose::swap_last(from, to, height, width);
 }

@@ -11,7 +11,7 @@ namespace cto::batch_norm::operators {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
-// Of X and Y; what there is for each channel has the type of A, or is float16.
+// Of X and Y; what there is for each channel has the type of A, or theirs where that is a half type.
 using slots::T;
 using A = Acc<T>;
 
@@ -21,12 +21,12 @@ struct ByChannel {
     bool is_half;
 
     __device__ A operator[](i64 i) const {
-        return is_half ? static_cast<A>(static_cast<const __half*>(array)[i])
+        return is_half ? static_cast<A>(to_acc(static_cast<const T*>(array)[i]))
                        : static_cast<const A*>(array)[i];
     }
     __device__ void store(i64 i, A value) const {
         if (array && is_half)
-            static_cast<__half*>(array)[i] = from_acc<__half>(value);
+            static_cast<T*>(array)[i] = from_acc<T>(value);
         else if (array)
             static_cast<A*>(array)[i] = value;
     }

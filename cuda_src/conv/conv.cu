@@ -4,6 +4,7 @@
 // All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
 // convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
 // have kernels of their own.
+#include "algorithm/transpose.cuh"
 #include "conv/depthwise_walks.cuh"
 #include "conv/direct_image.cuh"
 #include "conv/direct_weight.cuh"
@@ -295,10 +296,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
 }
 
 // (n, height, width) as (n, width, height).
-extern "C" __global__ void __launch_bounds__(THREADS, TRANSPOSING_BLOCKS)
+extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS, TRANSPOSING_BLOCKS)
     conv__transpose(const T* from, T* to, i64 height, i64 width) {
     if constexpr (WITHOUT_TILES) {
-        conv::layouts::transpose(from, to, height, width);
+        transpose::swap_last(from, to, height, width);
     }
 }
 

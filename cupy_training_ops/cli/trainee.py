@@ -35,7 +35,7 @@ def made(session: TrainingSession, size: int, seed: int) -> Iterator[Batch]:
 
 
 def _drawn(rng: Any, graph: Graph, said: Value, size: int) -> Any:
-    shape = tuple(size if extent is None else extent for extent in said.shape or ())
+    shape = tuple(extent if isinstance(extent, int) else size for extent in said.shape or ())
     if said.dtype is not None and said.dtype.kind in "iu":
         return rng.integers(0, _rows(graph, said.name), shape).astype(said.dtype)
     return rng.standard_normal(shape).astype(said.dtype or np.float32)
@@ -48,7 +48,7 @@ def _rows(graph: Graph, name: str) -> int:
         if node.op_type == "Gather" and node.inputs[1] == name:
             shape, axis = shapes.get(node.inputs[0]) or (), int(node.attributes.get("axis", 0))
             extent = shape[axis] if -len(shape) <= axis < len(shape) else None
-            return extent or 2
+            return extent if isinstance(extent, int) and extent else 2
     return 2
 
 

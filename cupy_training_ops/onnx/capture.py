@@ -44,6 +44,7 @@ class Captures:
         """The session's results; of its feeds those that are not fixed are given."""
         self._session.n_begun = 0
         given = {name: self._session.checked(name, value) for name, value in feeds.items()}
+        self._session.extents.check(given)
         for name, value in given.items():
             self._session.labels.look_at(name, value)
         form = self._form(given)

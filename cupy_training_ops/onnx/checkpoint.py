@@ -41,6 +41,9 @@ class Checkpoint:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a file, its tensors in the one beside it if they are there."""
+    if path.is_dir():
+        words = "a folder, as older releases of onnxruntime-training wrote, which are not read here"
+        raise ArgumentError(f"{path}: expected a checkpoint's file, got {words}")
     buffer = Buffer(read_bounded(path, MOST_BYTES), str(path))
     root = buffer.root(IDENTIFIER)
     reader = _Reader(buffer, path.with_name(path.name + ".data"))

@@ -12,9 +12,10 @@ from ..errors import ArgumentError, cut
 
 STANDARD = ("", "ai.onnx")  # two names of one domain
 MOST_SHOWN = 30  # problems in a message
+Extent = int | str | None  # of a dimension: a number, a name, or nothing is said
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node; `version` is that of its domain's opset."""
 
@@ -44,7 +45,7 @@ class Value(NamedTuple):
 
     name: str
     dtype: Dtype | None
-    shape: tuple[int | None, ...] | None
+    shape: tuple[Extent, ...] | None
     is_sequence: bool = False
 
 
@@ -57,6 +58,7 @@ class Graph:
     outputs: tuple[Value, ...]
     constants: Mapping[str, HostArray]
     types: Mapping[str, Dtype] = field(default_factory=dict)  # that the model says of values
+    shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)  # the same
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """The same with other nodes."""

@@ -12,7 +12,7 @@ from ..frame.op import Op
 Run = Callable[..., Sequence[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Runner:
     """What runs a node, and what a session may know of it.
 

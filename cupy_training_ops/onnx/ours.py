@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..declare.schema import Input
+from ..declare.schema import Input, gives
 from ..errors import ArgumentError, cut
 from ..frame.op import Op
+from .attributes import fitting
 from .graph import Node
 from .kinds import Runner
 
@@ -76,14 +78,22 @@ def _living(declared: Sequence[Input], places: Sequence[int], memory: str) -> fr
 
 def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
     """A node's attributes by the names of the class; copied ones are left out."""
-    names = {item.name for item in cls.attributes} | set(cls.declaration.other_attributes)
-    extra = sorted(node.attributes.keys() - names - COPIED)
+    kinds = _kinds(cls)  # type: ignore[arg-type]  # a class has a hash
+    extra = sorted(node.attributes.keys() - kinds.keys() - COPIED)
     if extra:
         raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
-    found = {name: value for name, value in node.attributes.items() if name in names}
-    if "num_outputs" in names:
+    found = fitting({n: v for n, v in node.attributes.items() if n in kinds}, kinds)
+    if "num_outputs" in kinds:
         found.setdefault("num_outputs", len(node.outputs))
     return found
+
+
+@functools.cache
+def _kinds(cls: type[Op]) -> dict[str, Any]:
+    """What each attribute is, by all its names."""
+    kinds = {item.name: gives(item.convert) for item in cls.attributes}
+    others = cls.declaration.other_attributes.items()
+    return kinds | {name: kinds[other.name] for name, other in others}
 
 
 def _check_count(node: Node, cls: type[Op]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
+from .attributes import fitting
 from .graph import Graph, Node, Problems
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}
@@ -24,11 +25,20 @@ DRAWING = frozenset(
 )
 
 
+CONSTANTS = {
+    "value": HostArray,
+    "value_float": float,
+    "value_floats": Sequence[float],
+    "value_int": int,
+    "value_ints": Sequence[int],
+}
+
+
 def prepared(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
     """The graph with constants for nodes that are some, shapes where gradients need them, and
     states for nodes that draw."""
     graph = _with_shapes(_without_constants(graph, problems), problems)
-    return _with_states(_with_early_shapes(graph), seed)
+    return _with_states(_with_early_shapes(graph), problems, seed)
 
 
 def _with_early_shapes(graph: Graph) -> Graph:
@@ -48,14 +58,15 @@ def _is_look(node: Node) -> bool:
     return node.is_standard and node.op_type in ("Shape", "Size") and len(node.inputs) == 1
 
 
-def _with_states(graph: Graph, seed: int | None) -> Graph:
+def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
     """A node that draws takes its seed and its count from an array of the session's own."""
     key = secrets.randbits(64) if seed is None else seed % 2**64
     nodes, states = [], {}
     for i, node in enumerate(graph.nodes):
         place = _state_place(node)
         if place is not None:
-            own = int(node.attributes.get("seed", key)) % 2**64
+            own = _seed_of(node, problems)
+            own = key if own is None else own
             name = f"{node.outputs[0]}{STATE}"
             states[name] = np.array([own ^ (i << 32), 0], np.uint64)
             inputs = (*node.inputs, *[""] * (place - len(node.inputs)), name)
@@ -63,6 +74,16 @@ def _with_states(graph: Graph, seed: int | None) -> Graph:
             node = replace(node, inputs=inputs, attributes=rest)
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), constants={**graph.constants, **states})
+
+
+def _seed_of(node: Node, problems: Problems) -> int | None:
+    """A node's own seed."""
+    try:
+        found = fitting({n: v for n, v in node.attributes.items() if n == "seed"}, {"seed": int})
+    except ArgumentError as error:
+        problems.add(node.title, error)
+        return None
+    return int(found["seed"]) % 2**64 if found else None
 
 
 def _state_place(node: Node) -> int | None:
@@ -93,12 +114,10 @@ def constant(node: Node) -> HostArray:
     """The value of a Constant node."""
     types: dict[str, Any] = {"value_float": np.float32, "value_floats": np.float32}
     types |= {"value_int": np.int64, "value_ints": np.int64}
-    for name, value in node.attributes.items():
-        if name == "value" and isinstance(value, np.ndarray):
-            return value
-        if name in types:
-            return np.array(value, types[name])
-    raise ArgumentError("no constant of numbers")
+    if len(node.attributes) != 1 or not CONSTANTS.keys() >= node.attributes.keys():
+        raise ArgumentError("expected one constant of numbers")
+    ((name, value),) = fitting(node.attributes, CONSTANTS).items()
+    return value if name == "value" else np.array(value, types[name])
 
 
 def _with_shapes(graph: Graph, problems: Problems) -> Graph:

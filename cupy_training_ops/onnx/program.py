@@ -8,6 +8,7 @@ where it is made is copied there once, by a step of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,14 +45,17 @@ class Program(NamedTuple):
 
 
 def runners(
-    graph: Graph, problems: Problems, own: Callable[[Node], Runner | None] = lambda _: None
+    graph: Graph,
+    problems: Problems,
+    known: Mapping[int, Runner] = MappingProxyType({}),
+    own: Callable[[Node], Runner | None] = lambda _: None,
 ) -> dict[int, Runner]:
     """What runs each node, of a session's own nodes what `own` gives; nodes that nothing runs are
-    problems."""
+    problems. `known` has what runs nodes of a graph before, by their identity."""
     found = {}
     for i, node in enumerate(graph.nodes):
         try:
-            found[i] = own(node) or runner(node)
+            found[i] = known.get(id(node)) or own(node) or runner(node)
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:

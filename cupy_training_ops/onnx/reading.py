@@ -19,10 +19,12 @@ import numpy as np
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
-from .graph import STANDARD, Graph, Node, Problems, Value, ordered
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, ordered
+from .standard import NEWEST
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
+UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, or a ModelProto
 
@@ -65,6 +67,8 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def read_bounded(path: Path, most: int) -> bytes:
     """A file's bytes; one that is larger, or none, is refused unread."""
+    if path.is_dir():
+        raise ArgumentError(f"{path}: expected a file, got a folder")
     with open(path, "rb", opener=_without_waiting) as stream:
         if not path.is_file():
             raise ArgumentError(f"{path}: expected a file")
@@ -89,10 +93,14 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
         raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
-    versions = {item.domain: int(item.version) for item in proto.opset_import}
+    if not proto.opset_import:
+        problems.add("the model", "it imports no opset, so that its operators are of no version")
+    versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     constants = dict(_initializers(graph, folder, problems))
     nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inlined(proto))]
     inputs = tuple(_value(item) for item in graph.input)
+    for name in _twice(item.name for item in inputs):
+        problems.add(f"input {cut(name)!r}", "it is given twice")
     outputs = tuple(_value(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
@@ -101,9 +109,10 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     for item in outputs:
         if item.name not in made:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
-    said = [_value(item) for item in graph.value_info]
-    types = {v.name: v.dtype for v in (*said, *inputs, *outputs) if v.dtype and not v.is_sequence}
-    return Graph(nodes_in_order, inputs, outputs, constants, types)
+    said = (*map(_value, graph.value_info), *inputs, *outputs)
+    types = {v.name: v.dtype for v in said if v.dtype and not v.is_sequence}
+    shapes = {v.name: v.shape for v in said if v.shape is not None}
+    return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
 def _inlined(proto: Proto) -> Iterator[Proto]:
@@ -156,18 +165,19 @@ def _initializers(
 
 
 def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
-    domain = "" if proto.domain in STANDARD else _text(proto.domain)
-    known = {("" if d in STANDARD else d): v for d, v in versions.items()}
+    domain = _domain(proto.domain)
     node = Node(
         _text(proto.op_type),
         domain,
-        known.get(domain, 1),
+        versions.get(domain, NEWEST),
         tuple(map(_text, proto.input)),
         tuple(map(_text, proto.output)),
         name=_text(proto.name),
         place=place,
     )
-    attributes = {}
+    attributes: dict[str, Any] = {}
+    for name in _twice(_text(item.name) for item in proto.attribute):
+        problems.add(node.title, f"attribute {cut(name)!r} is given twice")
     for item in proto.attribute:
         try:
             attributes[_text(item.name)] = attribute_value(item)
@@ -175,6 +185,17 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
             problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
     object.__setattr__(node, "attributes", attributes)
     return node
+
+
+def _domain(name: Any) -> str:
+    """A domain by its one name."""
+    return "" if name in STANDARD else _text(name)
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    """The names that are there more than once."""
+    seen: set[str] = set()
+    return [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
 
 
 def attribute_value(item: Proto) -> Any:
@@ -298,18 +319,26 @@ def _value(proto: Proto) -> Value:
         inner = proto.type.sequence_type.elem_type.tensor_type
         return Value(_text(proto.name), _maybe(inner.elem_type), None, is_sequence=True)
     tensor = proto.type.tensor_type
-    shape: tuple[int | None, ...] | None = None
-    if tensor.HasField("shape"):
-        dims = tensor.shape.dim
-        shape = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in dims)
+    shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
     return Value(_text(proto.name), _maybe(tensor.elem_type), shape)
+
+
+def _extent(dim: Proto) -> Extent:
+    """What is said of a dimension; some exporters name what they know nothing of."""
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    name = _text(dim.dim_param)
+    return None if name in UNKNOWN else name
 
 
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
     """What goes in and out is of types that are computed here, where the model says any."""
     for item in items:
-        sequence = item.type.WhichOneof("value") == "sequence_type"
-        kind = item.type.sequence_type.elem_type if sequence else item.type
+        form = item.type.WhichOneof("value")
+        if form not in (None, "tensor_type", "sequence_type"):
+            words = f"values of {form.removesuffix('_type')} type are not read here"
+            problems.add(f"value {cut(_text(item.name))!r}", words)
+        kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
         number = kind.tensor_type.elem_type
         if number and _maybe(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"

@@ -19,6 +19,9 @@ from .standard import NEWEST, TABLE, Standard, find
 
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
 _NAMES = {"ai.onnx": "", "": ""}
+_BY_NAME: dict[str, list[type[Op]]] = {}
+for _key, _cls in REGISTRY.items():
+    _BY_NAME.setdefault(_key[1], []).append(_cls)
 
 
 def runner(node: Node) -> Runner:
@@ -41,7 +44,7 @@ def _shown(domain: str) -> str:
 
 def _operator(node: Node) -> type[Op] | None:
     """The class that serves a node: of its domain and version where there is one."""
-    found = [cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type]
+    found = _BY_NAME.get(node.op_type, [])
     own = [cls for cls in found if _NAMES.get(cls.domain, cls.domain) == node.domain]
     in_table = node.is_standard and node.op_type in TABLE
     if not own:
@@ -56,12 +59,11 @@ def _operator(node: Node) -> type[Op] | None:
 
 def _of_table(node: Node, item: Standard) -> Runner:
     """What runs a node by a function of the table, whose signature says what it takes."""
-    attributes = dict(node.attributes)
-    if item.takes_count:
-        attributes["n_outputs"] = len(node.outputs)
-    item.check([bool(name) for name in node.inputs], attributes)
+    count = {"n_outputs": len(node.outputs)} if item.takes_count else {}
+    given = [bool(name) for name in node.inputs]
+    attributes = item.checked(given, {**node.attributes, **count})
     return Runner(
-        lambda xp: _tabled(partial(item.function, xp, **attributes)),
+        lambda xp: partial(_tabled, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),
         makes_host=frozenset({0} if item.shapes_only and not item.grows else ()),
         follows=not item.shapes_only,
@@ -73,16 +75,12 @@ def _of_table(node: Node, item: Standard) -> Runner:
     )
 
 
-def _tabled(function: Any) -> Any:
-    """A function whose results are a sequence; NumPy's scalars become arrays."""
-
-    def run(values: list[Any], out: Any = None) -> Sequence[Any]:
-        result = function(*values) if out is None else function(*values, out=out[0])
-        if type(result) is tuple:
-            return tuple(map(_array, result))
-        return (_array(result),)
-
-    return run
+def _tabled(function: Any, values: list[Any], out: Any = None) -> Sequence[Any]:
+    """The results of a function as a sequence; NumPy's scalars become arrays."""
+    result = function(*values) if out is None else function(*values, out=out[0])
+    if type(result) is tuple:
+        return tuple(map(_array, result))
+    return (_array(result),)
 
 
 def _array(value: Any) -> Any:

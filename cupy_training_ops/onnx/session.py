@@ -12,14 +12,16 @@ import numpy as np
 from ..declare.schema import integer
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
+from . import gradients
 from .activations import Activations, with_codes
+from .extents import Extents
 from .graph import Graph, Problems, Value
 from .labels import Labels, with_checks
 from .passes import prepared
 from .program import Compiler, Program, runners
 from .reading import Source, read
 from .schedule import scheduled
-from .type_checks import check_types
+from .type_checks import check_divisors, check_types
 from .whole_products import with_tf32, with_whole_products
 
 
@@ -71,19 +73,24 @@ class Session:
         if tf32:
             graph = with_tf32(graph)
         found = runners(graph, problems)
+        first = graph
         check_types(graph, found, problems)
+        check_divisors(graph, problems)
         problems.refuse()
         graph = scheduled(with_whole_products(graph))
         graph = with_checks(graph) if xp is np else graph
         self.labels = Labels(graph)
-        found = runners(graph, problems)
+        known = {id(first.nodes[i]): runner for i, runner in found.items()}
+        found = runners(graph, problems, known)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
-            found = runners(graph, problems, self._activations.runner)
+            found = runners(graph, problems, known, self._activations.runner)
         if xp is not np:
             found = self.labels.runners(graph, found)
+        found = gradients.runners(graph, found)
         self.graph, self.xp = graph, xp
+        self.extents = Extents(graph)
         self._said = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, found, arrays).compile()
         self._written = self.program.written
@@ -142,8 +149,10 @@ class Session:
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
             places = {name: self.program.feeds[name][0] for name in feeds} if known else {}
             values = known[0].copy() if known else self._fed({**fixed, **feeds})
+            new = {name: self.placed(name, feeds[name]) for name in places}
+            self.extents.check(new)
             for name, place in places.items():
-                values[place] = self.placed(name, feeds[name])
+                values[place] = new[name]
             if not known:
                 own = {self.program.feeds[name][0] for name in fixed}
                 given = {place for place, _ in self.program.feeds.values()} - own
@@ -211,8 +220,10 @@ class Session:
         extra = sorted(map(str, feeds.keys() - known.keys()))
         if missing or extra:
             refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
-        for name, value in feeds.items():
-            values[known[name][0]] = self.placed(name, value)
+        placed = {name: self.placed(name, value) for name, value in feeds.items()}
+        self.extents.check(placed)
+        for name, value in placed.items():
+            values[known[name][0]] = value
         return values
 
     def placed(self, name: str, value: Any) -> Any:
@@ -240,8 +251,7 @@ class Session:
         return found
 
     def _check(self, said: Value, value: Any) -> None:
-        """What is fed has the type and the rank that a model says; of labels, upstream's models
-        say extents that are not theirs."""
+        """What is fed has the type and the rank that a model says."""
         if said.is_sequence != isinstance(value, list):
             got = "an array" if said.is_sequence else "a sequence"
             refuse("Session", cut(said.name), "the other of array and sequence", got)

@@ -16,11 +16,11 @@ from ..declare.schema import finite
 from ..errors import ArgumentError, OpError, cut, refuse, shown
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
+from .gradients import BUFFER, refuse_unsummed
 from .graph import Graph
 from .session import Session
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
-BUFFER = "_grad.accumulation.buffer"
 RESET = "lazy_reset_grad"
 DEFAULT_LR = 1e-3  # upstream's
 MOMENTS = ("first_order_moments", "second_order_moments")
@@ -111,6 +111,7 @@ class TrainingSession:
         self._trained = tuple(name.removesuffix(BUFFER) for name in given if name.endswith(BUFFER))
         arrays = {**checkpoint.frozen, **checkpoint.trained}
         self._check(given, arrays)
+        refuse_unsummed(graph, arrays)
         self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
         self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
         self._user = tuple(

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Types through a graph before it runs: which node takes elements that it cannot compute."""
+"""Types through a graph before it runs, and divisors: which node takes elements that it cannot
+compute."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, element_type, to_dtype
-from ..errors import DtypeError, OpError
+from ..errors import ArgumentError, DtypeError, OpError, cut
 from ..frame import checks
 from ..frame.op import Op
 from .graph import Graph, Node, Problems
 from .kinds import Runner
 from .ours import declared_places
 from .reading import onnx_package
+from .standard.elementwise import refuse_zeros
 
 _NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
+_OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
 Known = Mapping[str, Dtype]
 
 
@@ -36,8 +40,24 @@ def check_types(graph: Graph, found: Mapping[int, Runner], problems: Problems) -
         for k, name in enumerate(node.outputs):
             dtype = made[k] if k < len(made) else None
             dtype = dtype or graph.types.get(name)
-            if dtype is not None:
+            if dtype is not None and name:
                 known[name] = dtype
+    for item in graph.outputs:
+        dtype = known.get(item.name)
+        if item.dtype and dtype and item.dtype != dtype:
+            names = element_type(item.dtype).name, element_type(dtype).name
+            problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
+
+
+def check_divisors(graph: Graph, problems: Problems) -> None:
+    """Constants that integers are divided by are not 0."""
+    for node in graph.nodes:
+        if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
+            divisor = graph.constants.get(node.inputs[1])
+            try:
+                refuse_zeros(divisor)
+            except ArgumentError as error:
+                problems.add(node.title, error)
 
 
 def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
@@ -64,55 +84,71 @@ def _fixed(name: str) -> Dtype | None:
         return None
 
 
+class _Schema(NamedTuple):
+    """What ONNX says of an operator: of inputs names, types, and whether they have one type."""
+
+    inputs: tuple[tuple[str, str, bool], ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]  # by type variable
+
+    def input(self, k: int) -> tuple[str, str, bool]:
+        """The k-th input; the last one is whatever is behind it."""
+        return self.inputs[min(k, len(self.inputs) - 1)]
+
+
 def _of_schema(node: Node, known: Known) -> list[Dtype | None]:
     """The types of the outputs of a standard operator, by ONNX's own schema."""
-    schema = _schema(node)
+    schema = _schema(node.op_type, node.version) if node.is_standard else None
     if schema is None:
         return []
-    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    bound: dict[str, Dtype] = {}
-    for k, name in enumerate(node.inputs):
-        if name not in known or not schema.inputs:
-            continue
-        item = schema.inputs[min(k, len(schema.inputs) - 1)]
-        _bind(node, item, known[name], allowed, bound)
-    return [_made(node, schema, k, bound) for k in range(len(node.outputs))]
+    bound: dict[str, Dtype | None] = {}
+    for k, name in enumerate(node.inputs if schema.inputs else ()):
+        if name in known:
+            _bind(node, schema, k, known[name], bound)
+    only = {name: _of_string(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
+    return [_made(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
 
 
 def _bind(
-    node: Node, item: Any, dtype: Dtype, allowed: Mapping[str, set[str]], bound: dict[str, Dtype]
+    node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
-    kinds = allowed.get(item.type_str, {item.type_str})
+    name, variable, is_one = schema.input(k)
+    kinds = schema.allowed.get(variable, {variable})
     if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
         got = element_type(dtype).name
-        raise DtypeError(f"{item.name}: {got} is not among what {node.op_type} takes")
-    is_one = item.option.name != "Variadic" or item.is_homogeneous
-    if item.type_str in allowed and is_one:
-        earlier = bound.setdefault(item.type_str, dtype)
+        raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
+    if variable in schema.allowed and is_one:
+        earlier = bound.setdefault(variable, dtype) or dtype
         if earlier != dtype:
             names = element_type(earlier).name, element_type(dtype).name
-            raise DtypeError(f"{item.name}: expected {names[0]} as the others, got {names[1]}")
+            raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
-def _made(node: Node, schema: Any, k: int, bound: Mapping[str, Dtype]) -> Dtype | None:
+def _made(node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]) -> Dtype | None:
     if "to" in node.attributes and node.op_type == "Cast":
         return to_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":
         return getattr(node.attributes.get("value"), "dtype", FLOAT32)
     if not schema.outputs:
         return None
-    kind = schema.outputs[min(k, len(schema.outputs) - 1)].type_str
+    kind = schema.outputs[min(k, len(schema.outputs) - 1)]
     return bound.get(kind) or _of_string(kind)
 
 
-def _schema(node: Node) -> Any:
-    if not node.is_standard:
-        return None
-    onnx = onnx_package()
+@functools.cache
+def _schema(op_type: str, version: int) -> _Schema | None:
     try:
-        return onnx.defs.get_schema(node.op_type, node.version, "")
+        known = onnx_package().defs.get_schema(op_type, version, "")
     except Exception:  # of ONNX's, which has no schema of upstream's operators
         return None
+    return _Schema(
+        tuple(
+            (item.name, item.type_str, item.option.name != "Variadic" or item.is_homogeneous)
+            for item in known.inputs
+        ),
+        tuple(item.type_str for item in known.outputs),
+        {c.type_param_str: frozenset(c.allowed_type_strs) for c in known.type_constraints},
+    )
 
 
 def _type_string(dtype: Dtype) -> str:
@@ -121,5 +157,4 @@ def _type_string(dtype: Dtype) -> str:
 
 
 def _of_string(kind: str) -> Dtype | None:
-    names = {f"tensor({_NAMES.get(n, n)})": n for n in ("bool", "int64", "float32", "int32")}
-    return to_dtype(names[kind]) if kind in names else None
+    return _fixed(_OURS.get(kind, kind.removeprefix("tensor(").removesuffix(")")))

@@ -40,7 +40,7 @@ def _without_other_names(graph: Graph) -> Graph:
         if node.op_type == "Identity" and node.is_standard and node.outputs[0] not in outputs:
             names[node.outputs[0]] = inputs[0]
         else:
-            nodes.append(replace(node, inputs=inputs))
+            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     return graph.with_nodes(nodes)
 
 
@@ -86,7 +86,7 @@ def _turned(node: Node, name: str) -> Node:
     known = node.attributes
     if node.op_type == "FusedMatMul":
         return replace(node, outputs=(name,), attributes={**known, "transY": 1})
-    flags = {"transA": 1 - known.get("transB", 0), "transB": 1 - known.get("transA", 0)}
+    flags = {"transA": not known.get("transB"), "transB": not known.get("transA")}
     a, b = node.inputs[:2]
     return replace(node, inputs=(b, a), outputs=(name,), attributes={**known, **flags})
 
@@ -105,7 +105,7 @@ def _with_turned_factors(graph: Graph) -> Graph:
 
 def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
     """A product of what these values are transposed of."""
-    flags = [node.attributes.get(f"trans{x}", 0) for x in "AB"]
+    flags = [bool(node.attributes.get(f"trans{x}")) for x in "AB"]  # any integer but 0
     turned = [name in sources for name in node.inputs[:2]]
     moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
     if moves or not any(turned):
@@ -137,12 +137,16 @@ def _with_scaled_products(graph: Graph) -> Graph:
 
 def _with_scaled_factors(graph: Graph) -> Graph:
     """What is scaled for products alone is scaled by their alphas."""
-    outputs = {item.name for item in graph.outputs}
+    outside = {item.name for item in graph.outputs}
+    for node in graph.nodes:
+        outside.update(() if _has_alpha(node) else node.inputs)
+    reads = _reads(graph)
     scaled: dict[str, tuple[str, float]] = {}
     for node in graph.nodes:
         found = _scale_of(graph, node)
-        if found is not None and _is_for_products(graph, node.outputs[0], outputs):
-            scaled[node.outputs[0]] = found
+        name = node.outputs[0] if node.outputs else ""
+        if found is not None and name not in outside and reads[name]:
+            scaled[name] = found
     return graph.with_nodes(_unscaled(graph, scaled))
 
 
@@ -151,15 +155,11 @@ def _unscaled(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> Iterator
     for node in graph.nodes:
         if node.outputs[:1] and node.outputs[0] in scaled:
             continue
-        inputs = tuple(scaled[n][0] if n in scaled else n for n in node.inputs)
         scale = math.prod(scaled[n][1] for n in node.inputs if n in scaled)
-        yield replace(_with_alpha(node, scale) if scale != 1 else node, inputs=inputs)
-
-
-def _is_for_products(graph: Graph, name: str, outputs: set[str]) -> bool:
-    """Whether nothing but products reads a value."""
-    readers = [node for node in graph.nodes if name in node.inputs]
-    return name not in outputs and bool(readers) and all(map(_has_alpha, readers))
+        inputs = tuple(scaled[n][0] if n in scaled else n for n in node.inputs)
+        if inputs != node.inputs:
+            node = replace(_with_alpha(node, scale) if scale != 1 else node, inputs=inputs)
+        yield node
 
 
 def _reads(graph: Graph) -> Counter[str]:

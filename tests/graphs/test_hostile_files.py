@@ -317,7 +317,8 @@ def test_what_is_a_folder_or_missing_is_refused(name: str, tmp_path: Path) -> No
     with pytest.raises(OSError, match=name):
         cto.onnx.TrainingSession(folder)
     (folder / name).mkdir()
-    with pytest.raises(OSError, match=name):
+    words = "got a folder, as older releases" if name == "checkpoint" else "got a folder"
+    with pytest.raises(cto.ArgumentError, match=f"{name}: expected .*{words}"):
         cto.onnx.TrainingSession(folder)
 
 

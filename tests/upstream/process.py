@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Request:
 
     A list of names is a sequence; a list of dtypes one whose tensors are called name_0, name_1, ...
     `between`: other nodes stand before and behind it, as a graph's input may not be its output.
+    `shapes`: of outputs, where an operator asks the graph for them.
     """
 
     op: str
@@ -36,6 +37,7 @@ class Request:
     inputs: Sequence[str | list[str]]
     outputs: Mapping[str, str | list[str]]
     between: bool = False
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def answers(self) -> list[str]:

@@ -3,8 +3,8 @@
 
 Every line of standard input is a folder with request.npz: the inputs by name, and under "request"
 a JSON object with op, domain, attributes, inputs (names; "" for an absent one, a list for a
-sequence), outputs (dtypes by name; a list for a sequence, whose tensors get numbers) and between
-(whether Identity nodes stand before and behind the node). The answer
+sequence), outputs (dtypes by name; a list for a sequence, whose tensors get numbers), between
+(whether Identity nodes stand before and behind the node) and shapes (of some outputs). The answer
 is answer.npz in the same folder and a line of JSON on standard output: null, or what went wrong.
 """
 
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[dict, dict]:
 
 
 def model_of(request: dict, inputs: dict) -> ModelProto:
-    """A model of one node; outputs have a type and no shape."""
+    """A model of one node; outputs have a type, and no shape but where it is asked for."""
     made = [name if isinstance(name, str) else sequence(name) for name in request["inputs"]]
     results, end = list(request["outputs"]), "_" * request["between"]
     node = helper.make_node(
@@ -61,7 +61,7 @@ def model_of(request: dict, inputs: dict) -> ModelProto:
     asked = []
     for name, dtypes in request["outputs"].items():
         if isinstance(dtypes, str):
-            asked.append(value(name, np.dtype(dtypes), None))
+            asked.append(value(name, np.dtype(dtypes), request["shapes"].get(name)))
             continue
         for i, dtype in enumerate(dtypes):
             nodes += taken(name, i)

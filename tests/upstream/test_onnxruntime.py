@@ -69,6 +69,27 @@ def test_events_that_are_refused(number, upstream, rng) -> None:
             upstream(request(op, {}, slots, tuple(arrays)), dict(slots))
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_gradient_of_average_pool_is_wrong_in_three_dimensions(rank, upstream, rng) -> None:
+    """Upstream's, beside the formula; this package's is right. Once upstream's is, compare it."""
+    shape = (2, 3, *rng.integers(5, 8, rank).tolist())
+    dy = rng.standard_normal((2, 3, *(n - 1 for n in shape[2:]))).astype(np.float32)
+    expected = np.zeros(shape)
+    for place in np.ndindex(*dy.shape[2:]):
+        window = tuple(slice(i, i + 2) for i in place)
+        mean = dy[(..., *place)] / 2**rank
+        expected[(..., *window)] += mean.reshape(2, 3, *[1] * rank)
+    attributes = {"kernel_shape": (2,) * rank}
+    ours = registry.get_op("AveragePoolGrad")(**attributes)(dy, shape)
+    assert_matches(ours, expected.astype(np.float32))
+    outputs, shapes = {"dX": "float32"}, {"dX": shape}
+    asked = Request("AveragePoolGrad", "", attributes, ["dY"], outputs, shapes=shapes)
+    (theirs,) = upstream(asked, {"dY": dy})
+    differ = np.abs(theirs - expected) > 1e-3
+    assert differ.mean() > 0.5 if rank == 3 else not differ.any()
+
+
 def assert_agrees(sample, upstream, rng) -> None:
     op = registry.get_op(sample.op)(**sample.attributes)
     inputs = sample.make(rng)

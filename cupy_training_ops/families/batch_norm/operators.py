@@ -20,10 +20,11 @@ from ...declare.schema import (
     real,
 )
 from ...declare.type_rows import TypeRows, Types
-from ...dtypes import FLOAT16, FLOAT32, FLOAT64
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
-from ...plan import Device, Plan, by_value
+from ...plan import Device, Plan, by_value, slots
+from ...planning.other_layouts import Copies
 from .facts import MOMENTS, SLOPES, Rule
 from .plan import Call
 
@@ -33,8 +34,9 @@ ROWS = TypeRows(
     "S S S",
     "float16 float16 float32",
     "float16 float32 float32",
+    "bfloat16 bfloat16 float32",
     "bfloat16 float32 float32",
-    S=(FLOAT32, FLOAT16, FLOAT64),
+    S=(FLOAT32, FLOAT16, FLOAT64, BFLOAT16),
 )
 CHANNELS = "shape (C,)"
 IMAGES = "shape (N, C, ...), or rank 1; C-contiguous, or with the channels last in memory"
@@ -159,25 +161,26 @@ class BatchNormalizationGrad(_BatchNorm):
 
     Memory: where a channel is more than a block holds, a workspace of 17 KB, 16 bytes a channel (32
     for float64) and 1/500 of X for partial sums, up to 1/20 where channels have few neighbouring
-    elements.
+    elements. A dY that lies otherwise than X is copied there, as X lies, and so is an X_grad that
+    is given.
 
     Source: ONNX BatchNormalization-14, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_grad.cc.
     """
 
     inputs = (
-        Input("dY", "T", shape="shape and layout of X"),
+        Input("dY", "T", shape="shape of X; C-contiguous, or with the channels last in memory"),
         Input("X", "T", shape=IMAGES),
         Input("scale", "T1", shape=CHANNELS),
         Input("saved_mean", "T2", upstream="mean", shape=CHANNELS),
         Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
     )
     outputs = (
-        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape and layout of X"),
+        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X; a new one in its layout"),
         Output("scale_grad", "T1", shape=CHANNELS),
         Output("bias_grad", "T1", shape=CHANNELS),
     )
-    lies_as = LiesAs({"dY": "dY", "X": "X", "X_grad": "dY"}, alike=True)
+    lies_as = LiesAs({"dY": "dY", "X": "X", "X_grad": "X"})
     epsilon = attribute(positive_or_zero, doc="not used")
 
     def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
@@ -198,7 +201,10 @@ class BatchNormalizationGrad(_BatchNorm):
         dx: Spec | None,
         *sums: Spec | None,
     ) -> Plan:
-        return Call(
+        copies = Copies(f"{self.function_name}__transpose", slots(T=x.dtype))
+        dy = copies.read(dy, last=x.channels_last)
+        dx = copies.written(dx, last=x.channels_last)
+        call = Call(
             device,
             stem=self.function_name,
             types=(x.dtype, scale.dtype, mean.dtype),
@@ -207,7 +213,8 @@ class BatchNormalizationGrad(_BatchNorm):
             arrays=(dy, x, scale, mean, inv_std, dx, *sums),
             options=(x.size // max(1, scale.size),),
             n_fields=SLOPES,
-        ).plan()
+        )
+        return copies.plan(call.plan())
 
 
 OPS = {"BatchNormInternal": BatchNormInternal, "BatchNormalizationGrad": BatchNormalizationGrad}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...declare.schema import Spec
-from ...dtypes import FLOAT16, Dtype
+from ...dtypes import Dtype
 from ...facts import WARP
 from ...plan import (
     VEC_NBYTES,
@@ -302,7 +302,7 @@ class Call:
     @property
     def _halves(self) -> np.void:
         """The struct Halves."""
-        _, scale, statistics = (t == FLOAT16 for t in self.types)
+        _, scale, statistics = (t.itemsize == 2 for t in self.types)
         return by_value(Halves, scale=scale, statistics=statistics)
 
 

@@ -23,6 +23,8 @@ ROWS: tuple[Row, ...] = (
     (BFLOAT16, FLOAT32, FLOAT32),
     (FLOAT16,) * 3,
     (FLOAT16, FLOAT16, FLOAT32),
+    (BFLOAT16,) * 3,
+    (BFLOAT16, BFLOAT16, FLOAT32),
 )
 GIVEN = {"training_mode": False}
 BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
@@ -65,6 +67,13 @@ def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple
     return rng.standard_normal(shape).astype(t), x, scale, *statistics(x, t2)
 
 
+def mixed(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
+    """What the gradient takes, of which dY or X has its channels last in memory."""
+    made = list(inputs(rng, "BatchNormalizationGrad", shape, row))
+    made[place] = np.moveaxis(np.moveaxis(made[place], 1, -1).copy(), -1, 1)
+    return tuple(made)
+
+
 def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
     """saved_mean and saved_inv_std of X."""
     n_channels = 1 if x.ndim == 1 else x.shape[1]
@@ -94,13 +103,18 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
         make = partial(inputs, name=name, shape=(4, 6, 8, 8), row=row)
         yield Sample(name, f"{_types(row)}-ordinary", make, required)
     for i, (label, shape, offset) in enumerate(CALLS):
-        for row in (ROWS[(i + number) % 6], ROWS[(i + number + 2 + i % 3) % 6]):
+        for row in (ROWS[(i + number) % 6], ROWS[(i + number + 2 + i % 3) % 6], ROWS[6 + i % 2]):
             make = partial(inputs, name=name, shape=shape, row=row)
             yield Sample(name, f"{_types(row)}-{label}", make, required, offset)
     for label, shape in (("special-pieces", (3, 6, 20)), ("special-columns", (9, 6))):
         yield Sample(name, label, partial(_special, name=name, shape=shape), required)
     if name == "BatchNormInternal":
         yield from _with_attributes(name)
+        return
+    for i, shape in enumerate(((2, 5, 7, 9), (3, 40, 33), (2, 3, 1, 2051))):
+        for place, row in ((0, ROWS[i]), (1, ROWS[-1 - i])):
+            make = partial(mixed, shape=shape, row=row, place=place)
+            yield Sample(name, f"{_types(row)}-mixed-{place}-{i}", make, required)
 
 
 def _with_attributes(name: str) -> Iterator[Sample]:

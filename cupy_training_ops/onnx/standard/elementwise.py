@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import element_type
+from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
 from ..ours import dense
 from . import packed
@@ -76,6 +78,7 @@ def _put_unary(operator: str, name: str) -> None:
 def _put_binary(operator: str, name: str) -> None:
     @standard(operator, since=7, overwrites=(0, 1))
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
+        refuse_mixed(x, y)
         found = _packed(xp, name, (x, y), out)
         return getattr(xp, name)(x, y, out=out) if found is None else found
 
@@ -83,6 +86,7 @@ def _put_binary(operator: str, name: str) -> None:
 def _put_comparison(operator: str, name: str) -> None:
     @standard(operator, since=7)
     def comparison(xp: Module, x: Array, y: Array) -> Array:
+        refuse_mixed(x, y)
         return getattr(xp, name)(x, y)
 
 
@@ -90,6 +94,7 @@ def _put_variadic(operator: str, name: str) -> None:
     @standard(operator, since=6, view=True)  # one array comes back itself
     def variadic(xp: Module, *arrays: Array) -> Array:
         def both(x: Array, y: Array) -> Array:
+            refuse_mixed(x, y)
             found = _packed(xp, name, (x, y))
             return getattr(xp, name)(x, y) if found is None else found
 
@@ -106,6 +111,19 @@ for _operator, _name in VARIADIC.items():
     _put_variadic(_operator, _name)
 
 
+def refuse_mixed(x: Array, y: Array) -> None:
+    """Refuse arrays of two types, of which NumPy would make a third."""
+    if x.dtype != y.dtype:
+        names = element_type(x.dtype).name, element_type(y.dtype).name
+        raise DtypeError(f"B: expected {names[0]} as the others, got {names[1]}")
+
+
+def refuse_zeros(divisor: Array) -> None:
+    """Refuse an integer 0 in what is divided by, where that is on the host."""
+    if isinstance(divisor, np.ndarray) and divisor.dtype.kind in "iu" and not divisor.all():
+        raise ArgumentError("B: expected no 0 among integers that are divided by")
+
+
 def scalar(x: Array, value: float) -> Any:
     """A number in the type of an array."""
     return x.dtype.type(value)
@@ -120,14 +138,18 @@ def mean(xp: Module, *arrays: Array) -> Array:
 @standard("Div", since=7, overwrites=(0, 1))
 def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
     """Integers are divided towards 0."""
+    refuse_mixed(x, y)
     if x.dtype.kind in "iu":
+        refuse_zeros(y)
         return xp.floor_divide(x - xp.fmod(x, y), y, out=out)
     found = _packed(xp, "divide", (x, y), out)
     return xp.divide(x, y, out=out) if found is None else found
 
 
 @standard("Mod")
-def mod(xp: Module, x: Array, y: Array, *, fmod: int = 0) -> Array:
+def mod(xp: Module, x: Array, y: Array, *, fmod: bool = False) -> Array:
+    refuse_mixed(x, y)
+    refuse_zeros(y)
     return (xp.fmod if fmod else xp.mod)(x, y)
 
 
@@ -242,7 +264,9 @@ def is_nan(xp: Module, x: Array) -> Array:
 
 
 @standard("IsInf")
-def is_inf(xp: Module, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
+def is_inf(
+    xp: Module, x: Array, *, detect_negative: bool = True, detect_positive: bool = True
+) -> Array:
     found = xp.isinf(x)
     if not detect_negative:
         found &= x > 0

@@ -101,7 +101,7 @@ def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int 
 
 @standard("TopK", host=(1,), since=10)
 def top_k(
-    xp: Module, x: Array, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1
+    xp: Module, x: Array, k: Any, *, axis: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Array, Array]:
     """Of equal elements the first ones, as upstream has it."""
     n = int(k.reshape(-1)[0])
@@ -118,7 +118,7 @@ def top_k(
 
 
 @standard("Trilu", host=(1,))
-def trilu(xp: Module, x: Array, k: Any = None, *, upper: int = 1) -> Array:
+def trilu(xp: Module, x: Array, k: Any = None, *, upper: bool = True) -> Array:
     if x.ndim < 2:
         raise ArgumentError(f"expected at least 2 dimensions, got {x.ndim}")
     return (xp.triu if upper else xp.tril)(x, 0 if k is None else int(k.reshape(-1)[0]))

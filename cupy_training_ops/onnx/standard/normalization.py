@@ -13,7 +13,7 @@ Array = Any
 Module = Any
 
 
-@standard("BatchNormalization", since=7, only={"spatial": (1,)})
+@standard("BatchNormalization", since=7, only={"spatial": (True,)})
 def batch_normalization(
     xp: Module,
     x: Array,
@@ -24,8 +24,8 @@ def batch_normalization(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
-    training_mode: int = 0,
-    spatial: int = 1,
+    training_mode: bool = False,
+    spatial: bool = True,
 ) -> Any:
     """In training mode the running statistics come back as new arrays."""
     axes = (0, *range(2, x.ndim))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise import scalar
+from .elementwise import refuse_mixed, scalar
 from .halves import HALVES, wide
 from .table import standard
 
@@ -17,14 +17,15 @@ Module = Any
 
 
 @standard("MatMul")
-def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: int = 0) -> Array:
+def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: bool = False) -> Array:
     return product(xp, a, b, tf32=allow_tf32)
 
 
 def product(
-    xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: int = 0, out: Array = None
+    xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: bool = False, out: Array = None
 ) -> Array:
     """alpha a @ b; one of a batch with one matrix is a single large one."""
+    refuse_mixed(a, b)
     if xp.__name__ == "cupy" and 1 in (a.ndim, b.ndim) and a.ndim and b.ndim:
         return _of_vectors(xp, a, b, alpha, tf32)
     if xp.__name__ == "cupy":
@@ -52,7 +53,7 @@ def product(
     return y
 
 
-def _of_vectors(xp: Module, a: Array, b: Array, alpha: float, tf32: int) -> Array:
+def _of_vectors(xp: Module, a: Array, b: Array, alpha: float, tf32: bool) -> Array:
     """A vector is a matrix of one row in front, of one column behind, whose extent is left out."""
     rows = a[None] if a.ndim == 1 else a
     columns = b[:, None] if b.ndim == 1 else b
@@ -71,10 +72,10 @@ def gemm(
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
-    broadcast: int = 1,
-    allow_tf32: int = 0,
+    transA: bool = False,  # noqa: N803
+    transB: bool = False,  # noqa: N803
+    broadcast: bool = True,
+    allow_tf32: bool = False,
 ) -> Array:
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
@@ -96,12 +97,12 @@ def fused_matmul(
     b: Array,
     *,
     alpha: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
-    transBatchA: int = 0,  # noqa: N803
-    transBatchB: int = 0,  # noqa: N803
-    allow_tf32: int = 0,
-    transY: int = 0,  # noqa: N803
+    transA: bool = False,  # noqa: N803
+    transB: bool = False,  # noqa: N803
+    transBatchA: bool = False,  # noqa: N803
+    transBatchB: bool = False,  # noqa: N803
+    allow_tf32: bool = False,
+    transY: bool = False,  # noqa: N803
 ) -> Array:
     """With transBatch the first dimension is the one before last: (M, batch, K). With transY, which
     is of this package's own, the result's last two dimensions are swapped."""

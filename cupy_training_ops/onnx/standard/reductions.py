@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from .table import axis_of, standard
 Array = Any
 Module = Any
 SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
+Axes = Sequence[int] | None
 Reduce = Callable[[Module, Array, Any, bool], Array]
 
 
@@ -119,7 +120,7 @@ def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 def _put(name: str, reduce: Reduce, since: int) -> None:
     @standard(name, until=since - 1)
-    def by_attribute(xp: Module, x: Array, *, axes: Any = None, keepdims: int = 1) -> Array:
+    def by_attribute(xp: Module, x: Array, *, axes: Axes = None, keepdims: bool = True) -> Array:
         return reduce(xp, x, places(axes), bool(keepdims))
 
     @standard(name, since=since, host=(1,))
@@ -128,8 +129,8 @@ def _put(name: str, reduce: Reduce, since: int) -> None:
         x: Array,
         axes: Any = None,
         *,
-        keepdims: int = 1,
-        noop_with_empty_axes: int = 0,
+        keepdims: bool = True,
+        noop_with_empty_axes: bool = False,
     ) -> Array:
         found = places(axes)
         if found is None and noop_with_empty_axes:
@@ -143,7 +144,12 @@ for _name, (_reduce, _since) in REDUCTIONS.items():
 
 def _arg(name: str) -> Callable[..., Array]:
     def run(
-        xp: Module, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+        xp: Module,
+        x: Array,
+        *,
+        axis: int = 0,
+        keepdims: bool = True,
+        select_last_index: bool = False,
     ) -> Array:
         if not select_last_index:
             found = getattr(xp, name)(x, axis=axis)
@@ -161,7 +167,9 @@ standard("ArgMin")(_arg("argmin"))
 
 @standard("CumSum", host=(1,))
 @widened
-def cum_sum(xp: Module, x: Array, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_sum(
+    xp: Module, x: Array, axis: Any, *, exclusive: bool = False, reverse: bool = False
+) -> Array:
     place, shape = int(axis.reshape(-1)[0]), x.shape
     x = xp.flip(x, place) if reverse else x
     if exclusive:  # what is before each element: to take it off again would cost it its bits

@@ -71,7 +71,7 @@ def there(xp: Module, array: HostArray) -> Array:
 
 
 ONLY = {
-    "antialias": (0,),
+    "antialias": (False,),
     "keep_aspect_ratio_policy": ("stretch",),
     "mode": ("nearest", "linear", "cubic"),
     "nearest_mode": tuple(ROUND),
@@ -91,9 +91,9 @@ def resize(
     coordinate_transformation_mode: str = "half_pixel",
     nearest_mode: str = "round_prefer_floor",
     cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0,
+    exclude_outside: bool = False,
     extrapolation_value: float = 0.0,
-    antialias: int = 0,
+    antialias: bool = False,
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:

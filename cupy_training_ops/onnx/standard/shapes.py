@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ... import limits
-from ...dtypes import FLOAT32, to_dtype
+from ...dtypes import FLOAT32, HostArray, to_dtype
 from ...errors import ArgumentError
 from ...registry import get_op
-from .reductions import places
+from .reductions import Axes, places
 from .table import axis_of, standard
 
 Array = Any
@@ -63,7 +63,7 @@ def broadcast_gradient_args(xp: Module, a: Any, b: Any) -> tuple[Array, Array]:
 
 
 @standard("Reshape", host=(1,), view=True, since=5)
-def reshape(xp: Module, x: Array, shape: Any, *, allowzero: int = 0) -> Array:
+def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Array:
     wanted = [int(extent) for extent in shape]
     if not allowzero:
         wanted = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(wanted)]
@@ -101,7 +101,7 @@ def flatten(xp: Module, x: Array, *, axis: int = 1) -> Array:
 
 
 @standard("Squeeze", view=True, until=12)
-def squeeze_1(xp: Module, x: Array, *, axes: Any = None) -> Array:
+def squeeze_1(xp: Module, x: Array, *, axes: Axes = None) -> Array:
     return x.squeeze(places(axes))
 
 
@@ -111,7 +111,7 @@ def squeeze(xp: Module, x: Array, axes: Any = None) -> Array:
 
 
 @standard("Unsqueeze", view=True, until=12)
-def unsqueeze_1(xp: Module, x: Array, *, axes: Any) -> Array:
+def unsqueeze_1(xp: Module, x: Array, *, axes: Sequence[int]) -> Array:
     return xp.expand_dims(x, places(axes) or ())
 
 
@@ -154,7 +154,7 @@ def _parts(extent: int, n: int) -> list[int]:
 
 @standard("Split", view=True, until=12, takes_count=True)
 def split_2(
-    xp: Module, x: Array, *, n_outputs: int, axis: int = 0, split: Any = None
+    xp: Module, x: Array, *, n_outputs: int, axis: int = 0, split: Axes = None
 ) -> tuple[Array, ...]:
     return _split_at(xp, x, split or _parts(x.shape[axis], n_outputs), axis)
 
@@ -174,7 +174,9 @@ def split_(
 
 
 @standard("Slice", view=True, until=9)
-def slice_1(xp: Module, x: Array, *, starts: Any, ends: Any, axes: Any = None) -> Array:
+def slice_1(
+    xp: Module, x: Array, *, starts: Sequence[int], ends: Sequence[int], axes: Axes = None
+) -> Array:
     return slice_(xp, x, starts, ends, axes)
 
 
@@ -193,17 +195,17 @@ def slice_(
 
 
 @standard("Cast", since=6, view=True)
-def cast(xp: Module, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+def cast(xp: Module, x: Array, *, to: int, saturate: bool = True, round_mode: str = "up") -> Array:
     return x.astype(to_dtype(to), copy=False)
 
 
 @standard("CastLike", since=15, view=True)
-def cast_like(xp: Module, x: Array, like: Array, *, saturate: int = 1) -> Array:
+def cast_like(xp: Module, x: Array, like: Array, *, saturate: bool = True) -> Array:
     return x.astype(like.dtype, copy=False)
 
 
 @standard("ConstantOfShape", host=(0,), grows=True)
-def constant_of_shape(xp: Module, shape: Any, *, value: Any = None) -> Array:
+def constant_of_shape(xp: Module, shape: Any, *, value: HostArray | None = None) -> Array:
     value = np.zeros(1, FLOAT32) if value is None else value
     return xp.full(extents(shape), value.item(), value.dtype)
 
@@ -227,7 +229,9 @@ PAD = {"mode": ("constant", "reflect", "edge", "wrap")}
 
 
 @standard("Pad", until=10, only=PAD)
-def pad_2(xp: Module, x: Array, *, pads: Any, mode: str = "constant", value: float = 0) -> Array:
+def pad_2(
+    xp: Module, x: Array, *, pads: Sequence[int], mode: str = "constant", value: float = 0
+) -> Array:
     return pad(xp, x, pads, np.array(value, x.dtype), mode=mode)
 
 

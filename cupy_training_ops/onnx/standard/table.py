@@ -7,11 +7,13 @@ attributes by keyword, with ONNX's defaults; it returns an array, or a tuple of 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from ...errors import ArgumentError, cut, shown
+from ..attributes import fitting
 
 Function = Callable[..., Any]
 NEWEST = 10**6  # an opset that no version is above
@@ -39,38 +41,58 @@ class Standard(NamedTuple):
     takes_count: bool = False  # of outputs, as `n_outputs`
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
 
-    @property
-    def attributes(self) -> tuple[str, ...]:
-        """The names of the attributes."""
-        found = inspect.signature(self.function).parameters.values()
-        return tuple(item.name for item in found if item.kind is item.KEYWORD_ONLY)
-
-    def check(self, given: Sequence[bool], attributes: Mapping[str, object]) -> None:
-        """Refuse inputs, of which each is given or left out, and attributes that do not fit."""
-        parameters = inspect.signature(self.function).parameters.values()
-        extra = sorted(attributes.keys() - set(self.attributes))
+    def checked(
+        self, given: Sequence[bool], attributes: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """The attributes as the function takes them; refuses those that do not fit, and inputs, of
+        which each is given or left out."""
+        declared = _declared(self.function)
+        extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
+        found = fitting(attributes, declared.kinds)
         for name, values in self.only.items():
-            if attributes.get(name, values[0]) not in values:
+            if found.get(name, values[0]) not in values:
                 raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
-        for item in parameters:
-            is_needed = item.kind is item.KEYWORD_ONLY and item.default is item.empty
-            if is_needed and item.name not in attributes:
-                raise ArgumentError(f"its attribute {item.name} is missing")
-        _check_inputs(list(parameters), given)
+        for name in declared.needed:
+            if name not in attributes:
+                raise ArgumentError(f"its attribute {name} is missing")
+        _check_inputs(declared, given)
+        return found
 
 
-def _check_inputs(parameters: list[inspect.Parameter], given: Sequence[bool]) -> None:
+class _Declared(NamedTuple):
+    """What the signature of a function says."""
+
+    kinds: Mapping[str, Any]  # of attributes, their annotations
+    needed: tuple[str, ...]  # attributes
+    inputs: tuple[tuple[str, bool], ...]  # the name, and whether it is needed
+    is_open: bool  # to any number of inputs
+
+
+@functools.cache
+def _declared(function: Function) -> _Declared:
+    parameters = list(inspect.signature(function).parameters.values())
+    hints = get_type_hints(function)
+    attributes = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     inputs = [p for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "out"]
-    is_open = any(item.kind is item.VAR_POSITIONAL for item in parameters)
-    if len(given) > len(inputs) and not is_open:
+    return _Declared(
+        {p.name: hints[p.name] for p in attributes},
+        tuple(p.name for p in attributes if p.default is p.empty),
+        tuple((p.name, p.default is p.empty) for p in inputs),
+        any(p.kind is p.VAR_POSITIONAL for p in parameters),
+    )
+
+
+def _check_inputs(declared: _Declared, given: Sequence[bool]) -> None:
+    inputs = declared.inputs
+    if len(given) > len(inputs) and not declared.is_open:
         raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(given)}")
-    if is_open and not (given and all(given)):
+    if declared.is_open and not (given and all(given)):
         raise ArgumentError("an input is missing")
-    for i, item in enumerate(inputs):
-        if item.default is item.empty and not (i < len(given) and given[i]):
-            raise ArgumentError(f"its input {item.name} is missing")
+    for i, (name, is_needed) in enumerate(inputs):
+        if is_needed and not (i < len(given) and given[i]):
+            raise ArgumentError(f"its input {name} is missing")
 
 
 def standard(*names: str, **known: Any) -> Callable[[Function], Function]:

@@ -179,7 +179,8 @@ X = np.arange(24, dtype=FLOAT32).reshape(2, 3, 4)
         (4, THREE[None], r"input_var: expected shape \(3,\)"),
         (4, THREE.astype(FLOAT64), "input_var: expected dtype float32"),
         (3, THREE.astype(FLOAT16), "input_"),
-        (1, THREE.astype(BFLOAT16), "scale: expected dtype"),
+        (1, THREE.astype(np.int32), "scale: expected dtype"),
+        (1, THREE.astype(BFLOAT16), "B: expected dtype bfloat16 like scale"),
     ],
 )
 def test_bad_input_of_the_forward(anywhere, place, wrong, message) -> None:
@@ -210,9 +211,32 @@ def test_bad_input_of_the_gradient(anywhere, place, wrong, message) -> None:
 
 
 def test_a_row_of_types_that_is_not_there(anywhere) -> None:
-    given = [X.astype(BFLOAT16), *[THREE.astype(BFLOAT16)] * 2, THREE, 2 * THREE]
+    given = [X.astype(BFLOAT16), *[THREE.astype(FLOAT16)] * 2, THREE, 2 * THREE]
     with pytest.raises(DtypeError, match=r"BatchNormInternal: .*bfloat16"):
         get_op("BatchNormInternal")()(*[anywhere.place(a) for a in given])
+
+
+@pytest.mark.parametrize("statistics", [BFLOAT16, FLOAT32], ids=str)
+def test_parameters_of_bfloat16_are_their_numbers(anywhere, statistics, rng) -> None:
+    """What is computed is that of the same numbers in float32, rounded to bfloat16."""
+    seed = int(rng.integers(2**31))
+
+    def run(name: str, parameters: type, row: type) -> list:
+        made = inputs(np.random.default_rng(seed), name, (3, 5, 4, 6), (BFLOAT16,) * 3)
+        given = [a.astype(t) for a, t in zip(made, types[name](parameters, row), strict=True)]
+        found = get_op(name)(epsilon=EPSILON)(*[anywhere.place(a) for a in given])
+        return [anywhere.host(a).astype(FLOAT32) for a in found]
+
+    types = {
+        "BatchNormInternal": lambda t1, t2: (BFLOAT16, t1, t1, t2, t2),
+        "BatchNormalizationGrad": lambda t1, t2: (BFLOAT16, BFLOAT16, t1, t2, t2),
+    }
+    of = {"BatchNormInternal": [statistics] * 4, "BatchNormalizationGrad": [BFLOAT16] * 2}
+    for name, kinds in of.items():
+        found, wide = run(name, BFLOAT16, statistics), run(name, FLOAT32, FLOAT32)
+        assert found[0].tobytes() == wide[0].tobytes()
+        for array, kind, other in zip(found[1:], kinds, wide[1:], strict=True):
+            assert array.tobytes() == other.astype(kind).astype(FLOAT32).tobytes()
 
 
 def test_running_statistics_share_no_memory(anywhere) -> None:

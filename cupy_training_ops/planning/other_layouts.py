@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""Images that lie otherwise than kernels take them; cuda_src/algorithm/transpose.cuh.
+
+What is planned sees an array in scratch memory in their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..declare.schema import Shape, Spec
+from ..facts import TRANSPOSED_SIDE, TRANSPOSING_THREADS
+from ..plan import Config, Launch, Plan, Scratch, ScratchMemory, Step, ceil_div
+
+
+class Copies:
+    """Arrays in scratch memory, of those that are read and those that are written.
+
+    symbol: the kernel that transposes, compiled with these slots.
+    """
+
+    def __init__(self, symbol: str, slots: Mapping[str, str]) -> None:
+        self._symbol, self._slots = symbol, slots
+        self.scratch = ScratchMemory()
+        self.pieces: dict[int, Scratch] = {}  # by the place of what stands for them
+        self.before: list[Launch] = []
+        self.after: list[Launch] = []
+
+    def read(self, spec: Spec, *, last: bool = False) -> Spec:
+        """What stands for an array that is read, with its channels last or C-contiguous."""
+        if spec.channels_last == last or not spec.size:
+            return spec
+        copy, piece = self.copy(spec, last=last)
+        self.before.append(self._turned(spec, piece, spec.shape, last=last))
+        return copy
+
+    def written(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
+        """The same of one that is written, if it is."""
+        return None if spec is None else self.written_as(spec, last=last)
+
+    def written_as(self, spec: Spec, *, last: bool = False) -> Spec:
+        """What stands for an array that is written."""
+        if spec.channels_last == last or not spec.size:
+            return spec
+        copy, piece = self.copy(spec, last=last)
+        self.after.append(self._turned(piece, spec, spec.shape, last=spec.channels_last))
+        return copy
+
+    def copy(self, spec: Spec, *, last: bool) -> tuple[Spec, Scratch]:
+        """What stands for an array, and its memory."""
+        piece, place = self.scratch.take(spec.size, spec.dtype), -2 - len(self.pieces)
+        self.pieces[place] = piece
+        return replace(spec, channels_last=last, aligned=True, place=place), piece
+
+    def plan(self, made: Plan) -> Plan:
+        """That of the copies, made for what stands for them."""
+        joined = self.scratch.plan(*self.before).then(made)
+        return replace(joined, steps=(*map(self._placed, joined.steps), *self.after))
+
+    def _placed(self, step: Step) -> Step:
+        args = (
+            self.pieces.get(arg.place, arg) if isinstance(arg, Spec) else arg for arg in step.args
+        )
+        return replace(step, args=tuple(args))
+
+    def _turned(
+        self, read: Spec | Scratch, written: Spec | Scratch, shape: Shape, *, last: bool
+    ) -> Launch:
+        """What puts the channels last, or behind the images."""
+        channels, plane = shape[1], math.prod(shape[2:])
+        height, width = (channels, plane) if last else (plane, channels)
+        tiles = ceil_div(height, TRANSPOSED_SIDE) * ceil_div(width, TRANSPOSED_SIDE)
+        config = Config((shape[0] * tiles,), (TRANSPOSING_THREADS,))
+        return Launch(self._symbol, config, (read, written, height, width), self._slots)
