@@ -14,7 +14,7 @@ import cupy_training_ops as cto
 from cupy_training_ops.onnx import activations, training
 from cupy_training_ops.onnx.session import Session
 
-from .interrupted import DATA, GRAPHS, NORMALISED, Trained, in_checkpoint, with_inputs
+from .interrupted import DATA, GRAPHS, NORMALISED, Trained, with_inputs
 
 CODED = {"activations": "default"}
 
@@ -68,7 +68,7 @@ def test_statistics_that_are_inputs_are_put_back(
 def test_a_refused_call_changes_nothing_wherever_statistics_are(
     call: str, added: bool, statistics: str, tmp_path, monkeypatch
 ) -> None:
-    """Nor does one that is refused while another interrupt comes."""
+    """Nor does one that is refused and then interrupted."""
     found = trained("cnn_max", tmp_path, monkeypatch, call, added=added, statistics=statistics)
     short, wrong = found.labels[3][:-1], np.full_like(found.labels[3], 10**6)
     for labels in (short, wrong):
@@ -86,10 +86,11 @@ def test_a_refused_call_changes_nothing_wherever_statistics_are(
         subject.call()  # what was stopped while it was put back is so now
         assert subject.state() == subject.after, place
 
-    if call == "step" and not added:
+    if (call, added, statistics) == ("step", False, "parameters"):
         at_each_line(found.back, refused, check)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file is open
 def test_a_rate_or_a_state_that_is_stopped_is_there_or_not(tmp_path, monkeypatch) -> None:
     """Loading is refused to go on with where it had begun to write."""
     found = trained("mlp", tmp_path, monkeypatch)
@@ -171,11 +172,14 @@ def counted_early(monkeypatch) -> None:
     """The count is raised before parameters are written."""
     real = training.TrainingSession._apply
 
-    def apply(self: Any, *given: Any) -> None:
-        point = self._point
-        self._point = point._replace(step_count=point.step_count + 1)
-        self._point = self._point._replace(step_count=point.step_count)
-        real(self, *given)
+    def apply(self: Any, optimizer: Any, run: Any) -> None:
+        early = self._point._replace(step_count=self.step_count + 1)
+
+        def counted(*given: Any) -> Any:
+            self._point = early
+            return run(*given)
+
+        real(self, optimizer, counted)
 
     monkeypatch.setattr(training.TrainingSession, "_apply", apply)
 
@@ -185,7 +189,7 @@ def counted_late(monkeypatch) -> None:
     monkeypatch.setattr("cupy_training_ops.onnx.session.marked", lambda _, run, *given: run(*given))
 
 
-@pytest.mark.parametrize("fault", [without_return, in_two_calls, counted_late])
+@pytest.mark.parametrize("fault", [without_return, in_two_calls, counted_early, counted_late])
 def test_planted_faults_are_noticed(fault, tmp_path, monkeypatch) -> None:
     found = trained("cnn_max", tmp_path, monkeypatch)
     fault(monkeypatch)
@@ -213,7 +217,7 @@ def test_a_call_inside_of_another_is_refused(tmp_path, monkeypatch) -> None:
     assert found.state() == found.after
 
 
-def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path, rng) -> None:
+def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path) -> None:
     folder, arrays = with_inputs("cnn_max", tmp_path / "fed")
     session = cto.onnx.Session(folder / "training_model.onnx")
     whole = cto.onnx.TrainingSession(DATA / "cnn_max")
@@ -233,5 +237,3 @@ def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path, rng) -> None:
     assert all(fed[n].tobytes() == a.tobytes() for n, a in arrays.items())
     session.run({**feeds, "labels": labels})
     assert all(fed[n].tobytes() != a.tobytes() for n, a in arrays.items())
-    assert in_checkpoint
-    del rng
