@@ -193,15 +193,20 @@ class CpuCall(Call):
         off.
         """
         values = iter(self._one_by_one(returned))
-        writes = []
+        arrays, found = [], []
         for result, array in zip(self.prepared.results, out, strict=True):
             value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:
                 if value.shape != array.shape:
                     value = value.reshape(-1)[: array.size].reshape(array.shape)
                 assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
-                writes.append(partial(setitem, array, ..., value))
-        in_turn(writes, marks)
+                arrays.append(array)
+                found.append(value)
+        if marks is NO_MARKS:
+            list(map(setitem, arrays, itertools.repeat(...), found))
+        else:
+            pairs = zip(arrays, found, strict=True)
+            in_turn([partial(setitem, array, ..., value) for array, value in pairs], marks)
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
