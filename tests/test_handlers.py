@@ -21,7 +21,7 @@ class PreemptedError(Exception):
     """Of a program's own."""
 
 
-ERRORS = (PreemptedError, TypeError, ValueError, RuntimeError, TimeoutError, KeyError)
+ERRORS = (PreemptedError, TypeError, ValueError, RuntimeError, TimeoutError)
 THOROUGH = [pytest.param(error, marks=pytest.mark.thorough) for error in ERRORS[2:]]
 
 

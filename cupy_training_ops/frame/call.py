@@ -388,5 +388,6 @@ def _info(array: Array, adopted: Array) -> Info:
     """The fields of ArrayInfo; of an unusual tensor, as it is lent."""
     try:
         return info(array)
-    except KeyError:
+    except KeyError as error:
+        pass_on(error)
         return info(adopted)

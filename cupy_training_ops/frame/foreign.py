@@ -244,7 +244,8 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
         tensor_backend()
     try:
         infos(found)
-    except KeyError:
+    except KeyError as error:
+        pass_on(error)
         return False
     return True
 

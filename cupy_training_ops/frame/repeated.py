@@ -72,7 +72,8 @@ class Known:
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
             return self.states is None or self.backend.states(found) == self.states
-        except (KeyError, TypeError):  # an argument that has to be adopted first
+        except (KeyError, TypeError) as error:  # an argument that has to be adopted first
+            pass_on(error)
             return False
 
 

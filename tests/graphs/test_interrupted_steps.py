@@ -39,17 +39,13 @@ def test_a_call_interrupted_at_any_line_is_made_or_not(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("options", [{}, CODED, {"added": True}, {"added": True} | CODED])
-@pytest.mark.parametrize("call", ["step", "accumulate"])
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [("step", {}), ("step", {"added": True} | CODED), ("accumulate", CODED), ("apply", {})],
+)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_all_graphs_are_made_or_not(name: str, call: str, options, tmp_path, monkeypatch) -> None:
     trained(name, tmp_path, monkeypatch, call, **options).at_each_line()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", GRAPHS)
-def test_all_optimizers_are_made_or_not(name: str, tmp_path, monkeypatch) -> None:
-    trained(name, tmp_path, monkeypatch, "apply").at_each_line()
 
 
 @pytest.mark.thorough
