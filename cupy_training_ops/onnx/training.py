@@ -246,7 +246,7 @@ class TrainingSession(Progressing):
         begun = self._point._replace(is_begun=True)
         anew = self._noting(begun._replace(is_reset=True))
         sums = Marks(first=(anew,))
-        first = min(self._training.program.writers)
+        first = min(self._training.program.writers, default=-1)
         notes = Notes(self._noting(begun), {first: sums}, replay=sums)
         found = self._run_training(feeds, notes)
         self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}

@@ -37,6 +37,7 @@ class Trained:
         monkeypatch: Any,
         call: str = "step",
         *,
+        xp: Any = np,
         statistics: str = "constants",
         added: bool = False,
         **options: Any,
@@ -47,7 +48,7 @@ class Trained:
                 in_checkpoint(arrays, monkeypatch)
         else:
             folder, arrays = DATA / name, {}
-        self.session = cto.onnx.TrainingSession(folder, seed=3, **options)
+        self.session = cto.onnx.TrainingSession(folder, xp, seed=3, **options)
         self.fed = {n: a.copy() for n, a in arrays.items() if statistics == "fed"}
         with np.load(DATA / name / "answers.npz") as file:
             self.x, self.labels = file["x"], file["labels"]
@@ -98,7 +99,7 @@ class Trained:
             if self.outcomes["before"] % EACH == 0:
                 self.call()
                 assert self.state() == self.after, place
-        elif self.name != "apply" and not self.point.is_reset and state == self.anew:
+        elif not self.point.is_reset and state == self.anew:
             self.outcomes["anew"] += 1
         else:
             assert state == self.after, place

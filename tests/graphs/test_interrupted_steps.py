@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,15 @@ def test_two_thousand_signals(name: str, tmp_path, monkeypatch, rng) -> None:
     assert not found.outcomes["torn"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"graph": True}, CODED])
+@pytest.mark.parametrize("name", ["cnn_max", "dropout", "tied"])
+def test_steps_on_a_gpu_are_made_or_not(name: str, options, tmp_path, monkeypatch) -> None:
+    import cupy
+
+    trained(name, tmp_path, monkeypatch, xp=cupy, **options).at_each_line()
+
+
 # ---- what the tests above would notice -----------------------------------------------------------
 
 
@@ -211,6 +221,24 @@ def test_a_call_inside_of_another_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(inner, "_run_step", run)
     found.call()
     assert found.state() == found.after
+
+
+def test_a_state_that_is_saved_beside_a_thread_that_steps_is_whole(tmp_path, monkeypatch) -> None:
+    found = trained("mlp", tmp_path, monkeypatch)
+    n, states = 60, []
+    for _ in range(n):
+        found.call()
+        states.append(found.state())
+    found.back()
+    with ThreadPoolExecutor(1) as pool:
+        steps = pool.submit(lambda: [found.call() for _ in range(n)])
+        while not steps.done():
+            found.session.save(tmp_path / f"{len(list(tmp_path.iterdir()))}.npz")
+        steps.result()
+    assert found.state() == states[-1]
+    for path in tmp_path.glob("*.npz"):
+        found.session.load(path)
+        assert found.state() in (found.before, *states)
 
 
 def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path) -> None:
