@@ -19,6 +19,7 @@ from ..dtypes import dtype_name
 from ..errors import refuse
 from ..runtime.late_arguments import Values
 from ..runtime.launch import ReadyPlan
+from ..runtime.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
@@ -178,15 +179,18 @@ class CpuCall(Call):
         for named, array in zip(self.prepared.arrays, arrays, strict=True):
             if named.declared.updated and array is not None:
                 self._refuse_read_only(named.name, array)
-        taken = self._with_hosts(inputs, values)
-        pieces = [(taken, out)] if self.pieces is None else self.pieces(taken, out)
-        for piece, written in pieces:
+        taken, marks = self._with_hosts(inputs, values), own_marks()
+        if self.pieces is None:
+            self._put(self.function(*taken), out, marks)
+            return
+        make_all(marks.first)
+        for piece, written in self.pieces(taken, out):
             self._put(self.function(*piece), written)
+        make_all(marks.last)
 
-    def _put(self, returned: object, out: Sequence[Any]) -> None:
-        """What the function returned into the outputs, all or none: no handler of a signal comes
-        between two, since Python runs them where its own code goes on. The last tile's padding
-        falls off.
+    def _put(self, returned: object, out: Sequence[Any], marks: Marks = NO_MARKS) -> None:
+        """What the function returned into the outputs, all or none. The last tile's padding falls
+        off.
         """
         values = iter(self._one_by_one(returned))
         arrays, found = [], []
@@ -198,7 +202,11 @@ class CpuCall(Call):
                 assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
                 arrays.append(array)
                 found.append(value)
-        list(map(setitem, arrays, itertools.repeat(...), found))
+        if marks is NO_MARKS:
+            list(map(setitem, arrays, itertools.repeat(...), found))
+        else:
+            pairs = zip(arrays, found, strict=True)
+            in_turn([partial(setitem, array, ..., value) for array, value in pairs], marks)
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
