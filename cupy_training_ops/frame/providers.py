@@ -170,23 +170,24 @@ class CpuCall(Call):
         values: Values,
         tables: Tables | None,
     ) -> None:
-        expected = self.prepared.results
-        out: Arguments = results  # NumPy's
-        for result, array in zip(expected, out, strict=True):
-            if array is not None:
-                self._refuse_read_only(f"out ({result.name})", array)
-        for named, array in zip(self.prepared.arrays, arrays, strict=True):
-            if named.declared.updated and array is not None:
-                self._refuse_read_only(named.name, array)
-        taken = self._with_hosts(inputs, values)
+        self._refuse_all_read_only(arrays, results)
+        taken, out = self._with_hosts(inputs, values), results
         pieces = [(taken, out)] if self.pieces is None else self.pieces(taken, out)
         for piece, written in pieces:
-            self._put(self.function(*piece), written)
+            self._written(self.function(*piece), written)()
 
-    def _put(self, returned: object, out: Sequence[Any]) -> None:
-        """What the function returned into the outputs, all or none: no handler of a signal comes
-        between two, since Python runs them where its own code goes on. The last tile's padding
-        falls off.
+    def computed(self, *arguments: Any) -> Callable[[], object]:
+        """What writes what was computed; in pieces the one comes with the other."""
+        if self.pieces is not None:
+            return super().computed(*arguments)
+        inputs, arrays, results, _, values, _ = arguments
+        self._refuse_all_read_only(arrays, results)
+        return self._written(self.function(*self._with_hosts(inputs, values)), results)
+
+    def _written(self, returned: object, out: Sequence[Any]) -> Callable[[], object]:
+        """What writes what the function returned into the outputs, all or none: no handler of a
+        signal comes between two, since Python runs them where its own code goes on. The last tile's
+        padding falls off.
         """
         values = iter(self._one_by_one(returned))
         arrays, found = [], []
@@ -198,7 +199,16 @@ class CpuCall(Call):
                 assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
                 arrays.append(array)
                 found.append(value)
-        list(map(setitem, arrays, itertools.repeat(...), found))
+        return partial(list, map(setitem, arrays, itertools.repeat(...), found))
+
+    def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
+        """Refuse to write what cannot be written, before anything is."""
+        for result, array in zip(self.prepared.results, results, strict=True):
+            if array is not None:
+                self._refuse_read_only(f"out ({result.name})", array)
+        for named, array in zip(self.prepared.arrays, arrays, strict=True):
+            if named.declared.updated and array is not None:
+                self._refuse_read_only(named.name, array)
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:

@@ -19,7 +19,8 @@ from ..process_group import ProcessGroup
 from ..process_group.engine import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
-from .base import EVERY, Places
+from .base import EVERY
+from .counts import Places
 from .memory import known, over
 from .parts import MeanOfAll
 from .sharded import AdamW as ShardedAdamW

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""States that several arrays are together: read and written as a whole, or refused."""
+
+from __future__ import annotations
+
+import functools
+
+from ..errors import ProviderError
+from ..forks import Locked
+
+
+class Whole(Locked):
+    """What one thread at a time reads or writes, and whether a write was left in its middle."""
+
+    def __init__(self, name: str, *, is_torn: bool = False) -> None:
+        super().__init__()
+        self._name = name
+        self.is_torn = is_torn  # from the first write to the last one
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(Whole, self._name, is_torn=self.is_torn), ()
+
+    def interrupted(self) -> None:
+        """The parent's thread may have been writing: `is_torn` says so here, too."""
+
+    def refuse_torn(self) -> None:
+        """Refuse to go on from arrays some of which are of one step, some of the next."""
+        if self.is_torn:
+            raise ProviderError(
+                f"{self._name}: expected parameters and moments of one step, got those of a step "
+                f"that was interrupted while it wrote: set the parameters and load a state"
+            )
