@@ -79,11 +79,7 @@ class _Step(NamedTuple):
         """The step, with the numbers that it is given."""
         if self.norm is not None:
             self.norm()
-        writes = [call.computed(**numbers_of(call, given)) for call in self.updates]
-        whole.is_torn = True
-        for write in writes:
-            write()
-        whole.is_torn = False
+        whole.write([call.computed(**numbers_of(call, given)) for call in self.updates])
 
 
 def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterable
+from functools import partial
+from operator import call
+from typing import Any
 
 from ..errors import ProviderError
 from ..forks import Locked
@@ -16,12 +19,17 @@ class Whole(Locked):
         super().__init__()
         self._name = name
         self.is_torn = is_torn  # from the first write to the last one
+        self._begin, self._end = (partial(setattr, self, "is_torn", x) for x in (True, False))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(Whole, self._name, is_torn=self.is_torn), ()
+        return partial(Whole, self._name, is_torn=self.is_torn), ()
 
     def interrupted(self) -> None:
         """The parent's thread may have been writing: `is_torn` says so here, too."""
+
+    def write(self, writes: Iterable[Any]) -> None:
+        """Make all writes; those that are C code at once, as handlers of signals run behind it."""
+        list(map(call, (self._begin, *writes, self._end)))
 
     def refuse_torn(self) -> None:
         """Refuse to go on from arrays some of which are of one step, some of the next."""

@@ -106,21 +106,25 @@ class AdamW(Optimizer):
         and PyTorch's does not. Of a parameter that several ranks have parts of, or whose elements
         lie in another order than its indices', they are decoded all the same.
         """
-        found = super().state_dict()
-        if self.is_coded:
-            keys = [key for group in found["param_groups"] for key in group["params"]]
-            for key, parameter in zip(keys, self._parameters(), strict=True):
-                if coded and _is_plain(parameter):
-                    continue
-                own = found["state"].get(key, {})
-                for name in codes.SIGNED.keys() & own.keys():
-                    signed = codes.SIGNED[name]
-                    own[name] = codes.decode(own[name], parameter, signed=signed)
+        with self._whole.lock:
+            found = super().state_dict()
+            if self.is_coded:
+                keys = [key for group in found["param_groups"] for key in group["params"]]
+                for key, parameter in zip(keys, self._parameters(), strict=True):
+                    if coded and _is_plain(parameter):
+                        continue
+                    own = found["state"].get(key, {})
+                    for name in codes.SIGNED.keys() & own.keys():
+                        signed = codes.SIGNED[name]
+                        own[name] = codes.decode(own[name], parameter, signed=signed)
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
         super().load_state_dict(_decoded(state_dict, self._parameters()))
+
+    def _take(self, state_dict: dict[str, Any]) -> None:
+        super()._take(state_dict)
         if self.is_coded:
             for parameter, own in self.state.items():
                 for name in codes.SIGNED.keys() & own.keys():
