@@ -19,6 +19,7 @@ from ..dtypes import dtype_name
 from ..errors import refuse
 from ..runtime.late_arguments import Values
 from ..runtime.launch import ReadyPlan
+from ..runtime.marks import Note, at_once, in_turn, make_all, own_marks
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
@@ -171,10 +172,14 @@ class CpuCall(Call):
         tables: Tables | None,
     ) -> None:
         self._refuse_all_read_only(arrays, results)
-        taken, out = self._with_hosts(inputs, values), results
-        pieces = [(taken, out)] if self.pieces is None else self.pieces(taken, out)
-        for piece, written in pieces:
-            self._written(self.function(*piece), written)()
+        taken, out, marks = self._with_hosts(inputs, values), results, own_marks()
+        if self.pieces is None:
+            in_turn(self._writes(self.function(*taken), out), marks)
+            return
+        make_all(marks.first)
+        for piece, written in self.pieces(taken, out):
+            in_turn(self._writes(self.function(*piece), written))
+        make_all(marks.last)
 
     def computed(self, *arguments: Any) -> Callable[[], object]:
         """What writes what was computed; in pieces the one comes with the other."""
@@ -182,24 +187,8 @@ class CpuCall(Call):
             return super().computed(*arguments)
         inputs, arrays, results, _, values, _ = arguments
         self._refuse_all_read_only(arrays, results)
-        return self._written(self.function(*self._with_hosts(inputs, values)), results)
-
-    def _written(self, returned: object, out: Sequence[Any]) -> Callable[[], object]:
-        """What writes what the function returned into the outputs, all or none: no handler of a
-        signal comes between two, since Python runs them where its own code goes on. The last tile's
-        padding falls off.
-        """
-        values = iter(self._one_by_one(returned))
-        arrays, found = [], []
-        for result, array in zip(self.prepared.results, out, strict=True):
-            value = next(values) if result.computed else None
-            if value is not None and array is not None and result.value is None:
-                if value.shape != array.shape:
-                    value = value.reshape(-1)[: array.size].reshape(array.shape)
-                assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
-                arrays.append(array)
-                found.append(value)
-        return partial(list, map(setitem, arrays, itertools.repeat(...), found))
+        returned = self.function(*self._with_hosts(inputs, values))
+        return partial(at_once, self._writes(returned, results))
 
     def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
         """Refuse to write what cannot be written, before anything is."""
@@ -209,6 +198,21 @@ class CpuCall(Call):
         for named, array in zip(self.prepared.arrays, arrays, strict=True):
             if named.declared.updated and array is not None:
                 self._refuse_read_only(named.name, array)
+
+    def _writes(self, returned: object, out: Sequence[Any]) -> list[Note]:
+        """What puts what the function returned into the outputs. The last tile's padding falls
+        off.
+        """
+        values = iter(self._one_by_one(returned))
+        writes = list[Note]()
+        for result, array in zip(self.prepared.results, out, strict=True):
+            value = next(values) if result.computed else None
+            if value is not None and array is not None and result.value is None:
+                if value.shape != array.shape:
+                    value = value.reshape(-1)[: array.size].reshape(array.shape)
+                assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
+                writes.append(partial(setitem, array, ..., value))
+        return writes
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:

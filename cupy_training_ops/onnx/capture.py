@@ -10,19 +10,17 @@ another value of it is another form.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from operator import call
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 import numpy as np
 
 from ..errors import OpError, ProviderError
 from ..runtime import graphs, workspace
+from ..runtime.marks import in_turn
 from .arena import Arena, OtherMemoryError, Plan, Recorder
 
-if TYPE_CHECKING:
-    from .session import Session
+from .session import NO_NOTES, Notes, Session
 
 MOST_FORMS = 16
 MOST_TRIES = 4
@@ -40,9 +38,8 @@ class Captures:
         self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
         self._side: graphs.SideStream | None = None
 
-    def __call__(self, feeds: Arrays) -> dict[str, Any]:
+    def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
         """The session's results; of its feeds those that are not fixed are given."""
-        self._session.n_begun = 0
         given = {name: self._session.checked(name, value) for name, value in feeds.items()}
         for name, value in given.items():
             self._session.labels.look_at(name, value)
@@ -50,10 +47,10 @@ class Captures:
         self._side = self._side or graphs.side_stream(self)
         self._side.go_on(cupy.cuda.get_current_stream())
         if form.graph is None:
-            return self._first_runs(form, given, self._side)
+            return self._first_runs(form, given, self._side, notes)
         self._session.labels.check(form.classes)
         form.take(given)
-        return form.replay(self._session)
+        return form.replay(notes)
 
     def _form(self, given: Arrays) -> _Form:
         key = tuple([self._form_of(name, value) for name, value in given.items()])
@@ -69,28 +66,29 @@ class Captures:
             return name, value.dtype, value.shape, value.tobytes()
         return name, value.dtype, value.shape
 
-    def _first_runs(self, form: _Form, given: Arrays, side: graphs.SideStream) -> dict[str, Any]:
+    def _first_runs(
+        self, form: _Form, given: Arrays, side: graphs.SideStream, notes: Notes
+    ) -> dict[str, Any]:
         """One that notes its memory, or is captured; where that is another it is noted again."""
         with side.beside(), workspace.behind_graphs():
             if form.plan is not None and self._is_captured(form, given, side.stream):
-                return form.replay(self._session)
+                return form.replay(notes)
             if form.tries == MOST_TRIES:
                 raise ProviderError(
                     "TrainingSession: graph=True: each step takes other memory than the one "
                     "before, so that none can be captured"
                 )
             try:
-                with self._session.all_or_nothing():
-                    return self._noted(form, given)
+                return self._noted(form, given, notes)
             except BaseException:  # replays would count on zeros that it has not left behind
                 self._forms.clear()
                 raise
 
-    def _noted(self, form: _Form, given: Arrays) -> dict[str, Any]:
+    def _noted(self, form: _Form, given: Arrays, notes: Notes) -> dict[str, Any]:
         recorder = Recorder(self._pool)
         feeds = self._copies(given)
         with cupy.cuda.using_allocator(recorder.malloc):
-            results = self._session.run_seen({**self._fixed, **feeds})
+            results = self._session.run_seen({**self._fixed, **feeds}, notes)
         form.tries += 1
         arrays = [a for item in results.values() for a in _each(item)]
         form.plan = recorder.plan([a for a in arrays if isinstance(a, cupy.ndarray)])
@@ -110,14 +108,12 @@ class Captures:
         except OtherMemoryError:
             is_same = False
         except BaseException as error:
-            self._session.n_begun = 0  # on the device
             if not isinstance(error, OpError):  # not what the next one would come to
                 form.plan = None
             raise
         if not is_same:
             form.plan = None
             return False
-        self._session.n_begun = 0  # of a replay
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
         form.sent = [array for s in self._session.program.senders for array in s.known.values()]
@@ -167,11 +163,9 @@ class _Form:
             else:
                 target.set(np.ascontiguousarray(value))
 
-    def replay(self, session: Session) -> dict[str, Any]:
+    def replay(self, notes: Notes) -> dict[str, Any]:
         """A run on the current stream; its results are the caller's."""
-        # At once: no Ctrl-C between the two lets the session take it for none.
-        begun = partial(setattr, session, "n_begun", len(session.program.steps))
-        list(map(call, (self.graph.launch, begun)))
+        in_turn([self.graph.launch], notes.replay)
         return {n: _copied(a) if n in self.own else a for n, a in self.results.items()}
 
 

@@ -38,7 +38,8 @@ class Program(NamedTuple):
     constants: Mapping[str, int]
     states: Mapping[str, int]  # constants that steps update
     written: tuple[Any, ...]  # the memory of these
-    n_before_sums: int  # steps before the first that updates what is fed
+    statistics: frozenset[str]  # inputs that steps update, and that are small enough to be copied
+    writers: Mapping[int, frozenset[str]]  # steps that update other inputs, and which
     copied: frozenset[int]  # results that may have a constant's memory
     senders: tuple[Sender, ...]
 
@@ -86,6 +87,18 @@ def _asked_for(graph: Graph, found: Mapping[int, Runner]) -> set[str]:
         if known.follows and any(name in asked for name in node.outputs):
             asked.update(node.inputs)
     return asked
+
+
+def side_by_side(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """One memory for all arrays, and each of them in it."""
+    nbytes = [align_up(array.nbytes, SCRATCH_ALIGNMENT) for array in arrays]
+    memory, parts, start = xp.zeros(sum(nbytes), np.uint8), [], 0
+    for array, n in zip(arrays, nbytes, strict=True):
+        part = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        part[...] = array
+        parts.append(part)
+        start += n
+    return memory, parts
 
 
 class Compiler:
@@ -138,7 +151,7 @@ class Compiler:
             constants,
             states,
             self._side_by_side(states.values()),
-            self._n_before_sums(steps),
+            *self._updated_feeds(steps),
             lasting(self._steps, wanted, given),
             tuple(self._senders.values()),
         )
@@ -146,23 +159,27 @@ class Compiler:
     def _side_by_side(self, slots: Collection[int]) -> tuple[Any, ...]:
         """Arrays on the device in one memory, which one copy keeps; others as they are."""
         there = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
-        nbytes = {slot: align_up(self._values[slot].nbytes, SCRATCH_ALIGNMENT) for slot in there}
-        memory = self._xp.zeros(sum(nbytes.values()), np.uint8)
-        start = 0
-        for slot in there:
-            array = self._values[slot]
-            part = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-            part[...] = array
+        memory, parts = side_by_side(self._xp, [self._values[slot] for slot in there])
+        for slot, part in zip(there, parts, strict=True):
             self._values[slot] = part
-            start += nbytes[slot]
         others = tuple(self._values[slot] for slot in slots if slot not in there)
         return (memory, *others) if there else others
 
-    def _n_before_sums(self, steps: Sequence[Step]) -> int:
-        """How many steps there are before the first that has an array that is fed and updated."""
-        summed = written_slots(steps) & {slot for slot, _ in self._feeds.values()}
-        found = (i for i, step in enumerate(steps) if summed.intersection(step.inputs))
-        return next(found, len(steps))
+    def _updated_feeds(
+        self, steps: Sequence[Step]
+    ) -> tuple[frozenset[str], Mapping[int, frozenset[str]]]:
+        """Inputs that batch normalisation updates; and the steps that update others."""
+        names = {slot: name for name, (slot, _) in self._feeds.items()}
+        statistics: set[str] = set()
+        writers: dict[int, frozenset[str]] = {}
+        for i, step in enumerate(steps):
+            updates = step.known.updates if step.known else ()
+            fed = {names[s] for k, s in enumerate(step.inputs) if k in updates and s in names}
+            if step.known and step.known.op and step.known.op.family == "batch_norm":
+                statistics |= fed
+            elif fed:
+                writers[i] = frozenset(fed)
+        return frozenset(statistics), writers
 
     def _has(self, name: str) -> bool:
         return (name, HOST) in self._slots or (name, DEVICE) in self._slots

@@ -4,23 +4,43 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from operator import setitem
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..declare.schema import integer
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
+from ..runtime.marks import NO_MARKS, Marks, Note, marked
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
 from .labels import Labels, with_checks
 from .passes import prepared
-from .program import Compiler, Program, runners
+from .program import Compiler, Program, runners, side_by_side
 from .reading import Source, read
 from .schedule import scheduled
 from .type_checks import check_types
 from .whole_products import with_tf32, with_whole_products
+
+
+class Notes(NamedTuple):
+    """What is noted as a program runs.
+
+    begun: that what it changes of states can be put back. steps: of some steps, by their places, at
+    once with what each writes. replay: at once with a captured run.
+    """
+
+    begun: Note | None = None
+    steps: Mapping[int, Marks] = MappingProxyType({})
+    replay: Marks = NO_MARKS
+
+
+NO_NOTES = Notes()
 
 
 class Session:
@@ -86,8 +106,16 @@ class Session:
         self.graph, self.xp = graph, xp
         self._said = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, found, arrays).compile()
-        self._written = self.program.written
-        self.n_begun = 0  # steps of a run
+        self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
+        self._written: tuple[Any, ...] = ()
+        self._save_all(self.program.written)
+        self._is_begun = False
+
+    def _save_all(self, written: tuple[Any, ...]) -> None:
+        """Have memory to save all that runs write, whatever is fed."""
+        self._written = written
+        self._saved = [(array, array.copy()) for array in written]
+        self._before = self._saved  # and what was fed to the last run
 
     @property
     def states(self) -> dict[str, Any]:
@@ -102,12 +130,18 @@ class Session:
             if slot is not None:
                 self.program.values[slot] = array
         own = [array for name, array in self.states.items() if name not in other.states]
-        self._written = (*other._written, *own) if self.states else ()
+        self._save_all((*other._written, *own) if self.states else ())
 
-    @property
-    def is_in_sums(self) -> bool:
-        """Whether the last run came to steps that add to what is fed."""
-        return self.n_begun > self.program.n_before_sums
+    def own_statistics(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of some arrays, which are fed in each run, that runs update: in one memory."""
+        names = sorted(self.program.statistics & arrays.keys())
+        if not names:
+            return {}
+        memory, parts = side_by_side(self.xp, [arrays[name] for name in names])
+        self._save_all((*self._written, memory))
+        others = self.program.statistics - arrays.keys()
+        self._fed_statistics = [self.program.feeds[name][0] for name in others]
+        return dict(zip(names, parts, strict=True))
 
     def report(self) -> dict[str, Any]:
         """What waited as codes in the last run, as ActivationStash.report says it."""
@@ -132,11 +166,21 @@ class Session:
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
         for name, value in feeds.items():
             self.labels.look_at(name, value)
-        with self.all_or_nothing():
-            return self.run_seen(feeds)
+        if self._is_begun:  # and was stopped while it was put back
+            self.put_back()
+        try:
+            begun = Notes(partial(setattr, self, "_is_begun", True))
+            results = self._ran_whole(self._fed(feeds), begun)
+            self._is_begun = False
+            return results
+        except BaseException:
+            if self._is_begun:
+                self.put_back()
+            raise
 
-    def run_over(self, fixed: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """`run` for feeds beside these, which are the same arrays each time."""
+    def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+        """What runs, with `Notes`, on feeds beside these, which are the same arrays each time;
+        nothing is put back."""
         known: list[list[Any]] = []
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
@@ -150,41 +194,46 @@ class Session:
                 known.append([None if i in given else v for i, v in enumerate(values)])
             return values
 
-        def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+        def run(feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
             for name, value in feeds.items():
                 self.labels.look_at(name, value)
-            with self.all_or_nothing():
-                return self._ran(values_of(feeds))
+            return self._ran_whole(values_of(feeds), notes)
 
         return run
 
-    def run_seen(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of feeds whose labels were looked at, and setting nothing back."""
-        return self._ran(self._fed(feeds))
+    def run_seen(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
+        """The same of feeds that are nobody else's, and whose labels were looked at."""
+        return self._ran(self._fed(feeds), notes, ())
 
-    @contextlib.contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """Constants that a run updates are set back if it does not come to its end."""
-        self.n_begun = 0
-        before = [(array, array.copy()) for array in self._written]
-        try:
-            yield
-        except BaseException:
-            for array, old in before:
-                array[...] = old
-            raise
+    def put_back(self) -> None:
+        """Give what the last run has changed of states the values from before; at once, but for
+        what CuPy does."""
+        arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
+        list(map(setitem, arrays, repeat(...), copies))
+        self._is_begun = False
 
-    def _ran(self, values: list[Any]) -> dict[str, Any]:
-        self._run(values)
+    def _ran_whole(self, values: list[Any], notes: Notes) -> dict[str, Any]:
+        return self._ran(values, notes, [values[slot] for slot in self._fed_statistics])
+
+    def _ran(self, values: list[Any], notes: Notes, fed: Sequence[Any]) -> dict[str, Any]:
+        """The results; of states, and of some arrays that are fed, the values before are kept."""
+        for array, copy in self._saved:
+            copy[...] = array
+        self._before = [*self._saved, *[(array, array.copy()) for array in fed]]
+        if notes.begun is not None:
+            notes.begun()
+        self._run(values, notes.steps)
         copied = self.program.copied
         return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
 
-    def _run(self, values: list[Any]) -> None:
+    def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
         kept = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), kept:
-            for n_begun, step in enumerate(self.program.steps, 1):
-                self.n_begun = n_begun
-                self._run_step(step, values)
+            for place, step in enumerate(self.program.steps):
+                if place in marks:
+                    marked(marks[place], self._run_step, step, values)
+                else:
+                    self._run_step(step, values)
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
         run, inputs, outputs, dead, node, _ = step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a training session saves, and reads back into its arrays, all or nothing."""
+"""What a training session saves, and what it reads back of that."""
 
 from __future__ import annotations
 
@@ -24,22 +24,16 @@ def save(file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping
     container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored)
 
 
-def load(
-    file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping[str, Any], xp: Any
-) -> dict[str, Any]:
-    """Read what `save` wrote into these arrays; the numbers come back.
-
-    Nothing is written before all of it is known to fit.
-    """
+def read(
+    file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
+    """What `save` wrote of such numbers and arrays, all of which fit."""
     with container.opened(file, FORMAT) as opened:
         found = _checked_numbers(file, opened.header, list(arrays), numbers)
         members = {name: opened.member(str(i)) for i, name in enumerate(arrays)}
         for name, member in members.items():
             _check(file, name, member.header(), arrays[name])
-        values = {name: member.read() for name, member in members.items()}
-    for name, value in values.items():
-        arrays[name][...] = xp.asarray(value.view(arrays[name].dtype))
-    return found
+        return found, {name: m.read().view(arrays[name].dtype) for name, m in members.items()}
 
 
 def _checked_numbers(

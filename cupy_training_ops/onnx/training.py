@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import CodeType, FrameType, MappingProxyType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
-from ..errors import ArgumentError, OpError, cut, refuse, shown
+from ..errors import ArgumentError, ProviderError, cut, refuse, shown
+from ..forks import Locked
+from ..runtime.marks import Marks, Note
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
 from .graph import Graph
-from .session import Session
+from .session import Notes, Session
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 BUFFER = "_grad.accumulation.buffer"
@@ -28,10 +33,62 @@ NUMBERS = ("learning_rate", "step")
 OPTIMIZER_INPUTS = {*NUMBERS, "params", "gradients", *MOMENTS}
 
 Arrays = Mapping[str, Any]
-Run = Callable[[Arrays], dict[str, Any]]
+Run = Callable[[Arrays, Notes], dict[str, Any]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class TrainingSession:
+class Point(NamedTuple):
+    """Where training is: one object, so that what belongs together changes at once.
+
+    is_reset: gradients begin anew. is_begun: a step is under way, and what it changes of states is
+    to be put back if it is not made. is_torn: parameters are partly those of another step.
+    """
+
+    step_count: int = 0
+    is_reset: bool = True
+    is_begun: bool = False
+    is_torn: bool = False
+
+
+def _alone(
+    method: Callable[Concatenate[TrainingSession, P], T],
+) -> Callable[Concatenate[TrainingSession, P], T]:
+    """A call that other threads' calls wait for, and that has a whole state to begin with."""
+    call = method.__name__
+
+    @functools.wraps(method)
+    def alone(self: TrainingSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            if self._is_called and _is_below(sys._getframe(1), sys._getframe().f_code, self):
+                raise ProviderError(
+                    f"TrainingSession: {call}: expected no call inside of another, as in a "
+                    f"signal's handler"
+                )
+            self._is_called = True
+            self._put_back()
+            if self._point.is_torn and call != "load":
+                raise ProviderError(
+                    f"TrainingSession: {call}: parameters are partly those of another step, since "
+                    f"one was stopped while they were written: load a state, or open a new session"
+                )
+            found = method(self, *args, **kwargs)
+            self._is_called = False
+            return found
+
+    return alone
+
+
+def _is_below(frame: FrameType | None, code: CodeType, session: TrainingSession) -> bool:
+    """Whether a session's call is what a frame was called from; one that was stopped is not."""
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals["self"] is session:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class TrainingSession(Locked):
     """Trains what `generate_artifacts` wrote into a folder, on NumPy or CuPy arrays.
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
@@ -45,10 +102,13 @@ class TrainingSession:
 
     Inputs are given by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
-    array, too. A step that is refused has changed nothing. One that is stopped in its backward part
-    (Ctrl-C, memory that is out) has changed neither parameters nor running statistics nor the
-    states of random numbers; gradients begin anew after it. So they do after one that is stopped in
-    its optimizer, which has been made as a whole, or not at all.
+    array, too.
+
+    A call that is refused has changed nothing. One that is stopped, as by Ctrl-C or for lack of
+    memory, is made as a whole or not at all: parameters, running statistics, states of random
+    numbers and counts are those before or behind it. The one exception are gradients of batches
+    before, which begin anew where a stopped call had begun to add to them. Where parameters
+    themselves were partly written, all calls but `load` are refused. Calls of other threads wait.
     """
 
     def __init__(
@@ -66,6 +126,8 @@ class TrainingSession:
             _refuse_uncapturable(xp, activations)
         if not isinstance(artifacts, str | os.PathLike):
             refuse("TrainingSession", "artifacts", "the path of a folder", shown(artifacts))
+        super().__init__()
+        self._is_called = False
         folder = Path(artifacts)
         self.xp = xp
         paths = {name: folder / f"{prefix}{name}" for name in FILES}
@@ -112,11 +174,12 @@ class TrainingSession:
         arrays = {**checkpoint.frozen, **checkpoint.trained}
         self._check(given, arrays)
         self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
+        self._parameters |= self._training.own_statistics(self._parameters)
         self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
         self._user = tuple(
             n for n in given if n not in arrays and not n.endswith(BUFFER) and n != RESET
         )
-        self._is_reset, self.step_count, self._lr = True, 0, DEFAULT_LR
+        self._point, self._lr = Point(), DEFAULT_LR
         self._moments: dict[str, dict[str, Any]] = {}
         if self._optimizer is not None:
             self._take_optimizer(self._optimizer, checkpoint)
@@ -146,7 +209,7 @@ class TrainingSession:
             self._moments[kind] = {n: self._moment(known, n, i) for n in names}
         if checkpoint.groups:
             group = checkpoint.groups[0]
-            self.step_count, self._lr = group.step, group.initial_lr
+            self._point, self._lr = Point(group.step), group.initial_lr
 
     def _moment(self, known: Mapping[str, Arrays], name: str, i: int) -> Any:
         parameter = self._parameters[name]
@@ -188,6 +251,11 @@ class TrainingSession:
         return self._eval is not None
 
     @property
+    def step_count(self) -> int:
+        """How many steps of the optimizer were made."""
+        return self._point.step_count
+
+    @property
     def lr(self) -> float:
         """The learning rate of the next steps."""
         return self._lr
@@ -201,51 +269,88 @@ class TrainingSession:
 
     # ---- training --------------------------------------------------------------------------------
 
+    @_alone
     def step(self, *inputs: Any, **named: Any) -> Any:
         """Forward, backward, and the optimizer; the loss comes back."""
-        self._need_optimizer()
-        loss = self.accumulate(*inputs, **named)
-        self.apply()
+        optimizer, run = self._need_optimizer()
+        try:
+            loss = self._accumulated("step", inputs, named)
+            self._apply(optimizer, run)
+        except BaseException:
+            self._put_back()
+            raise
         return loss
 
+    @_alone
     def accumulate(self, *inputs: Any, **named: Any) -> Any:
         """Forward and backward: gradients are added to those since the last `apply`."""
-        feeds = self._given("accumulate", self._user, inputs, named)
-        feeds[RESET] = np.array([self._is_reset])
-        self._training.n_begun = 0
         try:
-            found = self._run_training(feeds)
+            loss = self._accumulated("accumulate", inputs, named)
+            self._point = Point(self.step_count, is_reset=False)
         except BaseException:
-            self._is_reset |= self._training.is_in_sums
+            self._put_back()
             raise
-        self._is_reset = False
-        self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
-        return next(iter(self.outputs.values()))
+        return loss
 
+    @_alone
     def apply(self) -> None:
         """A step of the optimizer by the accumulated gradients, which begin anew after it."""
         optimizer, run = self._need_optimizer()
-        if self._is_reset:
+        if self._point.is_reset:
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
+        self._apply(optimizer, run)
+
+    def _accumulated(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
+        """The loss of a forward and backward part, which is still to be put back."""
+        feeds = self._given(call, self._user, inputs, named)
+        feeds[RESET] = np.array([self._point.is_reset])
+        begun = self._point._replace(is_begun=True)
+        anew = self._noting(begun._replace(is_reset=True))
+        sums = Marks(first=(anew,))
+        first = min(self._training.program.writers)
+        notes = Notes(self._noting(begun), {first: sums}, replay=sums)
+        found = self._run_training(feeds, notes)
+        self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
+        return next(iter(self.outputs.values()))
+
+    def _apply(self, optimizer: Session, run: Run) -> None:
+        """The optimizer's step, which is noted at once with what it writes."""
+        before, made = self._point, Point(self.step_count + 1)
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),
-            "step": np.array([self.step_count + 1], np.int64),
+            "step": np.array([made.step_count], np.int64),
         }
-        self.step_count, self._is_reset = self.step_count + 1, True
-        optimizer.n_begun = 0
-        try:
-            run({n: feeds[n] for n in optimizer.inputs if n in feeds})
-        except BaseException as error:
-            is_refused = isinstance(error, OpError) and error.__cause__ is None
-            if is_refused or not optimizer.is_in_sums:
-                self.step_count, self._is_reset = self.step_count - 1, False
-            raise  # else it may have been made, and not once more by the same gradients
+        anew = self._noting(before._replace(is_reset=True))
+        torn = self._noting(Point(before.step_count, is_torn=True))
+        writers = optimizer.program.writers
+        marks = {
+            place: Marks(
+                (anew if names <= {"gradients"} else torn,),
+                (self._noting(made),) if place == max(writers) else (),
+            )
+            for place, names in writers.items()
+        }
+        given = {n: feeds[n] for n in optimizer.inputs if n in feeds}
+        run(given, Notes(None, marks, Marks((torn,), (self._noting(made),))))
+        self._point = made
+
+    def _noting(self, point: Point) -> Note:
+        """What sets where training is."""
+        return partial(setattr, self, "_point", point)
+
+    def _put_back(self) -> None:
+        """Give states that a step has changed the values from before."""
+        point = self._point
+        if point.is_begun:
+            self._training.put_back()
+            self._point = point._replace(is_begun=False)
 
     def _need_optimizer(self) -> tuple[Session, Run]:
         if self._optimizer is None or self._run_optimizer is None:
             raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
         return self._optimizer, self._run_optimizer
 
+    @_alone
     def eval(self, *inputs: Any, **named: Any) -> Any:
         """The loss of the eval model; all its outputs are in `outputs`.
 
@@ -268,8 +373,9 @@ class TrainingSession:
             known = {*given, *self._parameters}
             names = inference.model_outputs(self._eval.graph, known)
             part = inference.part(self._eval.graph, names)
-            self._parts[given] = Session.of_graph(part, "the eval model", self.xp)
-            self._parts[given].share(self._training)
+            session = Session.of_graph(part, "the eval model", self.xp)
+            session.share(self._training)
+            self._parts[given] = session
         return self._parts[given]
 
     def _parameters_of(self, session: Session) -> dict[str, Any]:
@@ -299,16 +405,21 @@ class TrainingSession:
 
     # ---- what is kept ----------------------------------------------------------------------------
 
+    @_alone
     def save(self, file: StrPath | BinaryFile) -> None:
         """Write all that training goes on with: `load` makes the next steps bit-equal."""
         states.save(file, self._state_arrays(), self._numbers())
 
+    @_alone
     def load(self, file: StrPath | BinaryFile) -> None:
         """Go on from what `save` wrote of a session of the same artifacts."""
         arrays = self._state_arrays()
-        numbers = states.load(file, arrays, self._numbers(), self.xp)
-        self.step_count, self._is_reset = numbers["step"], numbers["is_reset"]
+        numbers, values = states.read(file, arrays, self._numbers())
+        self._point = Point(is_torn=True)
+        for name, value in values.items():
+            arrays[name][...] = self.xp.asarray(value)
         self._lr = numbers["lr"]
+        self._point = Point(numbers["step"], numbers["is_reset"])
 
     def _state_arrays(self) -> dict[str, Any]:
         """All arrays that steps change, or that they depend on."""
@@ -319,8 +430,10 @@ class TrainingSession:
         return found | {f"state/{n}": a for n, a in self._training.states.items()}
 
     def _numbers(self) -> dict[str, Any]:
-        return {"step": self.step_count, "is_reset": self._is_reset, "lr": self._lr}
+        point = self._point
+        return {"step": point.step_count, "is_reset": point.is_reset, "lr": self._lr}
 
+    @_alone
     def export(self, file: StrPath, outputs: Sequence[str] | None = None) -> None:
         """Write a plain inference model with the parameters as they are now.
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
-from operator import call
-from typing import Any
 
 from ..errors import ProviderError
 from ..forks import Locked
+from ..runtime.marks import Marks, Note, make_all, marked
 
 
 class Whole(Locked):
@@ -27,9 +26,17 @@ class Whole(Locked):
     def interrupted(self) -> None:
         """The parent's thread may have been writing: `is_torn` says so here, too."""
 
-    def write(self, writes: Iterable[Any]) -> None:
-        """Make all writes; those that are C code at once, as handlers of signals run behind it."""
-        list(map(call, (self._begin, *writes, self._end)))
+    def write(self, writes: Sequence[Note]) -> None:
+        """Make all writes, each of which is a call of an operator, or `at_once`.
+
+        Those of one call on the host, and launches that are packed, leave no moment between the
+        first and the last.
+        """
+        if writes:
+            first, *others = writes
+            marked(Marks((self._begin,), () if others else (self._end,)), first)
+            if others:
+                make_all((*others, self._end))
 
     def refuse_torn(self) -> None:
         """Refuse to go on from arrays some of which are of one step, some of the next."""

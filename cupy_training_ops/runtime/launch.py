@@ -13,6 +13,7 @@ from ..declare.declaration import Declaration
 from ..plan import Launch, Plan, Step
 from .arguments import Addresses, getter
 from .late_arguments import Values, renewed
+from .marks import make_all, own_marks
 from .packed import WORD, Packed, PackedStep
 from .placing import READY, Builder, Place
 from .source import Source
@@ -138,10 +139,13 @@ class ReadyPlan:
             self._queue(given, words, (*tables, *values), stream)
             return
         row = (*given, *scratch, *self._constants, *tables, *values)
+        marks = own_marks()
+        make_all(marks.first)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
+        make_all(marks.last)
 
     def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
         """The same where it `takes_addresses`: those of all arrays."""
@@ -159,6 +163,11 @@ class ReadyPlan:
         assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
+        marks = own_marks()
+        if len(self._queued) == 1 and isinstance(some := self._queued[0], Packed):
+            some.run(words, made, stream, marks)
+            return
+        make_all(marks.first)
         for some in self._queued:
             if isinstance(some, Packed):
                 some.run(words, made, stream)
@@ -166,6 +175,7 @@ class ReadyPlan:
                 work, pick = some
                 row = (*arrays, *words[len(arrays) :], *self._constants, *made)
                 work((), (), pick(row), 0)
+        make_all(marks.last)
 
     @property
     def takes_addresses(self) -> bool:

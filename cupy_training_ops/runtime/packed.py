@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import call, is_
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from ..backend import Driver
 from ..dtypes import Dtype
 from ..plan import align_up
+from .marks import NO_MARKS, Marks, in_turn
 
 Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory
 WORD = np.dtype(np.uint64)
@@ -66,9 +67,14 @@ class Packed:
         self._write = struct.Struct(f"={n_words}Q").pack_into
         self._free: list[_Block] = []
 
-    def run(self, words: Sequence[int], made: Sequence[Any], stream: int) -> None:
-        """Queue all launches, or none: no handler of a signal comes between two, since Python
-        runs them where its own code goes on.
+    def run(
+        self,
+        words: Sequence[int],
+        made: Sequence[Any],
+        stream: int,
+        marks: Marks = NO_MARKS,
+    ) -> None:
+        """Queue all launches, or none: no handler of a signal comes between two.
 
         A block is one call's until its last launch: other threads, and calls that come between two
         launches, take others.
@@ -87,15 +93,15 @@ class Packed:
                         memory[span] = value if type(value) is bytes else value.tobytes()
                     known[i] = value
         try:
-            if len(launches) == 1:
+            if len(launches) == 1 and marks is NO_MARKS:
                 launch, arguments = launches[0]
                 launch(stream, arguments, 0)
             else:
-                list(map(call, last[1] if last[0] == stream else block.on(stream)))
+                in_turn(last[1] if last[0] == stream else block.on(stream), marks)
         except RuntimeError as error:
             if not self._driver.serves_now(error):
                 raise
-            list(map(call, block.on(stream)))
+            in_turn(block.on(stream), marks)
         self._free.append(block)
 
     def _span(self, nbytes: int) -> slice:

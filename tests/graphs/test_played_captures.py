@@ -47,8 +47,8 @@ def listed(item: Any) -> list[Any]:
 class Played(capture.Captures):
     """Captures that note no memory, and whose graphs are played."""
 
-    def _noted(self, form: Any, given: Any) -> dict[str, Any]:
-        results = self._session.run_seen({**self._fixed, **self._copies(given)})
+    def _noted(self, form: Any, given: Any, notes: Any) -> dict[str, Any]:
+        results = self._session.run_seen({**self._fixed, **self._copies(given)}, notes)
         form.tries, form.plan = form.tries + 1, SimpleNamespace(nbytes=0)
         return results
 
@@ -153,8 +153,8 @@ def test_steps_that_are_refused_or_stopped_leave_no_half(name: str, opened, rng)
             assert state(played) == before
         elif kind == 1 and not is_captured(played):
             stop(played, int(rng.integers(n_steps)), x, labels)
-            assert played._is_reset or state(played) == before
-            plain._is_reset = played._is_reset
+            assert played._point.is_reset or state(played) == before
+            plain._point = played._point
             n_stopped += 1
             continue
         played.accumulate(x, labels)

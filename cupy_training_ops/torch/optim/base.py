@@ -16,6 +16,7 @@ from ...frame.op import Op
 from ...optimizers.checks import number
 from ...optimizers.whole import Whole
 from ...planning.step import above_zero
+from ...runtime.marks import Note
 from .groups import check_numbers, check_state
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
@@ -135,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if clips and not is_measured:
             told = self._norms.told(ready)
         check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
-        held, writes = list[object](), list[Callable[[], object]]()
+        held, writes = list[object](), list[Note]()
         for part, gradients in ready:
             check(group := self.param_groups[part.place])
             update = self._update(group, is_measured=is_measured)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ...frame.bound import opened
 from ...frame.op import Op
 from ...frame.opened import OpenCall
 from ...runtime.alike import Watched, raise_versions, versions
+from ...runtime.marks import Note, at_once
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 
 State = dict[str, Any]
@@ -57,16 +58,17 @@ class Count:
             self.next.copy_(self.made + 1)
             self._version = self.made._version
 
-    def go_on(self, told: Mapping[str, Tensor | None]) -> None:
-        """Count a step without an element on this rank, which the same numbers skip."""
+    def go_on(self, told: Mapping[str, Tensor | None]) -> Note:
+        """What counts a step without an element on this rank, which the same numbers skip."""
         made = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in told.values():
             if tensor is not None:  # a scale, a norm, a signal
                 finite = tensor if tensor.dtype == torch.bool else tensor.isfinite()
                 made &= finite.to(made.device, non_blocking=True).reshape(())
-        self.next += made
+        count = functools.partial(torch.add, self.next, made, out=self.next)
+        return functools.partial(at_once, [count])
 
-    def follow(self) -> Callable[[], object]:
+    def follow(self) -> Note:
         """What writes the states' number after a step, which may have been skipped."""
         return functools.partial(torch.sub, self.next, 1, out=self.made)
 
@@ -148,7 +150,7 @@ class Part:
 
     def writes(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
-    ) -> tuple[Mapping[str, Any], list[Callable[[], object]]]:
+    ) -> tuple[Mapping[str, Any], list[Note]]:
         """What updates the parameters: refused here, where nothing was written yet.
 
         First of all what it takes, which launches know by its addresses. A gradient that lies
@@ -160,7 +162,7 @@ class Part:
         if gradients:
             given, writes = self._update(update, gradients, told)
         else:
-            given, writes = {}, [functools.partial(self.count.go_on, told)]
+            given, writes = {}, [self.count.go_on(told)]
         return given, [*writes, self.count.follow()]
 
     def written(self) -> None:
@@ -172,7 +174,7 @@ class Part:
 
     def _update(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
-    ) -> tuple[Mapping[str, Any], list[Callable[[], object]]]:
+    ) -> tuple[Mapping[str, Any], list[Note]]:
         """The update of parameters with elements."""
         device = gradients[0].device
         here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
@@ -212,7 +214,7 @@ class Part:
         return self.norm, torch.zeros((), dtype=torch.bool, device=first.device)
 
 
-def _checked(call: OpenCall, given: Mapping[str, Any]) -> Callable[[], object]:
+def _checked(call: OpenCall, given: Mapping[str, Any]) -> Note:
     """What writes, once it is known that the call will not be refused for what it is given."""
     made = call.checked(**given)
     if given["gradients"][0].is_cuda and not (call.is_native and made.over_tensors):

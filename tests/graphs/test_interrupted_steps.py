@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT
+"""Calls of training sessions that are interrupted once at each line: all or nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupts import at_each_line, at_random
+
+import cupy_training_ops as cto
+from cupy_training_ops.onnx import activations, training
+from cupy_training_ops.onnx.session import Session
+
+from .interrupted import DATA, GRAPHS, NORMALISED, Trained, in_checkpoint, with_inputs
+
+CODED = {"activations": "default"}
+
+
+def trained(name: str, tmp_path, monkeypatch, *call: str, **options) -> Trained:
+    monkeypatch.setattr(activations, "LEAST", 0)
+    return Trained(name, tmp_path / name, monkeypatch, *call, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "options"),
+    [
+        ("cnn_max", "step", {"statistics": "parameters"}),
+        ("dropout", "accumulate", {"added": True} | CODED),
+        ("tied", "step", {}),
+    ],
+)
+def test_a_call_interrupted_at_any_line_is_made_or_not(
+    name: str, call: str, options: dict[str, Any], tmp_path, monkeypatch
+) -> None:
+    trained(name, tmp_path, monkeypatch, call, **options).at_each_line()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{}, CODED, {"added": True}, {"added": True} | CODED])
+@pytest.mark.parametrize("call", ["step", "accumulate"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_all_graphs_are_made_or_not(name: str, call: str, options, tmp_path, monkeypatch) -> None:
+    trained(name, tmp_path, monkeypatch, call, **options).at_each_line()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GRAPHS)
+def test_all_optimizers_are_made_or_not(name: str, tmp_path, monkeypatch) -> None:
+    trained(name, tmp_path, monkeypatch, "apply").at_each_line()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{}, CODED])
+@pytest.mark.parametrize("statistics", ["fed", "parameters"])
+@pytest.mark.parametrize("name", NORMALISED)
+def test_statistics_that_are_inputs_are_put_back(
+    name: str, statistics: str, options, tmp_path, monkeypatch
+) -> None:
+    trained(name, tmp_path, monkeypatch, statistics=statistics, **options).at_each_line()
+
+
+@pytest.mark.parametrize("statistics", ["constants", "parameters", "fed"])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("call", ["step", "accumulate"])
+def test_a_refused_call_changes_nothing_wherever_statistics_are(
+    call: str, added: bool, statistics: str, tmp_path, monkeypatch
+) -> None:
+    """Nor does one that is refused while another interrupt comes."""
+    found = trained("cnn_max", tmp_path, monkeypatch, call, added=added, statistics=statistics)
+    short, wrong = found.labels[3][:-1], np.full_like(found.labels[3], 10**6)
+    for labels in (short, wrong):
+        with pytest.raises(cto.ArgumentError):
+            found.back().call(labels=labels)
+        assert found.state() == found.before
+        found.call()
+        assert found.state() == found.after
+
+    def refused(subject: Trained) -> None:
+        with pytest.raises(cto.ArgumentError):
+            subject.call(labels=wrong)
+
+    def check(subject: Trained, place: Any) -> None:
+        subject.call()  # what was stopped while it was put back is so now
+        assert subject.state() == subject.after, place
+
+    if call == "step" and not added:
+        at_each_line(found.back, refused, check)
+
+
+def test_a_rate_or_a_state_that_is_stopped_is_there_or_not(tmp_path, monkeypatch) -> None:
+    """Loading is refused to go on with where it had begun to write."""
+    found = trained("mlp", tmp_path, monkeypatch)
+    found.session.save(tmp_path / "state.npz")
+
+    def load(subject: Trained) -> None:
+        subject.session.load(tmp_path / "state.npz")
+
+    def check(subject: Trained, place: Any) -> None:
+        if subject.session._point.is_torn:
+            found.outcomes["torn"] += 1
+            with pytest.raises(cto.ProviderError, match="load a state"):
+                subject.call()
+            load(subject)
+        assert subject.state() in (found.before, found.after), place
+
+    def behind(_: object = None) -> Trained:
+        found.back().call()
+        return found
+
+    lines = at_each_line(behind, load, check)
+    assert found.outcomes["torn"] <= 0.1 * len(lines)
+
+    def rate(subject: Trained) -> None:
+        subject.session.lr = 0.25
+
+    def is_set(subject: Trained, place: Any) -> None:
+        assert subject.session.lr in (before, 0.25), place
+        subject.session.lr = before
+
+    before = found.session.lr
+    at_each_line(found.back, rate, is_set)
+
+
+def test_evaluation_changes_nothing(tmp_path, monkeypatch) -> None:
+    found = trained("cnn_max", tmp_path, monkeypatch)
+
+    def check(subject: Trained, place: Any) -> None:
+        assert subject.state() == found.before, place
+
+    at_each_line(found.back, lambda s: s.session.eval(s.x[0], s.labels[0]), check)
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "dropout"])
+def test_signals_at_random_moments(name: str, tmp_path, monkeypatch, rng) -> None:
+    found = trained(name, tmp_path, monkeypatch, **CODED)
+    assert at_random(found.back, lambda s: s.call(), found.check, rng, 100)
+    assert not found.outcomes["torn"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["cnn_global", "tied"])
+def test_two_thousand_signals(name: str, tmp_path, monkeypatch, rng) -> None:
+    found = trained(name, tmp_path, monkeypatch, **CODED)
+    assert at_random(found.back, lambda s: s.call(), found.check, rng, 1000) > 100
+    assert not found.outcomes["torn"]
+
+
+# ---- what the tests above would notice -----------------------------------------------------------
+
+
+def without_return(monkeypatch) -> None:
+    """Statistics are written before the commit, and stay so."""
+    monkeypatch.setattr(Session, "put_back", lambda _: None)
+
+
+def in_two_calls(monkeypatch) -> None:
+    """Gradients of a step that is stopped before its optimizer are kept."""
+
+    def step(self: Any, *inputs: Any, **named: Any) -> Any:
+        loss = self.accumulate(*inputs, **named)
+        self.apply()
+        return loss
+
+    monkeypatch.setattr(training.TrainingSession, "step", step)
+
+
+def counted_early(monkeypatch) -> None:
+    """The count is raised before parameters are written."""
+    real = training.TrainingSession._apply
+
+    def apply(self: Any, *given: Any) -> None:
+        point = self._point
+        self._point = point._replace(step_count=point.step_count + 1)
+        self._point = self._point._replace(step_count=point.step_count)
+        real(self, *given)
+
+    monkeypatch.setattr(training.TrainingSession, "_apply", apply)
+
+
+def counted_late(monkeypatch) -> None:
+    """The count is raised behind what writes parameters."""
+    monkeypatch.setattr("cupy_training_ops.onnx.session.marked", lambda _, run, *given: run(*given))
+
+
+@pytest.mark.parametrize("fault", [without_return, in_two_calls, counted_late])
+def test_planted_faults_are_noticed(fault, tmp_path, monkeypatch) -> None:
+    found = trained("cnn_max", tmp_path, monkeypatch)
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        found.at_each_line()
+
+
+# ---- several callers -----------------------------------------------------------------------------
+
+
+def test_a_call_inside_of_another_is_refused(tmp_path, monkeypatch) -> None:
+    """As a signal's handler makes one."""
+    found = trained("mlp", tmp_path, monkeypatch)
+    inner = found.session._training
+    steps = itertools.count()
+
+    def run(*given: Any) -> None:
+        if next(steps) == 3:
+            with pytest.raises(cto.ProviderError, match="save: expected no call inside of another"):
+                found.session.save(tmp_path / "state.npz")
+        Session._run_step(inner, *given)
+
+    monkeypatch.setattr(inner, "_run_step", run)
+    found.call()
+    assert found.state() == found.after
+
+
+def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path, rng) -> None:
+    folder, arrays = with_inputs("cnn_max", tmp_path / "fed")
+    session = cto.onnx.Session(folder / "training_model.onnx")
+    whole = cto.onnx.TrainingSession(DATA / "cnn_max")
+    with np.load(DATA / "cnn_max" / "answers.npz") as file:
+        x, labels = file["x"][0], file["labels"][0]
+    fed = {n: a.copy() for n, a in arrays.items()}
+    buffers = {n: np.zeros_like(a) for n, a in whole.gradients.items()}
+    feeds = {
+        **whole.parameters,
+        **{n + training.BUFFER: a for n, a in buffers.items()},
+        **fed,
+        training.RESET: np.ones(1, bool),
+        "x": x,
+    }
+    with pytest.raises(cto.ArgumentError, match="labels from 0"):
+        session.run({**feeds, "labels": np.full_like(labels, 99)})
+    assert all(fed[n].tobytes() == a.tobytes() for n, a in arrays.items())
+    session.run({**feeds, "labels": labels})
+    assert all(fed[n].tobytes() != a.tobytes() for n, a in arrays.items())
+    assert in_checkpoint
+    del rng
