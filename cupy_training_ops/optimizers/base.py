@@ -25,7 +25,7 @@ from ..frame.backends import are_known, info
 from ..frame.bound import opened
 from ..frame.checked import CheckedCall
 from ..frame.convert import is_number
-from ..frame.foreign import Lent, are_native, is_read_only, is_tensor, refuse_read_only
+from ..frame.foreign import Lent, are_native, is_tensor, refuse_unwritable
 from ..frame.keys import reader
 from ..frame.op import Op
 from ..frame.opened import OpenCall
@@ -401,8 +401,7 @@ class Optimizer:
             refuse(type(self).__name__, argument, "a list", type(arrays).__name__)
         name = type(self).__name__
         for i, array in enumerate(arrays):
-            if is_read_only(array):
-                refuse_read_only(name, f"{argument}[{i}]")
+            refuse_unwritable(name, f"{argument}[{i}]", array)
         if self._natively:
             return tuple(arrays)
         return tuple(adopt(name, f"{argument}[{i}]", array) for i, array in enumerate(arrays))

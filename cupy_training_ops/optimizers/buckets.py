@@ -14,7 +14,7 @@ from ..families.collective import queue
 from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
-from ..frame.foreign import Lent
+from ..frame.foreign import Lent, refuse_unwritable
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
 from ..runtime.streams import Cuda, Streams
@@ -231,6 +231,7 @@ class GradientBuckets:
             self._refuse_again(place)
         if gradient is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
+        refuse_unwritable(NAME, f"gradients[{place}]", gradient)
         found = known(NAME, f"gradients[{place}]", gradient)
         _, _, shape, _, strides, device = found[1]
         expected = self._shapes[place]
