@@ -314,6 +314,8 @@ def _arrays(
 def _of_tensor(tensor: Any) -> Any:
     """The array over a tensor's memory; by way of integers, as `as_tensor`."""
     torch = sys.modules["torch"]
+    if tensor.layout != torch.strided:
+        raise BufferError(f"it is no dense tensor, but {tensor.layout} (see to_dense)")
     data = tensor.detach()  # a tensor that requires gradients lends nothing
     bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
     if data.device.type not in ("cpu", "cuda"):

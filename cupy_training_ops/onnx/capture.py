@@ -19,7 +19,6 @@ from ..errors import OpError, ProviderError
 from ..runtime import graphs, workspace
 from ..runtime.marks import in_turn
 from .arena import Arena, OtherMemoryError, Plan, Recorder
-
 from .session import NO_NOTES, Notes, Session
 
 MOST_FORMS = 16

@@ -170,7 +170,8 @@ class Optimizer:
 
     def __repr__(self) -> str:
         n = sum(math.prod(p.shape) for p in self._weights)
-        return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements)"
+        state = f", state={self._form.name!r}" if self._form.name else ""
+        return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements{state})"
 
     def step(
         self,

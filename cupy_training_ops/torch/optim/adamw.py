@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import refuse, shown
+from ...errors import DtypeError, refuse, shown
 from ...optimizers.rated import AdamWCodedMeasured, AdamWCodedUpdate, AdamWMeasured, AdamWUpdate
 from . import codes
 from .base import Group, Optimizer
@@ -17,6 +17,7 @@ from .groups import rate
 from .local import is_distributed
 from .part import State, Update
 
+_CODED = (torch.float32, torch.float16, torch.bfloat16)
 KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and the norm is found
     (False, False): AdamWUpdate,
     (False, True): AdamWMeasured,
@@ -69,6 +70,11 @@ class AdamW(Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults, max_norm)
 
+    def __repr__(self) -> str:
+        options = {"max_norm": self.max_norm, "state": "8bit" if self.is_coded else None}
+        lines = "".join(f"{name}: {value!r}\n" for name, value in options.items())
+        return f"{super().__repr__()[:-1]}{lines})"
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "is_coded": self.is_coded}
 
@@ -94,8 +100,12 @@ class AdamW(Optimizer):
     def _first_state(self, parameter: Tensor) -> State:
         if not self.is_coded:
             return super()._first_state(parameter)
-        if parameter.element_size() > 4:
+        if parameter.dtype == torch.float64:
             refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
+        if parameter.dtype not in _CODED:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            expected = "float32, float16, bfloat16, whose moments become codes"
+            raise DtypeError(f"AdamW: params: expected {expected}, got {dtype}")
         begun = {name: codes.zeros(parameter) for name in codes.SIGNED}
         return {**self.state.get(parameter, {}), "step": None, **begun}
 
