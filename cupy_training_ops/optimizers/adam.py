@@ -73,7 +73,8 @@ class AdamW(Optimizer):
     parameters.
 
     state: '8bit' keeps both moments in 2.02 bytes a parameter, for parameters of at most 32 bits:
-    AdamCodedList says how. States and files have them in float32, and go on bit for bit.
+    AdamCodedList says how. Weights whose first moment is below 1/256 of the largest in its block of
+    128 hardly move. States and files have them in float32, and go on bit for bit.
 
     group: a ProcessGroup, whose ranks train the same parameters with gradients of their own and
     make each step together, by the mean of the gradients. Each rank has the moments of its part of

@@ -41,6 +41,7 @@ class AdamW(Optimizer):
 
     state: '8bit' keeps both moments in 2.02 bytes a parameter (`AdamCodedList` says how), for
     parameters of at most 32 bits; in state dicts they are float32, or codes where that is said.
+    Weights whose first moment is below 1/256 of the largest in its block of 128 hardly move.
     """
 
     def __init__(
