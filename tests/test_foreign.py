@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,9 @@ from probe.frame_probe import ProbeCopy, ProbeDelegate, ProbeEither
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
 from cupy_training_ops.frame import foreign
+from cupy_training_ops.registry import get_op
 from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.samples import all_samples, mapped_inputs
 
 X = np.ones(8, np.float32)
 
@@ -209,7 +214,60 @@ def test_out_of_any_kind_comes_back_itself() -> None:
     assert (np.asarray(total) == 2).all()
 
 
-def test_a_scalar_is_never_given_back_for_a_result() -> None:
-    """It is a copy that was written."""
-    result = cto.in_place_accumulator(np.float32(1), np.float32(2))
-    assert result == 3
+def scalars_for_written() -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
+    """A call of each operator that writes an input, which is a scalar of NumPy's."""
+    for name, samples in all_samples().items():
+        cls = get_op(name)
+        replaced = {output.aliases for output in cls.outputs}
+        places = [
+            i
+            for i, item in enumerate(cls.inputs)
+            if item.memory == "device" and (item.updated or item.name in replaced)
+        ]
+        if not places or not samples:
+            continue
+        inputs = mapped_inputs(cls, samples[0].make(np.random.default_rng(1)), first_element)
+        for place in places:
+            given = inputs[place] if place < len(inputs) else None
+            is_list = isinstance(given, list | tuple)
+            if isinstance(given[0] if is_list and given else given, np.ndarray):
+                wrong = [given[0][()], *given[1:]] if is_list else given[()]
+                changed = [*inputs[:place], wrong, *inputs[place + 1 :]]
+                yield f"{name}.{cls.inputs[place].name}", cls, changed, dict(samples[0].attributes)
+
+
+def first_element(array: Any) -> Any:
+    """In an array of no dimensions; what is no array as it is."""
+    return np.resize(array, ()) if isinstance(array, np.ndarray) else array
+
+
+def test_a_scalar_is_not_written() -> None:
+    """A copy would be, and be forgotten: each operator refuses one, by shape or for what it is."""
+    words, seen = "expected an array to write to, got a scalar (", set[str]()
+    for call, cls, inputs, attributes in scalars_for_written():
+        with pytest.raises(ArgumentError) as refusal:
+            cls(**attributes)(*inputs)
+        if words in str(refusal.value):
+            seen.add(call)
+    assert {"InPlaceAccumulator.old_sum", "SGDOptimizer.W", "ScaleInPlace.input"} <= seen
+    assert len(seen) > 20
+    one, x = np.ones((), np.float32), np.float32(1)
+    accumulate = cto.InPlaceAccumulator().bound(..., one)
+    accumulate(old_sum=np.zeros((), np.float32))
+    for call in (
+        lambda: cto.in_place_accumulator(x, one),
+        lambda: cto.sgd_optimizer_list(0.1, [x], [one]),
+        lambda: accumulate(old_sum=x),  # also where an array came before
+        lambda: cto.InPlaceAccumulator().bound(x, one),
+        *(lambda make=make: make([x]) for make in (cto.SGD, cto.Adam, cto.AdamW, cto.Lamb)),
+        lambda: cto.SGD([one], low_precision=[np.float16(1)]),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(words)):
+            call()
+    assert cto.in_place_accumulator(x, one, out=np.zeros((), np.float32)) == 2  # x is only read
+
+
+def test_buckets_take_no_scalar() -> None:
+    (group,) = cto.ProcessGroup.in_threads(1)
+    with group, pytest.raises(ArgumentError, match=r"gradients\[0\]: expected an array to write"):
+        cto.GradientBuckets([np.zeros((), "f4")], group).ready(0, np.float32(1))

@@ -9,6 +9,7 @@ import numpy as np
 from runs import Run
 
 import cupy_training_ops as cto
+from cupy_training_ops.optimizers.state import steps
 
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "Lamb")
 SHAPES = ((33, 7), (5,), (0, 3), (1000,), ())
@@ -53,7 +54,7 @@ class Training:
         ]
         arrays = [*self.parameters, *(copy for copy in self.copies if copy is not None)]
         found = [np.array(self._run.host(array)) for array in arrays]
-        return [*found, *moments, np.array(state.get("step", 0))]
+        return [*found, *moments, np.array(steps(self.optimizer.names, state.get("step", 0)))]
 
 
 def assert_same(some: list[np.ndarray], others: list[np.ndarray]) -> None:

@@ -169,8 +169,9 @@ class Call:
         workspace: object,
         values: Values,
         tables: Tables | None,
-    ) -> None:
-        """The last checks, and the work itself."""
+        run: Callable[..., Any] | None = None,
+    ) -> Any:
+        """The last checks, and the work itself, or what is to run in its place."""
         if self.records:
             self.refuse_gradients(arrays + results)
         if workspace is not None:
@@ -179,7 +180,11 @@ class Call:
             self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
             values = {**values, self.supplied: self.always or self._supply(inputs, values)}
-        self._run(inputs, arrays, results, workspace, values, tables)
+        return (run or self._run)(inputs, arrays, results, workspace, values, tables)
+
+    def computed(self, *arguments: Any) -> Callable[[], object]:
+        """What is left to do of a call that has these arguments of `_run`: what writes."""
+        return partial(self._run, *arguments)
 
     def _check(self, inputs: Arguments, values: Values) -> None:
         """What is looked at each time: numbers that change, and arrays where that is asked for."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from .bindable import with_values
 from .call import Call, Tables
@@ -46,11 +46,20 @@ class CheckedCall(AtAddresses):
 
     def __call__(self, **values: object) -> None:
         """Launch, with these values instead of those before."""
+        self.computed(**values)()
+
+    def computed(self, **values: object) -> Callable[[], object]:
+        """All that comes before the first write, and what writes.
+
+        On the host that is one call of C code, which no handler of a signal interrupts.
+        """
         call, inputs = self._call, self._inputs
         if values:
             inputs = with_values(self._op, inputs, self._places, values)
         own = call.values(inputs)
-        call.execute(inputs, self._arrays, self._results, self._workspace, own, self._tables)
+        arguments = inputs, self._arrays, self._results, self._workspace, own, self._tables
+        found: Callable[[], object] = call.execute(*arguments, call.computed)
+        return found
 
 
 def held_of(call: Call, inputs: Arguments, out: Arguments) -> Held:

@@ -69,6 +69,14 @@ def refuse_read_only(op: str, argument: str) -> NoReturn:
     refuse(op, argument, "an array to write to", "a read-only one")
 
 
+def refuse_unwritable(op: str, argument: str, value: object) -> None:
+    """Refuse to write what is read-only, or a scalar of NumPy's, of which a copy would be."""
+    if is_read_only(value):
+        refuse_read_only(op, argument)
+    if isinstance(value, np.generic):
+        refuse(op, argument, "an array to write to", f"a scalar ({type(value).__name__})")
+
+
 def is_host_tensor(value: Any) -> bool:
     """Whether it is one that can be read without waiting."""
     return is_tensor(value) and value.device.type == "cpu"
@@ -112,7 +120,7 @@ class Lent:
         """
         self.detaches = detaches
         self._owners: dict[int, object] = dict(before._owners) if before else {}
-        self._read_only: set[int] = set(before._read_only) if before else set()
+        self._unwritable: dict[int, object] = dict(before._unwritable) if before else {}
         self._tensor = _only_tensors(declared, inputs, out)
         found = natively and self._tensor is not None
         self.is_native = found and _have_backend(declared, inputs, out)
@@ -126,11 +134,17 @@ class Lent:
 
     def note(self, value: Any, array: Any) -> Any:
         """The array, which is to stand for the value; it lives as long as what is noted here."""
-        if array is not value and not isinstance(value, np.generic):  # of which it is a copy
+        is_copy = isinstance(value, np.generic)
+        if array is not value and not is_copy:
             self._owners[id(array)] = value
-            if is_read_only(value):
-                self._read_only.add(id(array))
+        if is_copy or is_read_only(value):
+            self._unwritable[id(array)] = value
         return array
+
+    @property
+    def has_unwritable(self) -> bool:
+        """Whether something was lent that no call may write."""
+        return bool(self._unwritable)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Where all arrays are tensors, PyTorch's current stream is CuPy's in the context."""
@@ -138,18 +152,17 @@ class Lent:
         on_gpu = on_gpu and not self.is_native
         return _stream(self._tensor.device.index) if on_gpu else contextlib.nullcontext()
 
-    def refuse_read_only(self, prepared: Prepared, arrays: Arrays) -> None:
-        """No call writes an array of JAX's, whose memory may be anyone's.
+    def refuse_unwritable(self, prepared: Prepared, arrays: Arrays) -> None:
+        """No call writes an array of JAX's, whose memory may be anyone's, or a copy of a scalar.
 
         arrays: all of a call, the caller's outputs behind the others.
         """
-        names = prepared.names if self._read_only else ()
-        for place in [found.place for found in written(prepared)] if names else ():
-            if id(arrays[place]) in self._read_only:
-                refuse_read_only(prepared.op, names[place])
+        for place in [found.place for found in written(prepared)]:
+            value = self._unwritable.get(id(arrays[place]))
+            refuse_unwritable(prepared.op, prepared.names[place], value)
 
     def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
-        """Let autograd know of what a call wrote, by place; `arrays` as of `refuse_read_only`."""
+        """Let autograd know of what a call wrote, by place; `arrays` as of `refuse_unwritable`."""
         found = [self.owner(arrays[place]) for place in places] if self._owners else ()
         tensors = list(filter(is_tensor, found))
         if tensors:
@@ -302,6 +315,8 @@ def _arrays(
 def _of_tensor(tensor: Any) -> Any:
     """The array over a tensor's memory; by way of integers, as `as_tensor`."""
     torch = sys.modules["torch"]
+    if tensor.layout != torch.strided:
+        raise BufferError(f"it is no dense tensor, but {tensor.layout} (see to_dense)")
     data = tensor.detach()  # a tensor that requires gradients lends nothing
     bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
     if data.device.type not in ("cpu", "cuda"):

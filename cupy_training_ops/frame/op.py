@@ -297,9 +297,9 @@ class Op(Declares):
         """The call that fits, and its arguments in forms that have a backend."""
         taken, given, key = self._adopted(inputs, out, outputs, lent)
         call = self._remembered.get(key) or self._prepare(key)
-        if lent:
+        if lent.has_unwritable:
             _, flat, arrays = call.taken_apart(taken, given)
-            lent.refuse_read_only(call.prepared, (*arrays, *flat))
+            lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
 
     @classmethod

@@ -176,6 +176,7 @@ class _Way:
         if last is None or last[0] != key:  # sooner than a hash of it
             opened = self._calls.get(key) or self._made(key, taken, lent)
             self._last = last = key, opened
+        last[1].refuse_unwritable(taken, lent)
         return last[1], taken
 
     def _made(self, key: object, taken: Sequence[Any], lent: Lent) -> _Opened:
@@ -228,6 +229,12 @@ class _Opened:
         if not self._op.declaration.detaches:
             self._unchanged.refuse_gradients()
 
+    def refuse_unwritable(self, given: Sequence[Any], lent: Lent) -> None:
+        """Refuse what is given for an input that is written and cannot be."""
+        if lent.has_unwritable:
+            _, out, arrays = self.call.taken_apart(self._every(given), self._out)
+            lent.refuse_unwritable(self.call.prepared, (*arrays, *out))
+
     def found(self, values: Sequence[Any]) -> Addresses | None:
         """Where open inputs are, if a call with them, as a caller gives them, is of this kind.
 
@@ -269,17 +276,20 @@ class _Opened:
         self, given: Sequence[Any], values: Mapping[str, object], found: Addresses | None
     ) -> tuple[Arguments, Tables | None]:
         """All inputs; the tables of arrays none of which is written and another's too."""
-        call = self.call
-        every = list(self._inputs)
-        for place, value in zip(self._places, given, strict=True):
-            every[place] = value
-        inputs = tuple(every)
+        call, inputs = self.call, self._every(given)
         if values:
             inputs = with_values(self._op, inputs, self._changing, values)
         if found is None:
             lists = (as_list(inputs[place]) for place in self._arrays)
             found = [at for arrays in lists for at in call.backend.pointers(arrays)]
         return inputs, self._tables(found)
+
+    def _every(self, given: Sequence[Any]) -> Arguments:
+        """All inputs, with these for those that are open."""
+        every = list(self._inputs)
+        for place, value in zip(self._places, given, strict=True):
+            every[place] = value
+        return tuple(every)
 
     def _tables(self, found: Addresses) -> Tables | None:
         """With the addresses of what is open; refused where memory is shared."""

@@ -19,7 +19,7 @@ from ..dtypes import dtype_name
 from ..errors import refuse
 from ..runtime.late_arguments import Values
 from ..runtime.launch import ReadyPlan
-from ..runtime.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
+from ..runtime.marks import Note, at_once, in_turn, make_all, own_marks
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
@@ -171,42 +171,48 @@ class CpuCall(Call):
         values: Values,
         tables: Tables | None,
     ) -> None:
-        expected = self.prepared.results
-        out: Arguments = results  # NumPy's
-        for result, array in zip(expected, out, strict=True):
+        self._refuse_all_read_only(arrays, results)
+        taken, out, marks = self._with_hosts(inputs, values), results, own_marks()
+        if self.pieces is None:
+            in_turn(self._writes(self.function(*taken), out), marks)
+            return
+        make_all(marks.first)
+        for piece, written in self.pieces(taken, out):
+            in_turn(self._writes(self.function(*piece), written))
+        make_all(marks.last)
+
+    def computed(self, *arguments: Any) -> Callable[[], object]:
+        """What writes what was computed; in pieces the one comes with the other."""
+        if self.pieces is not None:
+            return super().computed(*arguments)
+        inputs, arrays, results, _, values, _ = arguments
+        self._refuse_all_read_only(arrays, results)
+        returned = self.function(*self._with_hosts(inputs, values))
+        return partial(at_once, self._writes(returned, results))
+
+    def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
+        """Refuse to write what cannot be written, before anything is."""
+        for result, array in zip(self.prepared.results, results, strict=True):
             if array is not None:
                 self._refuse_read_only(f"out ({result.name})", array)
         for named, array in zip(self.prepared.arrays, arrays, strict=True):
             if named.declared.updated and array is not None:
                 self._refuse_read_only(named.name, array)
-        taken, marks = self._with_hosts(inputs, values), own_marks()
-        if self.pieces is None:
-            self._put(self.function(*taken), out, marks)
-            return
-        make_all(marks.first)
-        for piece, written in self.pieces(taken, out):
-            self._put(self.function(*piece), written)
-        make_all(marks.last)
 
-    def _put(self, returned: object, out: Sequence[Any], marks: Marks = NO_MARKS) -> None:
-        """What the function returned into the outputs, all or none. The last tile's padding falls
+    def _writes(self, returned: object, out: Sequence[Any]) -> list[Note]:
+        """What puts what the function returned into the outputs. The last tile's padding falls
         off.
         """
         values = iter(self._one_by_one(returned))
-        arrays, found = [], []
+        writes = list[Note]()
         for result, array in zip(self.prepared.results, out, strict=True):
             value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:
                 if value.shape != array.shape:
                     value = value.reshape(-1)[: array.size].reshape(array.shape)
                 assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
-                arrays.append(array)
-                found.append(value)
-        if marks is NO_MARKS:
-            list(map(setitem, arrays, itertools.repeat(...), found))
-        else:
-            pairs = zip(arrays, found, strict=True)
-            in_turn([partial(setitem, array, ..., value) for array, value in pairs], marks)
+                writes.append(partial(setitem, array, ..., value))
+        return writes
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -20,11 +21,17 @@ class Adam(Optimizer):
     """Adam: p = p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon).
 
     m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2 are the moments, betas = (b1, b2), t counts
-    the steps that were made, for all parameters alike. g is the gradient over its loss scale s;
-    where the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm.
+    the steps in which this parameter had a gradient. g is the gradient over its loss scale s; where
+    the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm.
 
-    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32 or bfloat16, not
-    float16, in which squares of small gradients are 0; float64 for float64 parameters.
+    parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
+    NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
+    place and stay what they are. lr: a number, or one element in an array on that device, which a
+    step reads there. names: texts that tell the parameters apart in a state; their places by
+    default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
+    that is made writes the new parameters there too, rounded once. moment_dtype: float32 or
+    bfloat16, not float16, in which squares of small gradients are 0; float64 for float64
+    parameters.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
@@ -51,11 +58,23 @@ class Adam(Optimizer):
 class AdamW(Optimizer):
     """AdamW: p = p - lr ((m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + weight_decay p).
 
-    As Adam, whose moments, numbers and arguments it has, with a weight decay that the moments do
-    not see. This is PyTorch's AdamW.
+    m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2 are the moments, betas = (b1, b2), t counts
+    the steps in which this parameter had a gradient. g is the gradient over its loss scale s; where
+    the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm. This is
+    PyTorch's AdamW.
+
+    parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
+    NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
+    place and stay what they are. lr: a number, or one element in an array on that device, which a
+    step reads there. names: texts that tell the parameters apart in a state; their places by
+    default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
+    that is made writes the new parameters there too, rounded once. moment_dtype: float32 or
+    bfloat16, not float16, in which squares of small gradients are 0; float64 for float64
+    parameters.
 
     state: '8bit' keeps both moments in 2.02 bytes a parameter, for parameters of at most 32 bits:
-    AdamCodedList says how. States and files have them in float32, and go on bit for bit.
+    AdamCodedList says how. Weights whose first moment is below 1/256 of the largest in its block of
+    128 hardly move. States and files have them in float32, and go on bit for bit.
 
     group: a ProcessGroup, whose ranks train the same parameters with gradients of their own and
     make each step together, by the mean of the gradients. Each rank has the moments of its part of
@@ -98,6 +117,10 @@ class AdamW(Optimizer):
             alpha=alpha, beta=beta, epsilon=epsilon, lambda_=weight_decay, max_norm_clip=math.inf
         )
         super().__init__(op, parameters, lr, names, low_precision, moment_dtype, codes)
+
+
+_, *_arguments = inspect.signature(AdamW.__init__).parameters.values()
+AdamW.__signature__ = inspect.Signature(_arguments)  # type: ignore[attr-defined]  # not `__new__`'s
 
 
 def _codes(state: str | None, moment_dtype: object) -> Codes | None:

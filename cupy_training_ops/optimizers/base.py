@@ -9,26 +9,23 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from ..backend import Backend
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Input, positive_or_zero
 from ..dtypes import (
     BOOL,
     FLOATS,
-    INT64,
     Dtype,
     dtype_name,
     dtype_names,
 )
 from ..errors import ArgumentError, DtypeError, refuse, shown
 from ..frame.arrays import adopt
-from ..frame.backends import are_known, info, to_host
+from ..frame.backends import are_known, info
 from ..frame.bound import opened
 from ..frame.checked import CheckedCall
 from ..frame.convert import is_number
-from ..frame.foreign import Lent, are_native, is_read_only, is_tensor, refuse_read_only
+from ..frame.foreign import Lent, are_native, is_tensor, refuse_unwritable
 from ..frame.keys import reader
 from ..frame.op import Op
 from ..frame.opened import OpenCall
@@ -38,17 +35,20 @@ from ..rules.widening import computed_in
 from ..runtime.alike import Watched, raise_versions
 from . import checks
 from . import state as states
+from .counts import Counts, Part, Places
 from .memory import hosted, overwrite, plain, zeros
 from .moments import Codes, Numbers
 from .state import Layout, State
+from .steps import Norm
+from .whole import Whole
 
 Arrays = tuple[Any, ...]
 Names = Sequence[str]
-Places = tuple[int, ...]  # of the parameters that have gradients
-
 _MAX_BOUND = 64  # calls that differ in which gradients are None
+_WHOLE = Part((), None)  # of optimizers that count no steps
 
 _GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # to a step
+_AT = {name: i for i, name in enumerate(_GIVEN)}
 _DECLARED = (
     Input("gradients", "T", variadic=True, holes=True),
     *(number(name, "L") for name in _GIVEN[1:]),
@@ -63,16 +63,28 @@ class _Step(NamedTuple):
 
     known: Known | None  # None where none of them can be known again
     variant: object
-    call: CheckedCall
+    norm: CheckedCall | None  # of gradients whose parameters have several counts
+    updates: Sequence[CheckedCall]
 
     def has(self, variant: object, given: Arrays) -> bool:
         """Whether a step that is given this is the same."""
         return self.known is not None and variant == self.variant and self.known.has(given)
 
-    def launch(self, given: Arrays) -> None:
+    @property
+    def over_tensors(self) -> bool:
+        """Whether arrays are tensors, whose current stream the calls find themselves."""
+        return all(call.over_tensors for call in self.updates)
+
+    def launch(self, given: Arrays, whole: Whole) -> None:
         """The step, with the numbers that it is given."""
-        named = dict(zip(_GIVEN, given, strict=True))
-        self.call(**{name: named[name] for name in self.call.changing})
+        if self.norm is not None:
+            self.norm()
+        whole.write([call.computed(**numbers_of(call, given)) for call in self.updates])
+
+
+def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
+    """What an update takes anew of what a step is given."""
+    return {name: given[_AT[name]] for name in call.changing}
 
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
@@ -86,6 +98,7 @@ class Optimizer:
 
     moments: ClassVar[tuple[str, ...]] = ("moment_1", "moment_2")
     counts: ClassVar[bool] = True
+    _counts: Counts | None
 
     def __init__(
         self,
@@ -115,14 +128,14 @@ class Optimizer:
         self._moments = {m: tuple(map(self._form.first, self._weights)) for m in self.moments}
         first = self._weights[0]
         self.gradient_norm, self.is_finite = zeros(first, (), wide), zeros(first, (), BOOL)
-        self._step = zeros(first, (), INT64)  # the next one
-        overwrite(self._step, np.array(1))
+        self._counts = Counts(self.gradient_norm, len(self._weights)) if self.counts else None
+        self._whole = Whole(name)
         self._place()
 
     def _place(self) -> None:
         """What of the operator's inputs is whose."""
         declared = [item.name for item in self._op.inputs]
-        own = {"gradient_norm": self.gradient_norm, "is_finite": self.is_finite, "step": self._step}
+        own = {"gradient_norm": self.gradient_norm, "is_finite": self.is_finite}
         self._lists: dict[str, Arrays | None] = {
             "weights": self._weights,
             "mixed_precision_weights": self._copies,
@@ -157,7 +170,8 @@ class Optimizer:
 
     def __repr__(self) -> str:
         n = sum(math.prod(p.shape) for p in self._weights)
-        return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements)"
+        state = f", state={self._form.name!r}" if self._form.name else ""
+        return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements{state})"
 
     def step(
         self,
@@ -185,7 +199,9 @@ class Optimizer:
         ArgumentError, DtypeError and ProviderError before anything is launched or written.
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
-        self._make((gradients, *numbers))
+        with self._whole.lock:
+            self._whole.refuse_torn()
+            self._make((gradients, *numbers))
         if self._watched.tensors:
             self._raise_versions(gradients)
 
@@ -193,16 +209,20 @@ class Optimizer:
         """What steps change beside the parameters and their copies, as NumPy copies; waits.
 
         `optimizer` is the class, `shapes` those of the parameters by name, `step` how many steps
-        were made; under the name of each moment is a dictionary of arrays by parameter. SGD has
-        neither steps nor moments.
+        were made, or where parameters differ in it a dictionary by name; under the name of each
+        moment is a dictionary of arrays by parameter. SGD has neither steps nor moments. A step
+        that another thread makes meanwhile waits. Raises ProviderError after a step that was
+        interrupted while it wrote.
         """
         state: State = {"optimizer": type(self).__name__, "shapes": dict(self._layout.shapes)}
-        if self.counts:
-            state["step"] = int(to_host(self._step)) - 1
-        for moment, found in self._moments.items():
-            triples = zip(self.names, found, self._weights, strict=True)
-            told = self._form.told
-            state[moment] = {name: told(moment, x, tuple(w.shape)) for name, x, w in triples}
+        with self._whole.lock:
+            self._whole.refuse_torn()
+            if self._counts is not None:
+                state["step"] = states.step(self.names, self._counts.made())
+            for moment, found in self._moments.items():
+                triples = zip(self.names, found, self._weights, strict=True)
+                told = self._form.told
+                state[moment] = {name: told(moment, x, tuple(w.shape)) for name, x, w in triples}
         return state
 
     def load_state_dict(self, state: State) -> None:
@@ -212,14 +232,16 @@ class Optimizer:
         are: a captured graph goes on with them. Raises ArgumentError where something does not
         fit, and then nothing has changed.
         """
-        layout = self._layout
-        layout.check(state)
+        self._layout.check(state)
         found = {m: [hosted(state[m][name]) for name in self.names] for m in self.moments}
-        if self.counts:
-            overwrite(self._step, np.array(state["step"] + 1))
-        for moment, arrays in found.items():
-            for own, array in zip(self._moments[moment], arrays, strict=True):
-                overwrite(own, self._form.kept(moment, array))
+        with self._whole.lock:
+            self._last, self._whole.is_torn = None, True
+            if self._counts is not None:
+                self._counts.load(states.steps(self.names, state["step"]))
+            for moment, arrays in found.items():
+                for own, array in zip(self._moments[moment], arrays, strict=True):
+                    overwrite(own, self._form.kept(moment, array))
+            self._whole.is_torn = False
 
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
         """Write `state_dict()` as a .npz file, or to an open binary file.
@@ -259,14 +281,14 @@ class Optimizer:
         if not self._watched.are_same():
             self._take()
         elif last is not None and last.has(self._variant(given[-1]), given):
-            last.launch(given)
+            last.launch(given, self._whole)
             return
         if self._natively and self._made_natively(given):
             return
         with Lent(EVERY, (*given, self.parameters), ()).stream():
             first = self._first(given)
             if first is not None:
-                first.launch(given)
+                first.launch(given, self._whole)
 
     def _raise_versions(self, gradients: Sequence[Any]) -> None:
         """Let autograd know of the tensors that a step wrote."""
@@ -277,44 +299,81 @@ class Optimizer:
     def _made_natively(self, given: Arrays) -> bool:
         """Whether the step was made, over tensors by their metadata."""
         first = self._first(given)
-        if first is not None and first.call.over_tensors:
-            first.launch(given)
-        return first is None or first.call.over_tensors
+        if first is not None and first.over_tensors:
+            first.launch(given, self._whole)
+        return first is None or first.over_tensors
 
     def _first(self, given: Arrays) -> _Step | None:
         """The step with gradients that are not those of the step before; None without any."""
         places, gradients = self._with_gradients(given[0])
         if not gradients:
             return None
-        bound = self._opened(places, given[-1])
-        named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
-        try:
-            call = bound.checked(**{name: named[name] for name in self._open_inputs})
-        except (ArgumentError, DtypeError) as error:
-            if places is self._every:
-                raise
-            raise type(error)(f"{error} (counted without those whose gradient is None)") from None
+        self._last = None  # whose parts may be taken apart
+        parts = [_WHOLE] if self._counts is None else self._counts.of(places)
+        call = self._checked(Part(places, parts[0].count), gradients, given)
+        norm, updates = None, [call]
+        if len(parts) > 1:  # of which the call has checked all
+            norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
         tensors = self._backend.has_tensors  # whose memory may become another
         known = None if tensors else _known(self._backend, given)
-        step = _Step(known, self._variant(given[-1]), call)
+        step = _Step(known, self._variant(given[-1]), norm, updates)
         self._last = None if known is None else step
         return step
 
-    def _opened(self, places: Places, max_norm: Any) -> OpenCall:
-        """The step of these parameters, with what it is given left open."""
-        key = places, self._variant(max_norm)
+    def _by_parts(
+        self, parts: Sequence[Part], gradients: dict[int, Any], given: Arrays
+    ) -> tuple[CheckedCall, list[CheckedCall]]:
+        """What finds the norm of these gradients by place, and what updates each part by it."""
+        norm = self._norm().checked(gradients=list(gradients.values()))
+        return norm, [
+            self._checked(part, [gradients[i] for i in part.places], given, is_told=True)
+            for part in parts
+        ]
+
+    def _checked(
+        self, part: Part, gradients: Sequence[Any], given: Arrays, *, is_told: bool = False
+    ) -> CheckedCall:
+        """The update of these parameters, once nothing about it is refused."""
+        named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
+        call = self._opened(part, given[-1], is_told)
+        try:
+            return call.checked(**{name: named[name] for name in self._open_inputs})
+        except (ArgumentError, DtypeError) as error:
+            if part.places == self._every:
+                raise
+            raise type(error)(f"{error} (counted without those whose gradient is None)") from None
+
+    def _opened(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
+        """The update of these parameters, with what it is given left open."""
+        key = part.places, id(part.count), is_told, self._variant(max_norm)
         call = self._bound.get(key)
         if call is None:
             inputs: dict[str, Any] = dict(self._own)
             for name, arrays in self._lists.items():
-                inputs[name] = None if arrays is None else [arrays[i] for i in places]
+                inputs[name] = None if arrays is None else [arrays[i] for i in part.places]
+            if part.count is not None:
+                inputs["step"] = part.count
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
-            call = opened(op.bound(**inputs, **left, outputs=self._written(places)))
-            if self._natively:
-                call = call.trusting()  # `_watched` has them
-            if len(self._bound) >= _MAX_BOUND:
-                self._bound.clear()
-            self._bound[key] = call
+            op = type(op).told(**op.attribute_values) if is_told else op  # type: ignore[attr-defined]
+            bound = op.bound(**inputs, **left, outputs=self._written(part.places))
+            call = self._keep(key, opened(bound))
+        return call
+
+    def _norm(self) -> OpenCall:
+        """The norm of gradients, which are left open."""
+        call = self._bound.get("norm")
+        if call is None:
+            out = self.gradient_norm, self.is_finite
+            call = self._keep("norm", opened(Norm().bound(gradients=..., out=out)))
+        return call
+
+    def _keep(self, key: object, call: OpenCall) -> OpenCall:
+        """A call that is bound, for other steps."""
+        if self._natively:
+            call = call.trusting()  # `_watched` has them
+        if len(self._bound) >= _MAX_BOUND:
+            self._bound.clear()
+        self._bound[key] = call
         return call
 
     def _with_gradients(self, gradients: Sequence[Any]) -> tuple[Places, Sequence[Any]]:
@@ -343,8 +402,7 @@ class Optimizer:
             refuse(type(self).__name__, argument, "a list", type(arrays).__name__)
         name = type(self).__name__
         for i, array in enumerate(arrays):
-            if is_read_only(array):
-                refuse_read_only(name, f"{argument}[{i}]")
+            refuse_unwritable(name, f"{argument}[{i}]", array)
         if self._natively:
             return tuple(arrays)
         return tuple(adopt(name, f"{argument}[{i}]", array) for i, array in enumerate(arrays))

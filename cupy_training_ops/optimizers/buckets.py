@@ -14,12 +14,13 @@ from ..families.collective import queue
 from ..frame.aliasing import Overlap, Written
 from ..frame.arrays import adopt
 from ..frame.backends import info
-from ..frame.foreign import Lent
+from ..frame.foreign import Lent, refuse_unwritable
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
-from .base import EVERY, Places
+from .base import EVERY
+from .counts import Places
 from .memory import known, over
 from .parts import MeanOfAll
 from .sharded import AdamW as ShardedAdamW
@@ -85,12 +86,17 @@ class GradientBuckets:
 
         It becomes the mean in place, and is not to be read or written until `wait` has returned.
         """
-        self._found[place] = self._checked(place, gradient)
-        self._given[place] = gradient
-        self._order.append(place)
-        self._missing[self._bucket_of[place]] -= 1
-        while self._next < len(self._buckets) and not self._missing[self._next]:
-            self._send(gradient)
+        found, begun = self._checked(place, gradient), self.group.begun
+        try:
+            self._found[place] = found
+            self._given[place] = gradient
+            self._order.append(place)
+            self._missing[self._bucket_of[place]] -= 1
+            while self._next < len(self._buckets) and not self._missing[self._next]:
+                self._send(gradient)
+        except BaseException as error:
+            self._stop(begun, error)
+            raise
 
     def wait(self) -> list[Any]:
         """The gradients that were given, in the parameters' order: None for those that were not.
@@ -98,13 +104,19 @@ class GradientBuckets:
         What is left is sent. The caller's stream waits for all of it, the host does not.
         """
         found, given = self._given, [g for g in self._given if g is not None]
-        while self._next < len(self._buckets):
-            self._send(*given[:1])
-        if given:
-            self._join(given[0])
-            self._follow(self._order)
-        self._begin()
-        return found if self._optimizer is None else Means(found, self._optimizer)
+        means = found if self._optimizer is None else Means(found, self._optimizer)
+        begun = self.group.begun
+        try:
+            while self._next < len(self._buckets):
+                self._send(*given[:1])
+            if given:
+                self._join(given[0])
+                self._follow(self._order)
+            self._begin()
+        except BaseException as error:
+            self._stop(begun, error)
+            raise
+        return means
 
     def lasts(self) -> set[int]:
         """The place of each bucket's last gradient, in the order that is known so far."""
@@ -157,22 +169,22 @@ class GradientBuckets:
     # ---- what is sent ----------------------------------------------------------------------------
 
     def _send(self, *given: Any) -> None:
-        """The next bucket, as far as it has gradients: whole, or the end of the group."""
-        group, place = self.group, self._next
-        begun = group.begun
-        try:
-            pairs = [(p, self._found[p]) for p in self._buckets[place]]
-            found = {p: own for p, own in pairs if own is not None}
-            if found and not self._send_again(found):
-                self._send_anew(found, list(given))
-            self._next += 1
-        except BaseException as error:
-            is_heard = group.begun != begun
-            # Refused on all ranks, or of a step of which no other has heard: it can be begun anew.
-            if isinstance(error, ArgumentError) if is_heard else not place:
-                self._begin()
-                raise
-            raise group.broken(NAME, error) from error
+        """The next bucket, as far as it has gradients."""
+        pairs = [(p, self._found[p]) for p in self._buckets[self._next]]
+        found = {p: own for p, own in pairs if own is not None}
+        if found and not self._send_again(found):
+            self._send_anew(found, list(given))
+        self._next += 1
+
+    def _stop(self, begun: int, error: BaseException) -> None:
+        """After an exception, with what the group had begun before: begin anew, or end the group.
+
+        The former where it was refused on all ranks, or no other has heard of the step.
+        """
+        is_heard = self.group.begun != begun
+        if not (isinstance(error, ArgumentError) if is_heard else not self._next):
+            raise self.group.broken(NAME, error) from error
+        self._begin()
 
     def _send_again(self, found: dict[int, tuple[Any, Info]]) -> bool:
         """Past all that was looked at when a bucket of the same parameters and types was sent."""
@@ -230,6 +242,7 @@ class GradientBuckets:
             self._refuse_again(place)
         if gradient is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
+        refuse_unwritable(NAME, f"gradients[{place}]", gradient)
         found = known(NAME, f"gradients[{place}]", gradient)
         _, _, shape, _, strides, device = found[1]
         expected = self._shapes[place]

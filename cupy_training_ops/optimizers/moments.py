@@ -17,6 +17,8 @@ from .memory import copied, zeros
 class Numbers:
     """Arrays of a dtype, shaped as their parameters."""
 
+    name = ""  # of the optimizer's `state`
+
     def __init__(self, dtype: Dtype) -> None:
         self.dtype = dtype  # in a state
 
@@ -35,6 +37,8 @@ class Numbers:
 
 class Codes(Numbers):
     """Of a byte each, in whose place a state has numbers; from these the same codes come."""
+
+    name = "8bit"
 
     def __init__(self) -> None:
         super().__init__(FLOAT32)

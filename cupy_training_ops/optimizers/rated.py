@@ -23,7 +23,7 @@ from ..frame.op import Op
 from ..plan import Device, Launch, Plan, Step, by_value
 from ..planning.step import decay, not_negative
 from ..runtime.source import Source
-from .steps import NAMES, Measured, inputs_of, outputs_of
+from .steps import NAMES, Measured, Told, inputs_of, outputs_of
 
 
 def beta(value: object) -> float:
@@ -58,39 +58,21 @@ def renamed(op: type[Op]) -> tuple[Input, ...]:
     )
 
 
-class SGDUpdate(SGDOptimizerList):
+class SGDUpdate(Told, SGDOptimizerList):
     """weights = weights - lr gradients / d."""
 
     name = "SGD"
+    update = SGDOptimizerList
     inputs = renamed(SGDOptimizerList)
 
-    @classmethod
-    def source(cls) -> Source:
-        """The list's."""
-        return SGDOptimizerList.source()
 
-    @classmethod
-    def cpu_function(cls) -> Callable[..., object]:
-        """The list's."""
-        return SGDOptimizerList.cpu_function()
-
-
-class LambUpdate(LambOptimizer):
+class LambUpdate(Told, LambOptimizer):
     """weights = weights - lr ratio d."""
 
     name = "Lamb"
+    update = LambOptimizer
     inputs: ClassVar[tuple[Input, ...]] = renamed(LambOptimizer)
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(LambOptimizer)
-
-    @classmethod
-    def source(cls) -> Source:
-        """The operator's."""
-        return LambOptimizer.source()
-
-    @classmethod
-    def cpu_function(cls) -> Callable[..., object]:
-        """The operator's."""
-        return LambOptimizer.cpu_function()
 
 
 class _Rated:

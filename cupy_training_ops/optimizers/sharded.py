@@ -16,7 +16,8 @@ from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
 from ..families.collective.messages import described
 from ..families.optimizer.operators import GradientNorm
-from ..frame.backends import info, to_host
+from ..frame.backends import info
+from ..frame.checked import CheckedCall
 from ..frame.convert import is_number
 from ..frame.foreign import Lent, is_tensor
 from ..frame.keys import reader
@@ -27,12 +28,14 @@ from ..runtime.alike import Watched
 from ..runtime.streams import Cuda, Streams
 from . import adam, checks
 from . import state as states
-from .base import EVERY, Arrays, Names, Optimizer, Places
-from .memory import copied, over, plain, zeros
+from .base import EVERY, Arrays, Names, Optimizer, numbers_of
+from .counts import Counts, Part, Places
+from .memory import copied, over, overwrite, plain, zeros
 from .parts import GatheredParts, MeanOfParts, Split, in_turns
 from .shares import Share, joined
 from .state import State
 from .steps import AdamWToldStep
+from .whole import Whole
 
 _MAX_PATTERNS = 64  # of gradients that are None
 _DECLARED = EVERY[:-1]  # what a step is given
@@ -53,7 +56,7 @@ def _piece(array: Any, start: int, stop: int) -> Any:
 
 
 Turns = list[tuple[Places, GatheredParts]]  # parameters that are updated together, and what gathers
-Updates = list[tuple[list[Any], Any]]  # parts of gradients, and the step by them, if there is one
+Updates = list[list[CheckedCall]]  # of each turn: one for each count of steps
 
 
 class _Cut(NamedTuple):
@@ -68,6 +71,8 @@ class _Cut(NamedTuple):
 class _Own(Optimizer):
     """The parts that this rank updates, as parameters of rank 1; with the last the step counts."""
 
+    counts = False  # what it is told
+
     def _written(self, places: Places) -> list[str]:
         counts = places[-1] == self._every[-1]
         return [name for name in self._outputs if counts or name != "new_T"]
@@ -75,6 +80,8 @@ class _Own(Optimizer):
 
 class AdamW(adam.AdamW):
     """What `AdamW(..., group=group)` makes."""
+
+    _counts: Counts
 
     def __init__(
         self,
@@ -145,6 +152,7 @@ class AdamW(adam.AdamW):
         self._no_gradients: dict[Dtype, Any] = {}
         weights, copies = self._own_parts()
         self._inner = _Own(self._op, weights, self.lr, None, copies, dtype)
+        self._counts, self._whole = Counts(self._inner.gradient_norm, len(sizes)), Whole("AdamW")
         self._form = self._inner._form
         self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
         self._norms = zeros(first, (group.size,), wide)
@@ -184,9 +192,10 @@ class AdamW(adam.AdamW):
         """
         numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
         self.group.require_open("AdamW")
-        if not self._watched.are_same():
-            self._take()
-        with Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
+        with self._whole.lock, Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
+            self._whole.refuse_torn()
+            if not self._watched.are_same():
+                self._take()
             places, found = self._with_gradients(self._lent(gradients, numbers))
             if found:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
@@ -218,13 +227,15 @@ class AdamW(adam.AdamW):
     def _take_turns(self, turns: Turns, updates: Updates, numbers: Arrays) -> None:
         """Update parameters, and gather them beside the caller's stream while the next are."""
         streams = self._side() if len(turns) > 1 else Streams()
-        for (places, gather), (parts, step) in zip(turns, updates, strict=True):
-            if step is not None:
-                step.launch((parts, *numbers))
+        self._whole.is_torn = True
+        for (places, gather), calls in zip(turns, updates, strict=True):
+            for call in calls:
+                call(**numbers_of(call, (None, *numbers)))
             weights = [self._weights[i] for i in places] + self._copies_of(places)[1]
             streams.fork()
             streams.beside(partial(gather, weights))
         streams.join(streams.current(), streams.mark())
+        self._whole.is_torn = False
 
     def _side(self) -> Streams:
         """A stream whose blocks come first: what travels takes longer than what is computed."""
@@ -258,14 +269,28 @@ class AdamW(adam.AdamW):
         if unowned:
             given = gradients, *numbers
             known = Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
-        every, updates = self._cut(arrays, padding, unowned or _piece), Updates()
-        for own, _ in self._operators(places)[1]:
-            chosen = [i in own for i, _, _ in self._pieces] + [own[-1] == places[-1]]
-            parts = [x if c else None for x, c in zip(every, chosen, strict=True)]
-            updates.append((parts, self._inner._first((parts, *numbers))))
+        every = self._cut(arrays, padding, unowned or _piece)
+        self._last_cut, counts = None, self._counts.of(places)
+        updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
         found = _Cut(known, places, [part for part in every if part is not None], updates)
         self._last_cut = found if known else None  # whose gradients it would keep
         return found
+
+    def _turn(
+        self, places: Places, counts: Sequence[Part], gradients: Sequence[Any], numbers: Arrays
+    ) -> list[CheckedCall]:
+        """The updates of these parameters, by this rank's parts of all gradients."""
+        updates = []
+        for part in counts:
+            own = set(places).intersection(part.places)
+            chosen = [k for k, (i, _, _) in enumerate(self._pieces) if i in own]
+            if part.places[-1] in own:
+                chosen.append(len(self._pieces))  # the padding, with which it counts
+            if chosen:
+                some = [gradients[k] for k in chosen]
+                inner = Part(tuple(chosen), part.count)
+                updates.append(self._inner._checked(inner, some, (some, *numbers)))
+        return updates
 
     def means_of(self, places: Places) -> MeanOfParts:
         """What makes this rank's parts of some gradients the means."""
@@ -333,11 +358,13 @@ class AdamW(adam.AdamW):
         share also has `rank` and `ranks`, and no rank waits for another.
         """
         state: State = {"optimizer": "AdamW", "shapes": dict(self._layout.shapes)}
-        state["step"] = int(to_host(self._inner._step)) - 1
-        if sharded:
-            state |= {"rank": self.group.rank, "ranks": self.group.size}
-            return state | {moment: self._share_of(moment) for moment in self.moments}
-        wholes = [self._gathered(i) for i in self._every]
+        with self._whole.lock:
+            self._whole.refuse_torn()
+            state["step"] = states.step(self.names, self._counts.made())
+            if sharded:
+                state |= {"rank": self.group.rank, "ranks": self.group.size}
+                return state | {moment: self._share_of(moment) for moment in self.moments}
+            wholes = [self._gathered(i) for i in self._every]
         for moment, arrays in zip(self.moments, zip(*wholes, strict=True), strict=True):
             state[moment] = dict(zip(self.names, arrays, strict=True))
         return state
@@ -358,10 +385,13 @@ class AdamW(adam.AdamW):
         else:
             layout.check(state)
             pieces = {m: share.cut(state[m]) for m in self.moments}
-        inner = self._inner.state_dict() | {"step": state["step"]}
-        for moment, arrays in pieces.items():
-            inner[moment] |= {str(i): array for i, array in enumerate(arrays)}
-        self._inner.load_state_dict(inner)
+        with self._whole.lock:
+            self._last_cut, self._whole.is_torn = None, True
+            self._counts.load(states.steps(self.names, state["step"]))
+            for moment, arrays in pieces.items():
+                for own, array in zip(self._inner._moments[moment], arrays, strict=False):
+                    overwrite(own, array)
+            self._whole.is_torn = False
 
     def save(self, file: StrPath | BinaryFile, sharded: bool = False, *, sync: bool = True) -> None:
         """Write `state_dict(sharded)`: the whole by rank 0 alone, a share by each rank."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..declare.schema import Shape
 from ..dtypes import HostArray
-from ..errors import refuse
+from ..errors import refuse, shown
 from .memory import hosted
 from .parts import Split
 from .state import Layout, State
@@ -84,7 +84,8 @@ def joined(states: Sequence[State], whole: Layout) -> State:
     for share, state in zip(shares, states, strict=True):
         share.check(state)
         if state["step"] != states[0]["step"]:
-            share._refuse("step", f"{states[0]['step']}, as of rank 0", str(state["step"]))
+            expected = f"{shown(states[0]['step'])}, as of rank 0"
+            share._refuse("step", expected, shown(state["step"]))
     found: State = {key: states[0][key] for key in whole.numbers}
     for moment, dtype in whole.moments.items():
         flat = {name: np.empty(math.prod(shape), dtype) for name, shape in whole.shapes.items()}

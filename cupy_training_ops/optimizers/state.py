@@ -63,9 +63,16 @@ class Layout:
         if state["optimizer"] != self.optimizer:
             self._refuse("optimizer", self.optimizer, shown(state["optimizer"]))
         step = state.get("step", 0)
-        if type(step) is not int or not 0 <= step <= MAX_STEP:
-            self._refuse("step", "the number of steps that were made", shown(step))
+        if isinstance(step, dict) and step.keys() == self.shapes.keys():
+            for name, made in step.items():
+                self._check_step(f"step[{name!r}]", made)
+        else:
+            self._check_step("step", step)
         self._check_each("shapes", state["shapes"], tuple, self.shapes)
+
+    def _check_step(self, key: str, step: object) -> None:
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            self._refuse(key, "the number of steps that were made", shown(step))
 
     def _check_keys(self, state: object, keys: Sequence[str]) -> None:
         if not isinstance(state, dict) or state.keys() != set(keys):
@@ -90,6 +97,16 @@ class Layout:
 
     def _refuse(self, key: str, expected: str, got: str) -> NoReturn:
         refuse(self.optimizer, f"state {key}".strip(), expected, got)
+
+
+def step(names: Sequence[str], made: Sequence[int]) -> int | dict[str, int]:
+    """What a state has of the steps of each parameter: one number, where all have the same."""
+    return made[0] if len(set(made)) == 1 else dict(zip(names, made, strict=True))
+
+
+def steps(names: Sequence[str], step: int | dict[str, int]) -> list[int]:
+    """The steps of each parameter."""
+    return [step[name] for name in names] if isinstance(step, dict) else [step] * len(names)
 
 
 def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = True) -> None:

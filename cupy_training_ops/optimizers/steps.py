@@ -59,6 +59,11 @@ def outputs_of(op: type[Op]) -> tuple[Output, ...]:
     )
 
 
+def on_request(op: type[Op]) -> tuple[Output, ...]:
+    """The same, each where it is asked for."""
+    return tuple(replace(item, on_request=True) for item in outputs_of(op))
+
+
 class Measured:
     """What puts the norm of the gradients before an operator's own work."""
 
@@ -99,6 +104,33 @@ class Measured:
         return [inputs[names.index(name)] for name in ("gradients", *MEASURED)]
 
 
+class Told:
+    """What runs an operator whose step is told what it does not measure.
+
+    The next step is written where it is asked for: several calls may make one step.
+    """
+
+    update: ClassVar[type[Op]]
+
+    @classmethod
+    def source(cls) -> Source:
+        """The operator's."""
+        return cls.update.source()
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        """The operator's."""
+        return cls.update.cpu_function()
+
+
+class Norm(Told, GradientNorm):
+    """The norm of the gradients, for steps that are told it."""
+
+    name = "GradientNorm"
+    update = GradientNorm
+    detaches = True
+
+
 class SGDStep(Measured, SGDOptimizerList):
     """weights = weights - lr gradients / d."""
 
@@ -108,57 +140,71 @@ class SGDStep(Measured, SGDOptimizerList):
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(SGDOptimizerList)
 
 
-class AdamStep(Measured, AdamOptimizerList):
+class AdamToldStep(Told, AdamOptimizerList):
     """weights = weights - lr (m / c1) / (sqrt(v / c2) + epsilon)."""
 
     name = "Adam"
     update = AdamOptimizerList
+    inputs = told(AdamOptimizerList)
+    outputs: ClassVar[tuple[Output, ...]] = on_request(AdamOptimizerList)
+
+
+class AdamStep(Measured, AdamOptimizerList):
+    """The same, which finds the norm of the gradients first."""
+
+    name = "Adam"
+    update = AdamOptimizerList
+    told: ClassVar[type[Op]] = AdamToldStep
     inputs = inputs_of(AdamOptimizerList)
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
 
 
-class AdamWStep(AdamStep):
+class AdamWToldStep(AdamToldStep):
     """weights = weights - lr ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights)."""
 
     name = "AdamW"
 
 
-class AdamWToldStep(AdamOptimizerList):
-    """The same, with the norm of gradients of which others have a part.
-
-    The next step is written where it is asked for: several calls may make one step.
-    """
+class AdamWStep(AdamStep):
+    """The same, which finds the norm of the gradients first."""
 
     name = "AdamW"
-    inputs = told(AdamOptimizerList)
-    outputs: ClassVar[tuple[Output, ...]] = tuple(
-        replace(item, on_request=True) for item in outputs_of(AdamOptimizerList)
-    )
-
-    @classmethod
-    def source(cls) -> Source:
-        """The list's."""
-        return AdamOptimizerList.source()
-
-    @classmethod
-    def cpu_function(cls) -> Callable[..., object]:
-        """The list's."""
-        return AdamOptimizerList.cpu_function()
+    told: ClassVar[type[Op]] = AdamWToldStep
 
 
-class AdamWCodedStep(Measured, AdamCodedList):
-    """The same, with moments in codes."""
+class AdamWCodedToldStep(Told, AdamCodedList):
+    """AdamW with moments in codes."""
 
     name = "AdamW"
     update = AdamCodedList
+    inputs = told(AdamCodedList)
+    outputs: ClassVar[tuple[Output, ...]] = on_request(AdamCodedList)
+
+
+class AdamWCodedStep(Measured, AdamCodedList):
+    """The same, which finds the norm of the gradients first."""
+
+    name = "AdamW"
+    update = AdamCodedList
+    told: ClassVar[type[Op]] = AdamWCodedToldStep
     inputs = inputs_of(AdamCodedList)
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamCodedList)
 
 
-class LambStep(Measured, LambOptimizer):
+class LambToldStep(Told, LambOptimizer):
     """weights = weights - lr ratio d."""
 
     name = "Lamb"
     update = LambOptimizer
+    inputs = told(LambOptimizer)
+    outputs: ClassVar[tuple[Output, ...]] = on_request(LambOptimizer)
+
+
+class LambStep(Measured, LambOptimizer):
+    """The same, which finds the norm of the gradients first."""
+
+    name = "Lamb"
+    update = LambOptimizer
+    told: ClassVar[type[Op]] = LambToldStep
     inputs = inputs_of(LambOptimizer)
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(LambOptimizer)

@@ -47,6 +47,11 @@ def in_turn(writes: Sequence[Callable[[], object]], marks: Marks = NO_MARKS) -> 
     make_all((*writes[:1], *marks.first, *writes[1:], *marks.last))
 
 
+def at_once(writes: Sequence[Callable[[], object]]) -> None:
+    """The same, with the notes of the call that this is."""
+    in_turn(writes, own_marks())
+
+
 def make_all(calls: Sequence[Callable[[], object]]) -> None:
     """Make calls in turn."""
     list(map(call, calls))

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..errors import pass_on, refuse, shown
+from ..errors import DtypeError, pass_on, refuse, shown
 from .ops import DOORS
 from .ops.doors import is_watched
 from .ops.losses import refuse_leaf, scaled
@@ -33,7 +33,13 @@ __all__ = [
     "softmax",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _HALVES = (torch.float16, torch.bfloat16)
+_CLASSES = (torch.int64, torch.int32)
 _EPS: dict[object, float] = dict.fromkeys((*_HALVES, torch.float32), torch.finfo(torch.float32).eps)
 _NONE: Mapping[str, Any] = {}
 _EPS_OF_DOUBLE = torch.finfo(torch.float64).eps
@@ -200,8 +206,10 @@ def cross_entropy(
     gradient goes any more; without gradients nothing is overwritten. A target out of range makes a
     loss of NaN, and a mean of no row is 0. Under autocast the loss is float32.
     """
-    if not isinstance(input, Tensor):
-        _refuse_others("cross_entropy", input=input)
+    if not isinstance(input, Tensor) or not isinstance(target, Tensor):
+        _refuse_others("cross_entropy", input=input, target=target)
+    if target.dtype not in _CLASSES:
+        _refuse_classes("cross_entropy", target)
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
@@ -211,6 +219,13 @@ def cross_entropy(
     if not _records(input):
         return _loss(*arguments)
     return _in_place(*arguments) if inplace else _loss_and_gradient(*arguments)
+
+
+def _refuse_classes(function: str, target: Tensor) -> NoReturn:
+    """A target that does not number classes."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    what = f"{dtype}, as probabilities are" if target.is_floating_point() else dtype
+    raise DtypeError(f"{function}: target: expected classes in int64 or int32, got {what}")
 
 
 def _records(x: Tensor) -> bool:
@@ -287,6 +302,8 @@ def linear_cross_entropy(
     """
     given = {"hidden": hidden, "weight": weight, "target": target}
     _refuse_others("linear_cross_entropy", {"bias": bias}, **given)
+    if target.dtype not in _CLASSES:
+        _refuse_classes("linear_cross_entropy", target)
     dtype = None
     kind = hidden.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):

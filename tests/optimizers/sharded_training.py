@@ -11,6 +11,7 @@ from runs import Run
 
 import cupy_training_ops as cto
 from cupy_training_ops.frame.backends import to_host
+from cupy_training_ops.optimizers.state import steps
 
 # Parts of a block and tails, tails alone, empty, of rank 0.
 SHAPES = ((33, 21), (5,), (0, 3), (1000,), (), (128, 6))
@@ -63,12 +64,12 @@ class RankTraining:
             self.made += 1
 
     def results(self) -> list[np.ndarray]:
-        """Parameters, copies, moments and the count of steps."""
+        """Parameters, copies, moments and the counts of steps."""
         state = self.optimizer.state_dict()
         moments = [array for name in ("moment_1", "moment_2") for array in state[name].values()]
         copies = [] if self.copies is None else self.copies[:-1]
         arrays = [to_host(array).copy() for array in (*self.parameters, *copies, *moments)]
-        return [*arrays, np.array(state["step"])]
+        return [*arrays, np.array(steps(self.optimizer.names, state["step"]))]
 
 
 def rounded(array: np.ndarray, dtype: Any) -> np.ndarray:

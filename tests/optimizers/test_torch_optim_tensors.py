@@ -194,20 +194,20 @@ def test_a_number_of_steps_that_was_written_holds_for_all_parameters(later) -> N
 @pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
 def test_copies_of_gradients_live_until_their_step_is_queued(monkeypatch, make) -> None:
     """Launches know them by address, and all groups are checked before the first is queued."""
-    checked, lay_out, copies = part.Part.checked, part.laid_out, []
+    writes, lay_out, copies = part.Part.writes, part.laid_out, []
 
     def laid_out(gradient, like):
         copies.append(weakref.ref(copied := lay_out(gradient, like)))
         return copied
 
     def looked_at(*given):
-        step, before = checked(*given), copies[:]
+        found, before = writes(*given), copies[:]
         assert before
         assert all(copy() is not None for copy in before)
-        return step
+        return found
 
     monkeypatch.setattr(part, "laid_out", laid_out)
-    monkeypatch.setattr(part.Part, "checked", looked_at)
+    monkeypatch.setattr(part.Part, "writes", looked_at)
     parameters = [torch.nn.Parameter(torch.ones(4, 5)) for _ in range(2)]
     with tensors_on(HollowTensors()):
         optimizer = make([{"params": [p]} for p in parameters])

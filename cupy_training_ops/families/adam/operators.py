@@ -262,11 +262,13 @@ class AdamCodedList(AdamOptimizerList):
     is computed in float32 from the codes before it, has its part in the weights, and becomes a code
     again. A code is a float's exponent and the first four bits of its fraction, less what the least
     of its block of 128 has; the exponent of each block's largest stands behind all codes. First
-    moments have a sign and 8 powers of two: what is less is 0. Second moments have 16, and what is
-    not 0 never becomes 0. Both are rounded up as often as they are nearer to what is above, by
-    numbers that follow from place and step alone: a moment that changes by less than a code's step
-    follows its mean all the same. Codes are the same on every provider, for the same gradients, but
-    for subnormal ones, which are 0 to a GPU, and for the sign of a NaN.
+    moments have a sign and 8 powers of two: what is less than 1/256 of the block's largest becomes
+    0, and mostly stays so, for a step brings 1 - alpha of a gradient; such weights hardly move.
+    Second moments have 16, and what is not 0 never becomes 0. All others are rounded up as often as
+    they are nearer to what is above, by numbers that follow from place and step alone: a moment
+    that changes by less than a code's step follows its mean all the same. Codes are the same on
+    every provider, for the same gradients, but for subnormal ones, which are 0 to a GPU, and for
+    the sign of a NaN.
     Arrays of zeros are moments of 0.
 
     A NaN or an infinity in a gradient spoils the moments of its block.

@@ -49,7 +49,7 @@ Numbers = tuple[Any, ...]
 
 def _moments(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[list[Any], list[Any]]:
     """Of either sign, and of none."""
-    return arrays(rng, shapes, dtype), [np.abs(x) for x in arrays(rng, shapes, dtype)]
+    return arrays(rng, shapes, dtype), [np.asarray(np.abs(x)) for x in arrays(rng, shapes, dtype)]
 
 
 def _single(

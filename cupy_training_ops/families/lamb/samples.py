@@ -46,7 +46,9 @@ def _step(
     copy: Any = None,
 ) -> tuple[Any, ...]:
     w, g, moment = types
-    moments = arrays(rng, shapes, moment), [np.abs(x) for x in arrays(rng, shapes, moment)]
+    moments = [arrays(rng, shapes, moment) for _ in range(2)]
+    for array in moments[1]:
+        np.abs(array, out=array)
     mixed = () if copy is None else (holes(rng, shapes, copy),)
     return *numbers, arrays(rng, shapes, w), arrays(rng, shapes, g), *moments, *mixed
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import refuse, shown
+from ...errors import DtypeError, refuse, shown
 from ...optimizers.rated import AdamWCodedMeasured, AdamWCodedUpdate, AdamWMeasured, AdamWUpdate
 from . import codes
 from .base import Group, Optimizer
@@ -17,6 +17,7 @@ from .groups import rate
 from .local import is_distributed
 from .part import State, Update
 
+_CODED = (torch.float32, torch.float16, torch.bfloat16)
 KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and the norm is found
     (False, False): AdamWUpdate,
     (False, True): AdamWMeasured,
@@ -40,6 +41,7 @@ class AdamW(Optimizer):
 
     state: '8bit' keeps both moments in 2.02 bytes a parameter (`AdamCodedList` says how), for
     parameters of at most 32 bits; in state dicts they are float32, or codes where that is said.
+    Weights whose first moment is below 1/256 of the largest in its block of 128 hardly move.
     """
 
     def __init__(
@@ -69,6 +71,11 @@ class AdamW(Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults, max_norm)
 
+    def __repr__(self) -> str:
+        options = {"max_norm": self.max_norm, "state": "8bit" if self.is_coded else None}
+        lines = "".join(f"{name}: {value!r}\n" for name, value in options.items())
+        return f"{super().__repr__()[:-1]}{lines})"
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "is_coded": self.is_coded}
 
@@ -94,8 +101,12 @@ class AdamW(Optimizer):
     def _first_state(self, parameter: Tensor) -> State:
         if not self.is_coded:
             return super()._first_state(parameter)
-        if parameter.element_size() > 4:
+        if parameter.dtype == torch.float64:
             refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
+        if parameter.dtype not in _CODED:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            expected = "float32, float16, bfloat16, whose moments become codes"
+            raise DtypeError(f"AdamW: params: expected {expected}, got {dtype}")
         begun = {name: codes.zeros(parameter) for name in codes.SIGNED}
         return {**self.state.get(parameter, {}), "step": None, **begun}
 
@@ -106,21 +117,25 @@ class AdamW(Optimizer):
         and PyTorch's does not. Of a parameter that several ranks have parts of, or whose elements
         lie in another order than its indices', they are decoded all the same.
         """
-        found = super().state_dict()
-        if self.is_coded:
-            keys = [key for group in found["param_groups"] for key in group["params"]]
-            for key, parameter in zip(keys, self._parameters(), strict=True):
-                if coded and _is_plain(parameter):
-                    continue
-                own = found["state"].get(key, {})
-                for name in codes.SIGNED.keys() & own.keys():
-                    signed = codes.SIGNED[name]
-                    own[name] = codes.decode(own[name], parameter, signed=signed)
+        with self._whole.lock:
+            found = super().state_dict()
+            if self.is_coded:
+                keys = [key for group in found["param_groups"] for key in group["params"]]
+                for key, parameter in zip(keys, self._parameters(), strict=True):
+                    if coded and _is_plain(parameter):
+                        continue
+                    own = found["state"].get(key, {})
+                    for name in codes.SIGNED.keys() & own.keys():
+                        signed = codes.SIGNED[name]
+                        own[name] = codes.decode(own[name], parameter, signed=signed)
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
         super().load_state_dict(_decoded(state_dict, self._parameters()))
+
+    def _take(self, state_dict: dict[str, Any]) -> None:
+        super()._take(state_dict)
         if self.is_coded:
             for parameter, own in self.state.items():
                 for name in codes.SIGNED.keys() & own.keys():

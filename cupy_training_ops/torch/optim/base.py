@@ -14,7 +14,9 @@ from torch import Tensor
 from ...errors import refuse, shown
 from ...frame.op import Op
 from ...optimizers.checks import number
+from ...optimizers.whole import Whole
 from ...planning.step import above_zero
+from ...runtime.marks import Note
 from .groups import check_numbers, check_state
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
@@ -36,6 +38,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if max_norm is not None:
             number(type(self).__name__, "max_norm", above_zero, max_norm)
         self.max_norm = max_norm
+        self._whole = Whole(type(self).__name__)
         self._forget()
         super().__init__(params, defaults)
 
@@ -54,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._operators: dict[object, Op] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "max_norm": self.max_norm}
+        return {**super().__getstate__(), "max_norm": self.max_norm, "_whole": self._whole}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for parameter, own in state["state"].items():
@@ -107,13 +110,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         With `max_norm` the gradients are clipped to it by the norm of all, which `gradient_norm`
         then is (with its loss scale), and a step whose norm is not finite is skipped. So is one
         where a GradScaler found an infinity, which unscales in the same pass. A step that is
-        refused has changed nothing.
+        refused has changed nothing. After one that was interrupted while it wrote, steps and
+        `state_dict` are refused until a state is loaded.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        with torch.no_grad(), self._whole.lock:
+            self._whole.refuse_torn()
             ready = list(self._ready())
             try:
                 if ready:
@@ -131,13 +136,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if clips and not is_measured:
             told = self._norms.told(ready)
         check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
-        steps = []
+        held, writes = list[object](), list[Note]()
         for part, gradients in ready:
             check(group := self.param_groups[part.place])
             update = self._update(group, is_measured=is_measured)
-            steps.append(part.checked(update, gradients, {"loss_scale": scale, **told}))
-        for step in steps:
-            step()
+            given, some = part.writes(update, gradients, {"loss_scale": scale, **told})
+            held.append(given)
+            writes += some
+        self._whole.write(writes)
+        for part, _ in ready:
+            part.written()
         if clips:
             self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
 
@@ -266,9 +274,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
         It is on the host, which waits, unless the parameter's group is capturable.
         """
-        found = super().state_dict()
+        with self._whole.lock:
+            self._whole.refuse_torn()
+            found = super().state_dict()
+            hosts = {key: count.made.cpu() for key, count in self._counts.items()}
         capturable = {i for g in found["param_groups"] if g.get("capturable") for i in g["params"]}
-        hosts = {key: count.made.cpu() for key, count in self._counts.items()}
         state = {}
         for key, own in found["state"].items():
             step = own.get("step")
@@ -282,7 +292,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""
         for group in state_dict["param_groups"]:
             self._check_all({**self.defaults, **group})
-        super().load_state_dict(state_dict)
+        with self._whole.lock:
+            before = self.state
+            try:
+                super().load_state_dict(state_dict)
+                self._take(state_dict)
+            except BaseException:
+                self._whole.is_torn |= self.state is not before
+                raise
+            self._whole.is_torn = False
+
+    def _take(self, state_dict: dict[str, Any]) -> None:
+        """What PyTorch has loaded, with the moments as they are here."""
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
             given = state_dict["state"].get(key, {})

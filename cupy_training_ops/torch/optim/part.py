@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ...frame.bound import opened
 from ...frame.op import Op
 from ...frame.opened import OpenCall
 from ...runtime.alike import Watched, raise_versions, versions
+from ...runtime.marks import Note, at_once
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 
 State = dict[str, Any]
@@ -57,19 +58,22 @@ class Count:
             self.next.copy_(self.made + 1)
             self._version = self.made._version
 
-    def go_on(self, told: Mapping[str, Tensor | None]) -> None:
-        """A step without an element on this rank, which the same numbers skip."""
+    def go_on(self, told: Mapping[str, Tensor | None]) -> Note:
+        """What counts a step without an element on this rank, which the same numbers skip."""
         made = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in told.values():
             if tensor is not None:  # a scale, a norm, a signal
                 finite = tensor if tensor.dtype == torch.bool else tensor.isfinite()
                 made &= finite.to(made.device, non_blocking=True).reshape(())
-        self.next += made
-        self.follow()
+        count = functools.partial(torch.add, self.next, made, out=self.next)
+        return functools.partial(at_once, [count])
 
-    def follow(self) -> None:
-        """The states' number after a step, which may have been skipped."""
-        torch.sub(self.next, 1, out=self.made)
+    def follow(self) -> Note:
+        """What writes the states' number after a step, which may have been skipped."""
+        return functools.partial(torch.sub, self.next, 1, out=self.made)
+
+    def followed(self) -> None:
+        """The states' number is ours."""
         self._version = self.made._version
 
 
@@ -144,43 +148,47 @@ class Part:
             found[ranks_of(self.parameters[i])].append(gradient)
         return found
 
-    def checked(
+    def writes(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
-    ) -> Callable[[], None]:
+    ) -> tuple[Mapping[str, Any], list[Note]]:
         """What updates the parameters: refused here, where nothing was written yet.
 
-        A gradient that lies otherwise than its parameter is copied.
+        First of all what it takes, which launches know by its addresses. A gradient that lies
+        otherwise than its parameter is copied.
         """
+        if self.count is None:
+            return self._update(update, gradients, told) if gradients else ({}, [])
+        self.count.heed()
+        if gradients:
+            given, writes = self._update(update, gradients, told)
+        else:
+            given, writes = {}, [self.count.go_on(told)]
+        return given, [*writes, self.count.follow()]
+
+    def written(self) -> None:
+        """Let autograd know of a step, and take its number for ours."""
+        if self._whole:
+            raise_versions(self.parameters)
         if self.count is not None:
-            self.count.heed()
-        if not gradients:
-            return lambda: self._skip(told)
+            self.count.followed()
+
+    def _update(
+        self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
+    ) -> tuple[Mapping[str, Any], list[Note]]:
+        """The update of parameters with elements."""
         device = gradients[0].device
         here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
         given = {"gradients": gradients, **update.numbers, **here}
         call = self._calls.get(update.key) or self._bound(update, given)
         try:
-            launch = _checked(call, given)
+            return given, [_checked(call, given)]
         except ArgumentError:
             pairs = enumerate(zip(gradients, self._whole, strict=True))
             laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
             if all(map(is_, laid, gradients)):
                 raise
-            given["gradients"] = laid
-            launch = _checked(call, given)
-
-        def step(_: object = given) -> None:  # whose copies are at addresses that `launch` knows
-            launch()
-            raise_versions(self.parameters)
-            if self.count is not None:
-                self.count.follow()
-
-        return step
-
-    def _skip(self, told: Mapping[str, Tensor | None]) -> None:
-        """A step without elements."""
-        if self.count is not None:
-            self.count.go_on(told)
+            given = {**given, "gradients": laid}
+            return given, [_checked(call, given)]
 
     def _bound(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
         """The operator over this part, with what each step gives left open."""
@@ -206,7 +214,9 @@ class Part:
         return self.norm, torch.zeros((), dtype=torch.bool, device=first.device)
 
 
-def _checked(call: OpenCall, given: Mapping[str, Any]) -> Callable[[], object]:
-    """The call, once it is known that it will not be refused for what it is given."""
+def _checked(call: OpenCall, given: Mapping[str, Any]) -> Note:
+    """What writes, once it is known that the call will not be refused for what it is given."""
     made = call.checked(**given)
-    return made if call.is_native and made.over_tensors else functools.partial(call, **given)
+    if given["gradients"][0].is_cuda and not (call.is_native and made.over_tensors):
+        return functools.partial(call, **given)
+    return made.computed()

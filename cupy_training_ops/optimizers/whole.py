@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""States that several arrays are together: read and written as a whole, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ..errors import ProviderError
+from ..forks import Locked
+from ..runtime.marks import Marks, Note, make_all, marked
+
+
+class Whole(Locked):
+    """What one thread at a time reads or writes, and whether a write was left in its middle."""
+
+    def __init__(self, name: str, *, is_torn: bool = False) -> None:
+        super().__init__()
+        self._name = name
+        self.is_torn = is_torn  # from the first write to the last one
+        self._begin, self._end = (partial(setattr, self, "is_torn", x) for x in (True, False))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(Whole, self._name, is_torn=self.is_torn), ()
+
+    def interrupted(self) -> None:
+        """The parent's thread may have been writing: `is_torn` says so here, too."""
+
+    def write(self, writes: Sequence[Note]) -> None:
+        """Make all writes, each of which is a call of an operator, or `at_once`.
+
+        Those of one call on the host, and launches that are packed, leave no moment between the
+        first and the last.
+        """
+        if writes:
+            first, *others = writes
+            marked(Marks((self._begin,), () if others else (self._end,)), first)
+            if others:
+                make_all((*others, self._end))
+
+    def refuse_torn(self) -> None:
+        """Refuse to go on from arrays some of which are of one step, some of the next."""
+        if self.is_torn:
+            raise ProviderError(
+                f"{self._name}: expected parameters and moments of one step, got those of a step "
+                f"that was interrupted while it wrote: set the parameters and load a state"
+            )
