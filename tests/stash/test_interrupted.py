@@ -52,6 +52,7 @@ def test_a_step_interrupted_at_any_line_closes_the_stash(options, rng) -> None:
     at_each_line(lambda: steps, Steps.step, steps.check)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.thorough
 def test_two_thousand_signals_close_it(rng) -> None:
     steps = Steps(rng)
