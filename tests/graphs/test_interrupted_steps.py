@@ -131,6 +131,7 @@ def test_evaluation_changes_nothing(tmp_path, monkeypatch) -> None:
     at_each_line(found.back, lambda s: s.session.eval(s.x[0], s.labels[0]), check)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.parametrize("name", ["cnn_max", "dropout"])
 def test_signals_at_random_moments(name: str, tmp_path, monkeypatch, rng) -> None:
     found = trained(name, tmp_path, monkeypatch, **CODED)
@@ -138,6 +139,7 @@ def test_signals_at_random_moments(name: str, tmp_path, monkeypatch, rng) -> Non
     assert not found.outcomes["torn"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["cnn_global", "tied"])
 def test_two_thousand_signals(name: str, tmp_path, monkeypatch, rng) -> None:

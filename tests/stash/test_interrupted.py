@@ -13,6 +13,10 @@ from interrupts import at_each_line, at_random
 import cupy_training_ops as cto
 from cupy_training_ops.stash import entered
 
+OTHERS = [
+    pytest.param({name: True}, marks=pytest.mark.thorough) for name in ("check", "keep_buffers")
+]
+
 
 class Steps:
     """A loop over a stash: what it gives back, and what its report says."""
@@ -42,12 +46,13 @@ class Steps:
         assert (self.step(), self.stash.report()) == self.wanted, place
 
 
-@pytest.mark.parametrize("options", [{}, {"check": True}, {"keep_buffers": True}])
+@pytest.mark.parametrize("options", [{}, *OTHERS])
 def test_a_step_interrupted_at_any_line_closes_the_stash(options, rng) -> None:
     steps = Steps(rng, **options)
     at_each_line(lambda: steps, Steps.step, steps.check)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.thorough
 def test_two_thousand_signals_close_it(rng) -> None:
     steps = Steps(rng)
