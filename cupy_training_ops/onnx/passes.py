@@ -63,8 +63,9 @@ def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
     key = secrets.randbits(64) if seed is None else seed % 2**64
     nodes, states = [], {}
     for i, node in enumerate(graph.nodes):
+        place = _state_place(node)
         try:
-            place, own = _state_place(node), _seed_of(node, key)
+            own = _seed_of(node, key)
         except ArgumentError as error:
             problems.add(node.title, error)
             continue
@@ -91,8 +92,6 @@ def _state_place(node: Node) -> int | None:
         return None
     cls = next(cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type)
     place = next(i for i, item in enumerate(cls.inputs) if item.name == "state")
-    if node.is_standard and len(node.inputs) > place:
-        raise ArgumentError(f"expected at most {place} inputs, got {len(node.inputs)}")
     return place if len(node.inputs) <= place else None
 
 
