@@ -64,9 +64,12 @@ def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
     nodes, states = [], {}
     for i, node in enumerate(graph.nodes):
         place = _state_place(node)
+        try:
+            own = _seed_of(node, key)
+        except ArgumentError as error:
+            problems.add(node.title, error)
+            continue
         if place is not None:
-            own = _seed_of(node, problems)
-            own = key if own is None else own
             name = f"{node.outputs[0]}{STATE}"
             states[name] = np.array([own ^ (i << 32), 0], np.uint64)
             inputs = (*node.inputs, *[""] * (place - len(node.inputs)), name)
@@ -76,14 +79,11 @@ def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
     return replace(graph, nodes=tuple(nodes), constants={**graph.constants, **states})
 
 
-def _seed_of(node: Node, problems: Problems) -> int | None:
-    """A node's own seed."""
-    try:
-        found = fitting({n: v for n, v in node.attributes.items() if n == "seed"}, {"seed": int})
-    except ArgumentError as error:
-        problems.add(node.title, error)
-        return None
-    return int(found["seed"]) % 2**64 if found else None
+def _seed_of(node: Node, key: int) -> int:
+    """A node's own seed, or else the session's."""
+    if node.op_type not in DRAWING or "seed" not in node.attributes:
+        return key
+    return int(fitting({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
 
 
 def _state_place(node: Node) -> int | None:

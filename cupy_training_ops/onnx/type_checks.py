@@ -33,6 +33,7 @@ def check_types(graph: Graph, found: Mapping[int, Runner], problems: Problems) -
     for i, node in enumerate(graph.nodes):
         made: Sequence[Dtype | None] = ()
         try:
+            _check_outputs(node)
             op = found[i].op if i in found else None
             made = _of_operator(op, node, known) if op is not None else _of_schema(node, known)
         except OpError as error:
@@ -58,6 +59,12 @@ def check_divisors(graph: Graph, problems: Problems) -> None:
                 refuse_zeros(divisor)
             except ArgumentError as error:
                 problems.add(node.title, error)
+
+
+def _check_outputs(node: Node) -> None:
+    schema = _schema(node.op_type, node.version) if node.is_standard else None
+    if schema is not None and len(node.outputs) > schema.most_outputs:
+        raise ArgumentError(f"expected at most {schema.most_outputs} outputs")
 
 
 def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
@@ -89,6 +96,7 @@ class _Schema(NamedTuple):
 
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[str, ...]
+    most_outputs: int
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
     def input(self, k: int) -> tuple[str, str, bool]:
@@ -147,6 +155,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
             for item in known.inputs
         ),
         tuple(item.type_str for item in known.outputs),
+        known.max_output,
         {c.type_param_str: frozenset(c.allowed_type_strs) for c in known.type_constraints},
     )
 

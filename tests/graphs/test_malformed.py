@@ -191,3 +191,8 @@ def test_an_optional_input_is_refused() -> None:
     kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, (2, 3)))
     found.graph.input[0].type.CopyFrom(kind)
     assert "value 'x': values of optional type are not read here" in refusal(found)
+
+
+def test_more_outputs_than_there_are_are_refused() -> None:
+    more = helper.make_node("Neg", ["x"], ["y", "z"])
+    assert "(Neg): expected at most 1 outputs" in refusal(model([more]))
