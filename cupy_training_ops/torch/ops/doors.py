@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...errors import OpError, refuse, shown
+from ...errors import refuse, shown
 from . import nodes
 from .launching import launch, launch_first
 from .nodes import Operator
@@ -92,8 +92,8 @@ class Door:
             if is_watched(arguments):
                 return self.registered(*arguments)
             return self._every(arguments)
-        except Exception as error:
-            refuse_others(self.registered, arguments, error)
+        except Exception:
+            refuse_others(self.registered, arguments)
             raise
 
     def _first_longer(self, *arguments: Any) -> Any:
@@ -101,8 +101,8 @@ class Door:
             if is_watched(arguments):
                 return self.registered(*arguments)[0]
             return self._first(arguments)
-        except Exception as error:
-            refuse_others(self.registered, arguments, error)
+        except Exception:
+            refuse_others(self.registered, arguments)
             raise
 
     def _wanted_longer(self, *arguments: Any) -> Any:
@@ -232,10 +232,8 @@ def is_watched(arguments: Sequence[Any]) -> bool:
     )
 
 
-def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
+def refuse_others(registered: Any, arguments: Sequence[Any]) -> None:
     """Say which argument is no dense tensor, or no row of integers, behind what came of it."""
-    if isinstance(error, OpError):
-        return
     for given, value in zip(registered._schema.arguments, arguments, strict=False):
         kind, expected = str(given.type), ""
         if _is_tensor(given.type) and not (value is None and kind.startswith("Optional")):
