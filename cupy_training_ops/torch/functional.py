@@ -233,7 +233,7 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
     """The gradient takes the place of the scores, which no other operation may need."""
     if torch._C._are_functorch_transforms_active():
         refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
-    is_whole = input.is_contiguous() and not input.is_neg()
+    is_whole = input.is_contiguous()
     if torch.compiler.is_compiling():
         _overwritten(input)
         # Inductor mistakes a part of a product for others once it pads its rows, and the part is
@@ -241,7 +241,7 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
         is_part = input._base is not None and input._base.numel() != input.numel()
         return _InPlace.apply(input, is_whole and not is_part, *others)
     refuse_overwriting(input)
-    loss = _InPlace.apply(input, is_whole, *others)
+    loss = _InPlace.apply(input, is_whole and not input.is_neg(), *others)
     with torch.autograd._unsafe_preserve_version_counter(input):  # of what was saved
         _Spent.apply(input)
     return loss

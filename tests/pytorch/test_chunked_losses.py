@@ -93,7 +93,10 @@ def test_one_large_row_costs_others_no_accuracy(leaf, labels, n, is_ignored, siz
         return functional.linear_cross_entropy(hidden, weight, target)
 
     exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in (hidden, weight)])
-    found, other = with_gradients(chunked, (hidden, weight)), with_gradients(whole, (hidden, weight))
+    found, other = (
+        with_gradients(chunked, (hidden, weight)),
+        with_gradients(whole, (hidden, weight)),
+    )
     errors = [(dw.double() - exact[2]).norm(dim=1) for _, _, dw in (found, other)]
     norms = exact[2].norm(dim=1)
     assert (errors[0] / norms).median() <= 1.5 * (errors[1] / norms).median()
