@@ -35,7 +35,7 @@ class _Waiting:
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name != RULES:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = find_spec(name)  # by another that waits, or by Python
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

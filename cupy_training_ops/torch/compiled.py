@@ -26,7 +26,7 @@ def is_compiled() -> bool:
 
 @functools.cache
 def _hook() -> None:
-    """Let compiled code begin without our modes: torch.compile may look on when a hook is called."""
+    """Let compiled code begin without our modes; torch.compile may look on at a hook."""
     frames: object = sys.modules.get("torch._dynamo.eval_frame")
     runner = getattr(frames, "_TorchDynamoContext", None)
     if runner is not None:  # else compiled functions are compiled once more

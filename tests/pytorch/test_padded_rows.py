@@ -7,8 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
-import torch._inductor.config  # noqa: E402
-from torch._inductor import metrics  # noqa: E402
+from torch._inductor import config, metrics  # noqa: E402
 from torch._inductor.fx_passes import pad_mm  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
@@ -86,7 +85,7 @@ def padding(monkeypatch):
     monkeypatch.setattr(pad_mm, "check_device", lambda *_: True)
     monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
     torch._dynamo.reset()
-    with torch._inductor.config.patch(
+    with config.patch(
         disable_padding_cpu=False,
         padding_stride_threshold=8,
         force_shape_pad=True,

@@ -97,7 +97,8 @@ class _Sums:
 
     def _pieces(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows of the weight's gradient, whose float32 numbers take no more than a chunk."""
-        assert self.kept is not None and self.rest is not None
+        assert self.kept is not None
+        assert self.rest is not None
         for rows in chunks(len(self.kept), 4 * self.kept[0].nbytes):
             yield rows, self.kept[rows], self.rest[rows]
 
