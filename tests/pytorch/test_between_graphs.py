@@ -37,7 +37,7 @@ def gradient(x):
 
 
 def bucketed(x):
-    return cto.torch.GradientBuckets([x.clone().requires_grad_()], group=None)
+    return cto.torch.GradientBuckets([x], group=None)
 
 
 def activations(x):

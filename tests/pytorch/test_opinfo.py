@@ -18,7 +18,7 @@ from cupy_training_ops.torch import functional  # noqa: E402
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
 # Samples that pass, and those that are refused, of four types and with gradients: the first may
-# only grow, the second only shrink. Refused are targets that are distributions, and scalars.
+# only grow, the second only shrink. Refused are distributions as targets, scalars, eps below 0.
 COUNTS = {
     "cross_entropy": (44, 40),
     "dropout": (76, 0),
