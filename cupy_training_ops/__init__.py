@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import importlib
 
-from . import registry
+from . import registry, tracing
 from .callables.contexts import release_context
 from .callables.functions import register_python_op, register_triton_op
 from .callables.split_step import SplitStep
@@ -29,6 +29,8 @@ from .process_group import ProcessGroup
 from .registry import get_op, lookup
 
 __version__ = "0.2.0"
+
+tracing.leave_alone(__name__, __path__, apart={"torch"})
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "GradientBuckets", "Lamb")  # imported where they are used
 _MODULES = {"ActivationStash": ".stash"} | dict.fromkeys(_OPTIMIZERS, ".optimizers")

@@ -9,7 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ..tracing import leave_alone
 from .activations import CompressedActivations, compressed_activations
+
+# Compiled code calls these, and looks into them.
+leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops"})
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {

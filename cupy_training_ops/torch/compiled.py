@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import functools
-import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from .consumers import Consumers
 
-DOOR = {"conversion", "functional", "nn", "ops"}  # what compiled code calls
 HOOKS = "enter_exit_hooks"  # of what runs compiled code: called before it, and what they give after
 
 
@@ -22,28 +20,17 @@ def is_compiled() -> bool:
         return False
     if torch.compiler.is_compiling():  # which looks at no cached function
         return True
-    _leave_alone()
+    _hook()
     return torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)
 
 
 @functools.cache
-def _leave_alone() -> None:
-    """Let torch.compile leave this package alone: it may look on when a hook is called."""
-    for name in _behind_the_door():
-        torch._dynamo.trace_rules.add(name)
+def _hook() -> None:
+    """Let compiled code begin without our modes; torch.compile may look on at a hook."""
     frames: object = sys.modules.get("torch._dynamo.eval_frame")
     runner = getattr(frames, "_TorchDynamoContext", None)
     if runner is not None:  # else compiled functions are compiled once more
         setattr(runner, HOOKS, _Hooks())
-
-
-def _behind_the_door() -> Iterator[str]:
-    """The modules that torch.compile need not look into."""
-    root = __package__.partition(".")[0]
-    for package, apart in ((root, {"torch"}), (__package__, DOOR)):
-        for module in pkgutil.iter_modules(sys.modules[package].__path__):
-            if module.name not in apart:
-                yield f"{package}.{module.name}"
 
 
 class _Hooks:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import DtypeError, pass_on, refuse, shown
 from .ops import DOORS
 from .ops.doors import is_watched
-from .ops.losses import refuse_leaf, scaled
+from .ops.losses import refuse_overwriting, scaled
 
 __all__ = [
     "cross_entropy",
@@ -53,6 +53,7 @@ _gelu, _relu = DOORS["gelu"].every, DOORS["relu"].first
 _softmax, _log_softmax = DOORS["softmax"].every, DOORS["log_softmax"].every
 _dropout, _embedding = DOORS["bitmask_dropout"], DOORS["embedding"].every
 _loss, _loss_and_gradient = DOORS["cross_entropy_loss"].every, DOORS["cross_entropy"].first
+_loss_beside_gradient = DOORS["cross_entropy"].every
 _loss_in_place, _overwritten = DOORS["cross_entropy_"].every, DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
 
@@ -203,7 +204,8 @@ def cross_entropy(
     """As torch.nn.functional.cross_entropy against classes; the gradient is made with the loss.
 
     inplace: it is written over the input, which holds it from then on, and through which no other
-    gradient goes any more; without gradients nothing is overwritten. A target out of range makes a
+    gradient goes any more; without gradients nothing is overwritten, nor in compiled code a part
+    of a tensor. A target out of range makes a
     loss of NaN, and a mean of no row is 0. Under autocast the loss is float32.
     """
     if not isinstance(input, Tensor) or not isinstance(target, Tensor):
@@ -247,11 +249,15 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
     """The gradient takes the place of the scores, which no other operation may need."""
     if torch._C._are_functorch_transforms_active():
         refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
+    is_whole = input.is_contiguous()
     if torch.compiler.is_compiling():
         _overwritten(input)
-        return _InPlace.apply(input, *others)
-    refuse_leaf(input)
-    loss = _InPlace.apply(input, *others)
+        # Inductor mistakes a part of a product for others once it pads its rows, and the part is
+        # written: scores stay as they are.
+        is_part = input._base is not None and input._base.numel() != input.numel()
+        return _InPlace.apply(input, is_whole and not is_part, *others)
+    refuse_overwriting(input)
+    loss = _InPlace.apply(input, is_whole and not input.is_neg(), *others)
     with torch.autograd._unsafe_preserve_version_counter(input):  # of what was saved
         _Spent.apply(input)
     return loss
@@ -261,15 +267,20 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
     """Over the memory of the scores, whose version counter says that they changed."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, *others: Any) -> Tensor:
+    def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:
         data = input.detach()
-        loss = _loss_in_place(data, *others)
-        ctx.save_for_backward(data)
+        if is_whole:
+            loss, gradient = _loss_in_place(data, *others), data
+        else:
+            loss, gradient = _loss_beside_gradient(data, *others)
+            if not torch.compiler.is_compiling():
+                data.copy_(gradient)
+        ctx.save_for_backward(gradient)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
-        return scaled("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 5
+        return scaled("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 6
 
 
 class _Spent(torch.autograd.Function):  # type: ignore[misc]

@@ -75,6 +75,33 @@ def test_sums_over_chunks_are_as_near_as_one_product(leaf, labels) -> None:
     assert errors[0] <= 1.5 * errors[1]
 
 
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e8, 1e20])
+@pytest.mark.parametrize("is_ignored", [True, False])
+@pytest.mark.parametrize("n", [64, 640], ids=["one chunk", "chunks"])
+@small
+def test_one_large_row_costs_others_no_accuracy(leaf, labels, n, is_ignored, size) -> None:
+    """Also of classes whose gradient it adds nothing to, beside PyTorch's own error."""
+    hidden, weight, target = leaf(n, 32).detach(), leaf(256, 32).detach() / 6, labels(256, n)
+    hidden[3] *= size
+    hidden, weight = (x.bfloat16().requires_grad_() for x in (hidden, weight))
+    target[3] = -100 if is_ignored else target[3]
+
+    def whole(hidden, weight):
+        return theirs.cross_entropy(theirs.linear(hidden, weight), target)
+
+    def chunked(hidden, weight):
+        return functional.linear_cross_entropy(hidden, weight, target)
+
+    exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in (hidden, weight)])
+    found, other = (
+        with_gradients(chunked, (hidden, weight)),
+        with_gradients(whole, (hidden, weight)),
+    )
+    errors = [(dw.double() - exact[2]).norm(dim=1) for _, _, dw in (found, other)]
+    norms = exact[2].norm(dim=1)
+    assert (errors[0] / norms).median() <= 1.5 * (errors[1] / norms).median()
+
+
 @small
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_bias_of_16_bits_whose_class_is_in_every_row(leaf, dtype) -> None:

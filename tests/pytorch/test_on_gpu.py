@@ -58,6 +58,35 @@ def test_compiled_is_eager(leaf, labels, case, backend) -> None:
     assert_all_close(with_gradients(found, leaves), with_gradients(ours, leaves), 1e-4)
 
 
+@pytest.mark.parametrize("way", ["inside", "shifted", "broken", "sliced"])
+@pytest.mark.parametrize("classes", [50257, 30522], ids=["GPT-2", "BERT"])
+def test_compiled_heads_with_the_loss_in_place(leaf, labels, classes, way) -> None:
+    """Inductor pads the rows of their scores."""
+    x, w = (on_gpu(leaf, torch.bfloat16)(*shape) for shape in ((4, 128, 64), (classes, 64)))
+    target = labels(classes - 57, 4, 128).cuda()
+
+    def function(loss):
+        scores, flat = x @ (w / 8).t(), target.flatten()
+        if way == "inside":
+            return loss(scores.view(-1, classes), flat)
+        if way == "shifted":
+            return loss(scores[:, :-1].reshape(-1, classes), target[:, 1:].flatten())
+        if way == "broken":
+            torch._dynamo.graph_break()
+            return loss(scores.flatten(0, 1), flat)
+        return loss(scores.flatten(0, 1)[:, : classes - 57], flat)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, dynamic=False)
+    expected = function(lambda *given: torch.nn.functional.cross_entropy(*given).float())
+    gradients = torch.autograd.grad(expected, (x, w))
+    for _ in range(2):
+        loss = compiled(lambda *given: functional.cross_entropy(*given, inplace=True))
+        torch.testing.assert_close(loss.float(), expected, atol=0.1, rtol=1e-2)
+        for dx, other in zip(torch.autograd.grad(loss, (x, w)), gradients, strict=True):
+            assert (dx - other).float().norm() < 2e-2 * other.float().norm()
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device(leaf, labels) -> None:
     found = pairs(on_gpu(leaf, torch.float32), on_gpu(labels))

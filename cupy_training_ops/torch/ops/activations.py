@@ -43,20 +43,16 @@ def _gelus(approximate: str, bias: Tensor | None) -> Any:
     return found
 
 
-def _with_row(bias: Tensor | None) -> tuple[Tensor, ...]:
-    return () if bias is None else (bias.contiguous(),)
-
-
 def _gelu(run: Run, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     op, _ = _gelus(approximate, bias)
-    return run(instance(op), x.contiguous(), *_with_row(bias))
+    return run(instance(op), x) if bias is None else run(instance(op), x, bias)
 
 
 def _gelu_backward(
     run: Run, dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str
 ) -> Tensor:
     _, op = _gelus(approximate, bias)
-    return run(instance(op), dy.contiguous(), x.contiguous(), *_with_row(bias))
+    return run(instance(op), dy, x) if bias is None else run(instance(op), dy, x, bias)
 
 
 def _keep_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
@@ -71,12 +67,12 @@ def _gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _quick_gelu(run: Run, x: Tensor, alpha: float) -> Tensor:
-    return run(instance(QuickGelu, alpha=alpha), x.contiguous())
+    return run(instance(QuickGelu, alpha=alpha), x)
 
 
 def _quick_gelu_backward(run: Run, dy: Tensor, x: Tensor, alpha: float) -> Tensor:
     op = instance(QuickGeluGrad, alpha=alpha)
-    return run(op, dy.contiguous(), x.contiguous())
+    return run(op, dy, x)
 
 
 def _keep_quick_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
@@ -89,11 +85,11 @@ def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _relu(run: Run, x: Tensor) -> Any:
-    return run(instance(ReluWithBits), x.contiguous())
+    return run(instance(ReluWithBits), x)
 
 
 def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
-    return run(instance(ReluGradFromBits), dy.contiguous(), bits)
+    return run(instance(ReluGradFromBits), dy, bits)
 
 
 def _keep_relu(ctx: Any, _: Sequence[Any], results: Any) -> None:

@@ -17,11 +17,11 @@ from .registration import register
 
 def _coder(codec: Codec) -> tuple[Operator, Operator]:
     def encode(run: Run, x: Tensor) -> Tensor:
-        return run(instance(codec.encoder, **codec.fixed), x.contiguous())
+        return run(instance(codec.encoder, **codec.fixed), x)
 
     def decode(run: Run, code: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         op = instance(codec.decoder, to=dtype_name(OURS[dtype]), shape=tuple(shape))
-        return run(op, code.contiguous())
+        return run(op, code)
 
     def fake(code: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=code.device)

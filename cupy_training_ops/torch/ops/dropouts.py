@@ -46,10 +46,9 @@ def _triple(
     def drawn(run: Run, *arguments: Any) -> Any:
         x, bias, residual, p, state = arguments
         if bias is None and residual is None:
-            return run(instance(plain), x.contiguous(), p, True, state)
-        bias = x.new_zeros(x.shape[-1:]) if bias is None else bias.contiguous()
-        residual = None if residual is None else residual.contiguous()
-        return run(instance(biased), x.contiguous(), bias, residual, p, True, state)
+            return run(instance(plain), x, p, True, state)
+        bias = x.new_zeros(x.shape[-1:]) if bias is None else bias
+        return run(instance(biased), x, bias, residual, p, True, state)
 
     def body(run: Run, *arguments: Any) -> Any:
         *others, state = arguments
@@ -68,7 +67,7 @@ def _triple(
     def backward(run: Run, dy: Tensor, found: Tensor, p: float) -> Tensor:
         is_bits = found.dtype == torch.int32
         kept = found.view(torch.uint32) if is_bits else found
-        return run(instance(gradient), dy.contiguous(), kept, p, True)
+        return run(instance(gradient), dy, kept, p, True)
 
     def keep(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
         _, bias, _, ctx.p, _ = arguments

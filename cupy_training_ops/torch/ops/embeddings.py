@@ -24,7 +24,7 @@ def _embedding_backward(
     run: Run, dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int
 ) -> Tensor:
     op, shape = instance(GatherGrad), (num_weights, dy.shape[-1])
-    found: Tensor = run(op, shape, indices.contiguous(), dy.contiguous())
+    found: Tensor = run(op, shape, indices, dy)
     if padding_idx < 0:
         return found
     found[padding_idx].zero_()

@@ -75,7 +75,11 @@ def instance(cls: type[Op], **attributes: Any) -> Any:
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """The operator's results, one or a tuple: those that are named, all without names."""
+    """The operator's results, one or a tuple: those that are named, all without names.
+
+    Tensors whose elements are apart are copied: compilers pad rows, and callers slice them.
+    """
+    inputs = tuple([x.contiguous() if isinstance(x, Tensor) else x for x in inputs])
     backend = TENSORS.get(Tensor)
     if backend is None:
         if not inputs_on_gpu(inputs):

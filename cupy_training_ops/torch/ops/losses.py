@@ -33,11 +33,6 @@ def operator(reduction: str, dtype: torch.dtype | None) -> Any:
     return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type)
 
 
-def _inputs(target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
-    weight = None if weight is None else weight.contiguous()
-    return target.contiguous(), weight, ignore_index, None
-
-
 def _both(
     run: Run,
     scores: Tensor,
@@ -47,8 +42,7 @@ def _both(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Any:
-    op = operator(reduction, dtype)
-    return run(op, scores.contiguous(), *_inputs(target, weight, ignore_index))
+    return run(operator(reduction, dtype), scores, target, weight, ignore_index, None)
 
 
 def _loss(
@@ -60,7 +54,7 @@ def _loss(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    inputs = (scores.contiguous(), *_inputs(target, weight, ignore_index))
+    inputs = (scores, target, weight, ignore_index, None)
     return run(operator(reduction, dtype), *inputs, outputs=("output",))
 
 
@@ -73,8 +67,12 @@ def _in_place(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    inputs = _inputs(target, weight, ignore_index)
-    loss, _ = operator(reduction, dtype)(scores, *inputs, out=(None, scores))
+    whole = scores.resolve_neg().contiguous()
+    weight = None if weight is None else weight.contiguous()
+    inputs = (whole, target.contiguous(), weight, ignore_index, None)
+    loss, _ = operator(reduction, dtype)(*inputs, out=(None, whole))
+    if whole is not scores:
+        scores.copy_(whole)
     torch.autograd.graph.increment_version(scores)
     return loss
 
@@ -109,8 +107,12 @@ def scaled(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Te
     return [_by(gradient, factor) for gradient in gradients]
 
 
-def refuse_leaf(x: Tensor) -> None:
-    """What is overwritten may not be the memory of a leaf, nor of what is to have a gradient."""
+def refuse_overwriting(x: Tensor) -> None:
+    """What is overwritten may not be the memory of a leaf, nor of what is to have a gradient, and
+    each element has its own."""
+    if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.stride(), strict=True)):
+        expected = "scores that are no expanded ones, as they are overwritten"
+        refuse("cross_entropy", "input", expected, f"strides {tuple(x.stride())}")
     base = x if x._base is None else x._base
     if x.is_leaf or (base.is_leaf and base.requires_grad):
         expected = "the result of an operation, as it is overwritten"
@@ -127,7 +129,7 @@ def _overwritten(_: Run, x: Tensor) -> Tensor:
 
 def _fake_overwritten(x: Tensor) -> Tensor:
     if x.requires_grad:
-        refuse_leaf(x)
+        refuse_overwriting(x)
     return x.new_empty(0)
 
 

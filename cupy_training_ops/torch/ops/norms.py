@@ -26,13 +26,13 @@ def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> T
     if not row or x.shape[-len(row) :] != tuple(row):
         expected = f"a shape that ends in {tuple(row)}"
         refuse(f"cto::{name}", "input", expected, f"shape {tuple(x.shape)}")
-    return x.new_ones(row) if weight is None else weight.contiguous()
+    return x.new_ones(row) if weight is None else weight
 
 
 def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, eps: float) -> Any:
     scale = _scale("rms_norm", x, row, weight)
     op = instance(SimplifiedLayerNormalization, axis=-len(row), epsilon=eps)
-    return run(op, x.contiguous(), scale)
+    return run(op, x, scale)
 
 
 def _rms_norm_backward(
@@ -57,7 +57,7 @@ def _of_rms_norm(
     mask: Sequence[bool],
 ) -> Any:
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
-    inputs = (dy.contiguous(), x.contiguous(), _scale("rms_norm", x, row, weight), inv_std)
+    inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
     return _of_mask(run, op, inputs, mask)
 
 
@@ -70,10 +70,7 @@ def _layer_norm(
     eps: float,
 ) -> Any:
     op = instance(LayerNormalization, axis=-len(row), epsilon=eps)
-    scale, shift = _scale("layer_norm", x, row, weight), bias
-    if shift is not None:
-        shift = shift.contiguous()
-    return run(op, x.contiguous(), scale, shift)
+    return run(op, x, _scale("layer_norm", x, row, weight), bias)
 
 
 def _layer_norm_backward(
@@ -100,7 +97,7 @@ def _of_layer_norm(
     mask: Sequence[bool],
 ) -> Any:
     op = instance(LayerNormalizationGrad, axis=-len(row))
-    inputs = (dy.contiguous(), x.contiguous(), _scale("layer_norm", x, row, weight), mean, inv_std)
+    inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
     return _of_mask(run, op, inputs, mask)
 
 

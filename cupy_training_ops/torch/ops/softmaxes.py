@@ -25,11 +25,11 @@ def _pair(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, O
     """An operator whose derivative takes its result, and that derivative."""
 
     def body(run: Run, x: Tensor, dim: int) -> Tensor:
-        return run(instance(forward, axis=dim), x.contiguous())
+        return run(instance(forward, axis=dim), x)
 
     def backward(run: Run, dy: Tensor, y: Tensor, dim: int) -> Tensor:
         op = instance(gradient, axis=dim)
-        return run(op, dy.contiguous(), y.contiguous())
+        return run(op, dy, y)
 
     def keep(ctx: Any, arguments: Sequence[Any], y: Tensor) -> None:
         ctx.dim = arguments[1]
