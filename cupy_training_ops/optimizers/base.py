@@ -79,7 +79,10 @@ class _Step(NamedTuple):
         """The step, with the numbers that it is given."""
         if self.norm is not None:
             self.norm()
-        whole.write([call.computed(**numbers_of(call, given)) for call in self.updates])
+        writes = []
+        for call in self.updates:  # a comprehension would be a call
+            writes.append(call.computed(**numbers_of(call, given)))
+        whole.write(writes)
 
 
 def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
@@ -200,7 +203,8 @@ class Optimizer:
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
         with self._whole.lock:
-            self._whole.refuse_torn()
+            if self._whole.is_torn:
+                self._whole.refuse_torn()
             self._make((gradients, *numbers))
         if self._watched.tensors:
             self._raise_versions(gradients)
