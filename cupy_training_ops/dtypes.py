@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import DtypeError, cut, shown
+from .errors import DtypeError, cut, pass_on, shown
 
 Dtype = np.dtype[Any]
 HostArray = NDArray[Any]  # an array of NumPy's, whatever its elements are
@@ -101,5 +101,6 @@ def _numpy_dtype(value: Any) -> Dtype | None:
         return None
     try:
         return np.dtype(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        pass_on(error)
         return None

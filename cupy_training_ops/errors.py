@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import signal
 from collections.abc import Iterable
-from typing import NoReturn
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FrameType
+from typing import Any, NoReturn
 
 MAX_TEXT = 300  # characters of what was expected, and of what came
 MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
@@ -52,6 +55,37 @@ class CompileError(OpError, RuntimeError):
 def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
     """Raise the standard message for a wrong argument."""
     raise ArgumentError(f"{op}: {argument}: expected {cut(expected)}, got {cut(got)}")
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise an exception that came from outside of a checked call: from a signal's handler.
+
+    What the call itself raised is the caller's to name. A handler, or a function that traces, is
+    called with the frame that it interrupts; one that lets go of the frame is known by its code.
+    """
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        outer, inner = entry.tb_frame, entry.tb_next.tb_frame
+        is_ours = str(inner.f_globals.get("__name__")).partition(".")[0] == __package__
+        if not is_ours and (_was_given(inner, outer) or inner.f_code in _handlers()):
+            raise error
+        entry = entry.tb_next
+
+
+def _was_given(frame: FrameType, value: object) -> bool:
+    """Whether a function was called with a value, by itself or among others."""
+    code = frame.f_code
+    n = code.co_argcount + code.co_kwonlyargcount
+    n += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    values = map(frame.f_locals.get, code.co_varnames[:n])
+    return any(v is value or (type(v) is tuple and any(x is value for x in v)) for v in values)
+
+
+def _handlers() -> set[object]:
+    """The code of all handlers of signals that are Python's."""
+    handlers: set[Any] = {signal.getsignal(number) for number in signal.valid_signals()}
+    functions = [getattr(h, "__func__", h) for h in handlers if callable(h)]
+    return {getattr(f, "__code__", getattr(type(f).__call__, "__code__", None)) for f in functions}
 
 
 def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> str:

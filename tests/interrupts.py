@@ -68,9 +68,10 @@ def lines_of(call: Callable[[], object], folder: str = PACKAGE) -> Counter[Line]
 @contextlib.contextmanager
 def interrupted(
     line: Line, error: type[BaseException] = KeyboardInterrupt, nth: int = 1
-) -> Iterator[None]:
-    """The nth time that a line is come to inside, an error is raised there."""
+) -> Iterator[list[Line]]:
+    """The nth time that a line is come to inside, an error is raised there: then it is listed."""
     with_line: dict[CodeType, bool] = {}
+    raised: list[Line] = []
     times = itertools.count(1)
 
     def at_call(frame: FrameType, *_: object) -> Any:
@@ -84,11 +85,12 @@ def interrupted(
     def at_line(frame: FrameType, event: str, _: object) -> Any:
         if event == "line" and frame.f_lineno == line.number and next(times) == nth:
             sys.settrace(None)
+            raised.append(line)
             raise error(f"at {line}")
         return at_line
 
     with traced(at_call):
-        yield
+        yield raised
 
 
 def at_each_line(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
-from ..errors import ArgumentError, ProviderError, cut, refuse, shown
+from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, shown
 from .tensors import TorchFunction
 
 T = TypeVar("T")
@@ -113,6 +113,7 @@ def run(op: str, name: str, function: Callable[..., T], *given: object, **keywor
     except MemoryError:
         raise
     except Exception as error:  # of any kind
+        pass_on(error)
         said = cut(f"{type(error).__name__}: {error}")
         raise ProviderError(f"{op}: {name} raised {said}") from error
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from ..errors import pass_on
+
 _PERMISSIONS = 0o777  # without the bits that let a program act for the file's owner
 _DESCRIPTORS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
 _MOST_LINKS = 40  # Linux follows as many
@@ -119,6 +121,7 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        pass_on(error)
         if error.errno is None or error.filename == os.fspath(path):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None

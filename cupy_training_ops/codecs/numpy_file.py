@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..dtypes import Dtype
-from ..errors import ArgumentError, OpError, cut
+from ..errors import ArgumentError, OpError, cut, pass_on
 
 NumpyArray = NDArray[np.generic]
 StrPath = str | os.PathLike[str]
@@ -142,6 +142,7 @@ def undamaged(name: str) -> Iterator[None]:
     except (OpError, MemoryError, io.UnsupportedOperation):
         raise
     except Exception as error:
+        pass_on(error)
         if isinstance(error, OSError) and error.errno not in _BY_DAMAGE:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]  # then NumPy advises pickle

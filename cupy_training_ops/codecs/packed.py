@@ -13,7 +13,7 @@ import numpy as np
 from ..backend import Array
 from ..declare.schema import Shape, Spec, integer
 from ..dtypes import Dtype, dtype_name, to_dtype
-from ..errors import ArgumentError, OpError, ProviderError, refuse, shown
+from ..errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
 from ..families.gist.operators import Decoder
 from ..frame import arrays, backends
 from ..frame.foreign import is_tensor
@@ -165,7 +165,8 @@ def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
     """The dtype and shape of an array, and whether NumPy has it."""
     try:
         _, dtype, shape, *_ = backends.info(x)  # type: ignore[arg-type]
-    except KeyError:
+    except KeyError as error:
+        pass_on(error)
         x = array = arrays.adopt(op, "X", x)
         dtype, shape = array.dtype, array.shape
     return dtype, tuple(shape), isinstance(x, np.ndarray)
@@ -185,6 +186,7 @@ def _described(file: object, header: container.Header, code: Stored) -> tuple[An
         about = (header["codec"], header["dtype"], shape, header["options"])
         _check(*about, code.header())
     except (OpError, KeyError, TypeError) as error:
+        pass_on(error)
         raise ArgumentError(f"{file}: damaged packed array: {error}") from None
     return about
 

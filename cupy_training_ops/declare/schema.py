@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, to_dtype
-from ..errors import MAX_BITS, ArgumentError, shown
+from ..errors import MAX_BITS, ArgumentError, pass_on, shown
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -231,7 +231,8 @@ def integer(value: Any) -> int:
         raise ArgumentError(f"expected an integer, got {shown(value)}")
     try:
         whole = operator.index(value)
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         raise ArgumentError(f"expected an integer, got {shown(value)}") from None
     if whole.bit_length() > MAX_BITS:
         raise ArgumentError(f"expected at most {MAX_BITS} bits, got {shown(whole)}")
@@ -243,7 +244,8 @@ def real(value: object) -> float:
     if isinstance(value, _REAL) and not isinstance(value, bool):
         try:
             return float(value)
-        except OverflowError:
+        except OverflowError as error:
+            pass_on(error)
             raise ArgumentError(f"expected a number, got {shown(int(value))}") from None
     raise ArgumentError(f"expected a number, got {shown(value)}")
 
@@ -290,7 +292,8 @@ def integers(value: Any) -> tuple[int, ...]:
         raise ArgumentError(f"expected integers in rank 1, got {shown(value)}")
     try:
         return (integer(value),) if rank == 0 else tuple(map(integer, value))
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         raise ArgumentError(f"expected integers, got {shown(value)}") from None
 
 
@@ -378,5 +381,6 @@ def _rank(value: ArrayLike) -> int:
         return 0
     try:
         return np.ndim(value)
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return 2

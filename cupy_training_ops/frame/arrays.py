@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import limits
 from ..declare.schema import Input
-from ..errors import ArgumentError, ProviderError, cut, refuse
+from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
 from . import checks, foreign
 from .backends import BACKENDS, are_known, cuda_backend
 from .convert import converted, is_number
@@ -90,6 +90,7 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
     except MemoryError:
         raise
     except Exception as error:  # of the array's own library, which may raise anything
+        pass_on(error)
         raise ArgumentError(f"{op}: {argument}: cannot share its memory: {_cause(error)}") from None
     if array is None:
         expected = f"{or_else}a NumPy or CuPy array"

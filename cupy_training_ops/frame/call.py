@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
 from ..dtypes import UINT8, Dtype, HostArray
-from ..errors import ProviderError, refuse, shown
+from ..errors import ProviderError, pass_on, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.alike import raise_versions
 from ..runtime.arguments import getter
@@ -324,7 +324,8 @@ class Call:
         """A host output that follows from a number of the caller's."""
         try:
             return np.asarray(number, dtype)
-        except (ArithmeticError, TypeError, ValueError):
+        except (ArithmeticError, TypeError, ValueError) as error:
+            pass_on(error)
             refuse(self.prepared.op, result.name, f"a number that {dtype} holds", shown(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
@@ -392,5 +393,6 @@ def _info(array: Array, adopted: Array) -> Info:
     """The fields of ArrayInfo; of an unusual tensor, as it is lent."""
     try:
         return info(array)
-    except KeyError:
+    except KeyError as error:
+        pass_on(error)
         return info(adopted)

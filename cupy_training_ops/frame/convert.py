@@ -13,7 +13,7 @@ import numpy as np
 from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input
 from ..dtypes import BOOL, FLOAT64, Dtype, dtype_names, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, refuse, shown
+from ..errors import ArgumentError, DtypeError, OpError, pass_on, refuse, shown
 from . import checks
 from .keys import NUMBERS
 
@@ -44,6 +44,7 @@ def converted(op: str, declared: Attribute | Input, value: object) -> object:
     except MemoryError:
         raise
     except Exception as error:  # of the value's own class
+        pass_on(error)
         cause = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from None
 

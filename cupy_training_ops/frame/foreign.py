@@ -28,7 +28,7 @@ import numpy as np
 
 from ..declare.schema import Input
 from ..dtypes import BFLOAT16, HostArray, dtype_name
-from ..errors import ProviderError, refuse
+from ..errors import ProviderError, pass_on, refuse
 from ..runtime.alike import raise_versions
 from ..runtime.streams import on_stream
 from .backends import cuda_backend, infos, tensor_backend
@@ -257,7 +257,8 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
         tensor_backend()
     try:
         infos(found)
-    except KeyError:
+    except KeyError as error:
+        pass_on(error)
         return False
     return True
 
@@ -353,7 +354,8 @@ def _has_memory(tensor: Any) -> bool:
     """Whether it has an address; what has none for other reasons lends nothing by itself."""
     try:
         return bool(tensor.data_ptr())
-    except RuntimeError:
+    except RuntimeError as error:
+        pass_on(error)
         return True
 
 
@@ -363,6 +365,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
     try:
         return getattr(sys.modules["cupy"], function)(value)
     except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        pass_on(error)
         raise ProviderError(f"cannot use a device array here: {error}") from None
 
 
@@ -370,7 +373,8 @@ def _host_exchanged(value: Any) -> HostArray:
     """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
     try:
         return np.from_dlpack(value)
-    except (RuntimeError, BufferError):
+    except (RuntimeError, BufferError) as error:
+        pass_on(error)
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             array = np.asarray(value, copy=False)
             if dtype_name(array.dtype) == "bfloat16":

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from ..backend import Backend
 from ..declare.declaration import Declaration, Declares, home
 from ..declare.schema import Inferred
-from ..errors import ArgumentError
+from ..errors import ArgumentError, pass_on
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
@@ -79,7 +79,8 @@ class Op(Declares):
         try:
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
-        except (KeyError, TypeError):  # what cannot be part of a key
+        except (KeyError, TypeError) as error:  # what cannot be part of a key
+            pass_on(error)
             return cls.to_share(**attributes)
         if op is None:
             op = cls.to_share(**attributes)
@@ -205,7 +206,8 @@ class Op(Declares):
         try:
             key = self._call_key(inputs, given, outputs)
             call = self._remembered.get(key)
-        except (KeyError, TypeError):  # a foreign array, or a value of a form that tells nothing
+        except (KeyError, TypeError) as error:  # a foreign array, or a value that tells nothing
+            pass_on(error)
             key = call = None
         if call is None:
             return self._call_anew(key, inputs, given, outputs, workspace)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..backend import Array, Backend
 from ..declare.schema import Input
+from ..errors import pass_on
 from .backends import is_array
 from .call import Call, Tables
 from .keys import Reader
@@ -55,7 +56,8 @@ class Known:
         try:
             held = tuple([weakref.ref(a, gone.append) for a in found if a is not None])
             keys = _keys(declared, readers, inputs, out)
-        except (KeyError, TypeError):
+        except (KeyError, TypeError) as error:
+            pass_on(error)
             return None
         states = None if by_memory else backend.states(found)
         identities = tuple(map(id, found))
@@ -70,7 +72,8 @@ class Known:
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
             return self.states is None or self.backend.states(found) == self.states
-        except (KeyError, TypeError):  # an argument that has to be adopted first
+        except (KeyError, TypeError) as error:  # an argument that has to be adopted first
+            pass_on(error)
             return False
 
 

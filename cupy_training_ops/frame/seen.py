@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Array
 from ..declare.schema import Input
+from ..errors import pass_on
 from ..runtime.alike import like
 from .call import Call
 from .keys import Reader, reader
@@ -39,7 +40,8 @@ class Seen:
         """Where these are, if they are such ones."""
         try:
             tensors = self._tensors(values)
-        except (KeyError, TypeError):  # a value that has to be frozen, or an array to be adopted
+        except (KeyError, TypeError) as error:  # a value to be frozen, or an array to be adopted
+            pass_on(error)
             return None
         if tensors is None or self._are_alike is None or not self._are_alike(tensors):
             return None

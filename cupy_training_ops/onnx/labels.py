@@ -7,7 +7,6 @@ looked at by the operator itself; those that a GPU is given are looked at before
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import HostArray
-from ..errors import ArgumentError, cut
+from ..errors import ArgumentError, cut, pass_on
 from .graph import Graph, Node
 from .kinds import Run, Runner
 
@@ -69,9 +68,11 @@ class Labels:
                 continue
             self._ranges[node.outputs[0]] = None
             if not hasattr(value, "__cuda_array_interface__"):
-                with contextlib.suppress(ValueError):  # which whoever feeds it is told
+                try:
                     ignored = node.attributes.get("ignore_index")
                     self._ranges[node.outputs[0]] = _range(np.asarray(value), ignored)
+                except ValueError as error:  # it is refused where it is fed
+                    pass_on(error)
 
     def check(self, classes: Mapping[str, int]) -> None:
         """Refuse what was looked at last, of which each loss has so many classes."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import OpError, ProviderError
+from ..errors import OpError, ProviderError, pass_on
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .direct import directly
 from .graph import Graph, Node, Problems
@@ -56,6 +56,7 @@ def runners(
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:
+            pass_on(error)
             problems.add(node.title, f"its attributes do not fit: {error}")
     return found
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
+from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Graph, Node, Problems, Value, ordered
 
 MOST_BYTES = 1 << 31  # of a protobuf
@@ -117,6 +117,7 @@ def _inlined(proto: Proto) -> Iterator[Proto]:
     try:
         return iter(inliner.inline_local_functions(proto).graph.node)
     except Exception as error:
+        pass_on(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
 
 
@@ -281,7 +282,8 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
     """So many bytes of a file, which has to have them."""
     try:
         size = path.stat().st_size if path.is_file() else -1
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         size = -1
     if size < 0:
         raise ArgumentError(f"external data: no file {path.name!r} in the model's folder")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..declare.schema import integer
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
+from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from ..runtime.marks import NO_MARKS, Marks, Note, marked
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
@@ -244,6 +244,7 @@ class Session:
         except OpError as error:
             raise type(error)(f"{node.title}: {error}") from None
         except Exception as error:
+            pass_on(error)
             raise ArgumentError(f"{node.title}: {error}") from error
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
@@ -324,6 +325,7 @@ def _on_host(name: str, value: Any) -> HostArray:
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of several lengths
+        pass_on(error)
         raise ArgumentError(f"Session: {cut(name)}: {error}") from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError, refuse, shown
+from ..errors import ArgumentError, OpError, pass_on, refuse, shown
 from ..registry import REGISTRY
 from .graph import Node
 from .reading import attribute_value, onnx_package
@@ -44,6 +44,7 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
     except (OpError, MemoryError):
         raise
     except Exception as error:
+        pass_on(error)
         raise ArgumentError(f"{read.title}: {error}") from error
     return tuple(results)[: len(read.outputs)]
 

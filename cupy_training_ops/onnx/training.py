@@ -3,25 +3,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, MappingProxyType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
-from ..errors import ArgumentError, ProviderError, cut, refuse, shown
-from ..forks import Locked
-from ..runtime.marks import Marks, Note
+from ..errors import ArgumentError, cut, refuse, shown
+from ..runtime.marks import Marks
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
 from .graph import Graph
+from .progress import Point, Progressing, alone
 from .session import Notes, Session
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
@@ -34,61 +31,9 @@ OPTIMIZER_INPUTS = {*NUMBERS, "params", "gradients", *MOMENTS}
 
 Arrays = Mapping[str, Any]
 Run = Callable[[Arrays, Notes], dict[str, Any]]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
-class Point(NamedTuple):
-    """Where training is: one object, so that what belongs together changes at once.
-
-    is_reset: gradients begin anew. is_begun: a step is under way, and what it changes of states is
-    to be put back if it is not made. is_torn: parameters are partly those of another step.
-    """
-
-    step_count: int = 0
-    is_reset: bool = True
-    is_begun: bool = False
-    is_torn: bool = False
-
-
-def _alone(
-    method: Callable[Concatenate[TrainingSession, P], T],
-) -> Callable[Concatenate[TrainingSession, P], T]:
-    """A call that other threads' calls wait for, and that has a whole state to begin with."""
-    call = method.__name__
-
-    @functools.wraps(method)
-    def alone(self: TrainingSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.lock:
-            if self._is_called and _is_below(sys._getframe(1), sys._getframe().f_code, self):
-                raise ProviderError(
-                    f"TrainingSession: {call}: expected no call inside of another, as in a "
-                    f"signal's handler"
-                )
-            self._is_called = True
-            self._put_back()
-            if self._point.is_torn and call != "load":
-                raise ProviderError(
-                    f"TrainingSession: {call}: parameters are partly those of another step, since "
-                    f"one was stopped while they were written: load a state, or open a new session"
-                )
-            found = method(self, *args, **kwargs)
-            self._is_called = False
-            return found
-
-    return alone
-
-
-def _is_below(frame: FrameType | None, code: CodeType, session: TrainingSession) -> bool:
-    """Whether a session's call is what a frame was called from; one that was stopped is not."""
-    while frame is not None:
-        if frame.f_code is code and frame.f_locals["self"] is session:
-            return True
-        frame = frame.f_back
-    return False
-
-
-class TrainingSession(Locked):
+class TrainingSession(Progressing):
     """Trains what `generate_artifacts` wrote into a folder, on NumPy or CuPy arrays.
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
@@ -127,7 +72,6 @@ class TrainingSession(Locked):
         if not isinstance(artifacts, str | os.PathLike):
             refuse("TrainingSession", "artifacts", "the path of a folder", shown(artifacts))
         super().__init__()
-        self._is_called = False
         folder = Path(artifacts)
         self.xp = xp
         paths = {name: folder / f"{prefix}{name}" for name in FILES}
@@ -251,11 +195,6 @@ class TrainingSession(Locked):
         return self._eval is not None
 
     @property
-    def step_count(self) -> int:
-        """How many steps of the optimizer were made."""
-        return self._point.step_count
-
-    @property
     def lr(self) -> float:
         """The learning rate of the next steps."""
         return self._lr
@@ -269,7 +208,7 @@ class TrainingSession(Locked):
 
     # ---- training --------------------------------------------------------------------------------
 
-    @_alone
+    @alone
     def step(self, *inputs: Any, **named: Any) -> Any:
         """Forward, backward, and the optimizer; the loss comes back."""
         optimizer, run = self._need_optimizer()
@@ -281,7 +220,7 @@ class TrainingSession(Locked):
             raise
         return loss
 
-    @_alone
+    @alone
     def accumulate(self, *inputs: Any, **named: Any) -> Any:
         """Forward and backward: gradients are added to those since the last `apply`."""
         try:
@@ -292,7 +231,7 @@ class TrainingSession(Locked):
             raise
         return loss
 
-    @_alone
+    @alone
     def apply(self) -> None:
         """A step of the optimizer by the accumulated gradients, which begin anew after it."""
         optimizer, run = self._need_optimizer()
@@ -307,7 +246,7 @@ class TrainingSession(Locked):
         begun = self._point._replace(is_begun=True)
         anew = self._noting(begun._replace(is_reset=True))
         sums = Marks(first=(anew,))
-        first = min(self._training.program.writers)
+        first = min(self._training.program.writers, default=-1)
         notes = Notes(self._noting(begun), {first: sums}, replay=sums)
         found = self._run_training(feeds, notes)
         self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
@@ -334,12 +273,7 @@ class TrainingSession(Locked):
         run(given, Notes(None, marks, Marks((torn,), (self._noting(made),))))
         self._point = made
 
-    def _noting(self, point: Point) -> Note:
-        """What sets where training is."""
-        return partial(setattr, self, "_point", point)
-
     def _put_back(self) -> None:
-        """Give states that a step has changed the values from before."""
         point = self._point
         if point.is_begun:
             self._training.put_back()
@@ -350,7 +284,7 @@ class TrainingSession(Locked):
             raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
         return self._optimizer, self._run_optimizer
 
-    @_alone
+    @alone
     def eval(self, *inputs: Any, **named: Any) -> Any:
         """The loss of the eval model; all its outputs are in `outputs`.
 
@@ -405,12 +339,12 @@ class TrainingSession(Locked):
 
     # ---- what is kept ----------------------------------------------------------------------------
 
-    @_alone
+    @alone
     def save(self, file: StrPath | BinaryFile) -> None:
         """Write all that training goes on with: `load` makes the next steps bit-equal."""
         states.save(file, self._state_arrays(), self._numbers())
 
-    @_alone
+    @alone
     def load(self, file: StrPath | BinaryFile) -> None:
         """Go on from what `save` wrote of a session of the same artifacts."""
         arrays = self._state_arrays()
@@ -433,7 +367,7 @@ class TrainingSession(Locked):
         point = self._point
         return {"step": point.step_count, "is_reset": point.is_reset, "lr": self._lr}
 
-    @_alone
+    @alone
     def export(self, file: StrPath, outputs: Sequence[str] | None = None) -> None:
         """Write a plain inference model with the parameters as they are now.
 

@@ -18,7 +18,7 @@ from ..codecs import container
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from ..declare.schema import Shape
 from ..dtypes import BFLOAT16, Dtype, dtype_name
-from ..errors import ArgumentError, refuse, shown
+from ..errors import ArgumentError, pass_on, refuse, shown
 
 State = dict[str, Any]
 
@@ -89,7 +89,8 @@ class Layout:
         for parameter, expected in shapes.items():
             try:
                 shape = shape_of(found[parameter])
-            except (AttributeError, TypeError):
+            except (AttributeError, TypeError) as error:
+                pass_on(error)
                 self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", shown(found[parameter]))
             if shape != expected:
                 self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", f"shape {shown(shape)}")

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Mapping, MutableMapping
 from multiprocessing.connection import wait
 
-from ..errors import GroupError
+from ..errors import GroupError, pass_on
 from .engine import Engine, packed
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
@@ -46,7 +46,8 @@ class Embedded(Engine):
             _say(sock, data, seconds)
         except TimeoutError:
             raise
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             while sock in self._open:  # what it said before it went
                 self._read(sock)
             words = self.told or self._left.get(peer)
@@ -79,10 +80,12 @@ class Embedded(Engine):
             sock.settimeout(min(self.timeout, _MAX_WAIT))
             (length,) = _LENGTH.unpack(_taken(sock, _LENGTH.size))
             self.hear(peer, _taken(sock, length))
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on(error)
             late = f"half a message came, and {self.timeout:g} seconds nothing"
             self.note(f"rank {peer} is late: {late}")
         except OSError as error:
+            pass_on(error)
             gone = f"rank {peer} is gone"
             if error.errno == errno.EBADF:
                 gone = f"rank {self.rank} lost its connection to rank {peer}"
@@ -134,7 +137,8 @@ def inherited(variables: MutableMapping[str, str], timeout: float) -> Embedded:
         found = {peer: fd for peer, fd in enumerate(descriptors) if fd is not None}
         if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in found.values()):
             raise ValueError
-    except (ValueError, OSError, OverflowError):
+    except (ValueError, OSError, OverflowError) as error:
+        pass_on(error)
         words = "a process that launch started makes one group, itself: it was made here before"
         raise GroupError(f"ProcessGroup: {words}, or another process started this one") from None
     sockets = {peer: socket.socket(fileno=fd) for peer, fd in found.items()}

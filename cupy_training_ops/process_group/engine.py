@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import GroupError
+from ..errors import GroupError, pass_on
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
 SPIN = 1e-3  # seconds of looking without a pause
@@ -131,10 +131,12 @@ class Engine:
         more = GRACE if peer < self.rank else 0.0  # the first rank of a call waits less
         try:
             self.put(peer, packed(self.sent[peer], text, parts), self.timeout + more)
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on(error)
             late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(late) from None
-        except EOFError:
+        except EOFError as error:
+            pass_on(error)
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
@@ -142,10 +144,12 @@ class Engine:
         inbox = self._inbox[peer]
         try:
             self.until(lambda: inbox, seconds, peer)
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on(error)
             late = f"rank {peer} is late: no {what} within {self.timeout:g} seconds"
             raise GroupError(late) from None
-        except EOFError:
+        except EOFError as error:
+            pass_on(error)
             raise GroupError(f"rank {peer} closed its group without {what}") from None
         return inbox[0] if keep else inbox.popleft()
 

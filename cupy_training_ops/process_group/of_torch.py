@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from ..errors import GroupError, OpError, ProviderError, refuse, shown
+from ..errors import GroupError, OpError, ProviderError, pass_on, refuse, shown
 from ..waiting import MOST, Caller
 from .engine import GRACE, Engine, packed, printable
 
@@ -42,6 +42,7 @@ def _wrapped(words: str) -> Iterator[None]:
     except OpError:
         raise
     except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
+        pass_on(error)
         line = str(error).partition("\n")[0][:200]
         raise GroupError(f"{words}: {line}") from None
 
@@ -130,7 +131,8 @@ class Torch(Engine):
         """By a thread: a store on a machine that is out of reach never answers."""
         try:
             return self._call(seconds or self.timeout, function, *given)
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on(error)
             raise GroupError("torch.distributed did not answer within the timeout") from None
 
     def release(self) -> None:

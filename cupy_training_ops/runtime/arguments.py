@@ -16,7 +16,7 @@ import numpy as np
 from ..declare.facts import struct_name
 from ..declare.schema import Changing, Spec
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
-from ..errors import ArgumentError, CompileError, shown
+from ..errors import ArgumentError, CompileError, pass_on, shown
 from ..facts import Either
 from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
@@ -100,7 +100,8 @@ def checked(op: str, name: str, holder: str, make: Make, changing: Changing) -> 
     def late(values: Mapping[int, object]) -> object:
         try:
             return make(changing.of(values) if follows else values[place])
-        except (CompileError, ArithmeticError, TypeError, ValueError):
+        except (CompileError, ArithmeticError, TypeError, ValueError) as error:
+            pass_on(error)
             expected, got = f"a number that {holder} holds", values[place]
             raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from None
 

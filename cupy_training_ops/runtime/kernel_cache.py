@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from ..errors import ProviderError
+from ..errors import ProviderError, pass_on
 
 REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
 
@@ -37,6 +37,7 @@ def usable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        pass_on(error)
         raise ProviderError(
             f"CuPy's kernel cache {folder()!r} cannot be used "
             f"({error.strerror or error}); name another folder with: {REMEDY}"
@@ -54,6 +55,7 @@ def importing(part: str) -> Iterator[None]:
     except ProviderError:
         raise
     except (ImportError, RuntimeError, OSError) as error:
+        pass_on(error)
         reason = " ".join(str(error.__cause__ or error).split())  # CuPy's own fills a screen
         raise ProviderError(
             f"{part} cannot be loaded ({reason}); "

@@ -12,88 +12,30 @@ computed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..backend import Array, Backend
-from ..codecs.kept.entry import Account, Entry, Lengths
-from ..codecs.kept.guards import (
-    INDEX,
-    LINEAR,
-    MEASURES,
-    NORMALISED,
-    RANGE,
-    TILES,
-    Guard,
-    range_of,
-)
-from ..codecs.kept.policies import BY_RANGE, POLICIES, chosen, coders, get_policy
+from ..codecs.kept.entry import Account, Lengths
+from ..codecs.kept.guards import INDEX, RANGE, TILES, range_of
+from ..codecs.kept.policies import POLICIES, chosen, coders, get_policy
 from ..codecs.kept.window import Waiting, Window
 from ..codecs.table import Codec, get_codec
 from ..declare.schema import Spec
 from ..dtypes import FLOAT64, dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
-from ..families.gist.operators import Decoder
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS
 from ..frame.foreign import as_tensor, is_tensor
 from ..runtime.alike import raise_versions
 from ..runtime.streams import Cuda, Mark, Streams
+from .entered import Leaving
+from .entry import NAME, StashEntry, guard_of
 
-NAME = "ActivationStash"
 HOST = Streams()
-
-
-@dataclass(eq=False, kw_only=True)
-class _Entry(Entry):
-    """One array that was put."""
-
-    name: str
-    spec: Spec
-    device: int
-    streams: Streams
-    place: tuple[object, ...]
-    row: dict[str, Any]  # what a report says of it
-    account: Account
-    others: dict[str, _Entry]  # of the stash, by name, with this one
-    original: Any
-    is_tensor: bool  # what came was one, and comes back as one
-    seen: tuple[Any, Any] | None  # in checking mode: what came, and a copy
-    code: Any = None
-    decoder: Decoder | None = None
-    decoded: Array | None = None  # ahead of its use
-    mark: Mark = None  # after decoding
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what stays."""
-        return self.spec.nbytes if self.code is None else self.code.nbytes
-
-    def cut(self, nbytes: int) -> Any:
-        """In memory of the stream beside."""
-        return self.streams.beside(self.code[:nbytes].copy)
-
-    def failed(self, waiting: Waiting, lack: str) -> None:
-        """Keep the array; where indices would be lost, refuse it."""
-        self.account.add(-self.nbytes)
-        self.code = self.decoder = None
-        if lack == INDEX and waiting.guard.need == "index":
-            self.others.pop(self.name, None)
-            refuse(NAME, "array", f"indices from 0 to 15 of {self.name!r}", "another number")
-        self.account.add(self.nbytes)
-        self.row.update(codec=None, after=self.nbytes)
-
-
-def _guard(codec: str, need: str, x: Spec) -> Guard:
-    """What is measured of codes for a need."""
-    measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
-    guarded = {TILES: (LINEAR, NORMALISED), RANGE: BY_RANGE}.get(measure, (need,))
-    if not x.size or need not in guarded:
-        measure = ""
-    return Guard(measure, need, (1, x.size // row, row) if need == NORMALISED and measure else None)
 
 
 class ActivationStash:
@@ -127,11 +69,13 @@ class ActivationStash:
         self._streams: dict[int, Streams] = {}  # by device
         self._buffers: dict[tuple[object, ...], Array] = {}
         self._window = Window()
-        self._is_open = False
+        self.statement: Callable[[], object] | None = None  # that comes next
+        self._entered: Callable[[], object] | None = None  # of the one that was entered last
+        self._is_open, self._is_over = False, True
         self._begin()
 
     def _begin(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, StashEntry] = {}
         self._taken: set[str] = set()
         # Originals with the streams that own them, and marks after their encoding.
         self._leaving: deque[tuple[Array, Streams, object, Mark]] = deque()
@@ -139,20 +83,35 @@ class ActivationStash:
         self._account, self._rows = Account(), dict[str, dict[str, Any]]()
 
     def __enter__(self) -> ActivationStash:
-        if self._is_open:
+        statement, self.statement = self.statement, None
+        if self._is_entered():
             raise ArgumentError(f"{NAME}: expected one `with` at a time, got another inside of it")
+        if not self._is_over:  # the end of the one before was stopped
+            self._end()
+            self._window = self._window.renewed()
         self._begin()
-        self._is_open = True
+        self._is_over, self._entered, self._is_open = False, statement, True
         return self
 
+    @Leaving
     def __exit__(self, *error: object) -> None:
+        """Let go of all that is held."""
+        self._is_open = False
+        self._end()
+        self._is_over = error[0] is None  # else it may have been stopped anywhere
+
+    def _is_entered(self) -> bool:
+        return self._is_open and (self._entered is None or self._entered() is not None)
+
+    def _end(self) -> None:
+        """Let go of all memory, each on a stream that waits for what is done with it."""
         self._let_go(keep=0)
         for entry in self._entries.values():  # what was decoded and not taken
-            if entry.mark is not None:
-                entry.streams.join(entry.streams.current(), entry.mark)
+            if entry.target is not None:
+                mark = entry.mark or entry.streams.mark()
+                entry.streams.join(entry.streams.current(), mark)
         self._entries.clear()
         self._window.end_step()
-        self._is_open = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy has the same policy, and begins anew."""
@@ -192,12 +151,12 @@ class ActivationStash:
         if waiting:
             self._window.add(waiting, entry, entry.nbytes)
 
-    def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> _Entry:
+    def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
         """A new one, with the codec that the policy chooses."""
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
         codec = chosen(NAME, self._policy, name, dtype_name(dtype), shape, need)
         spec = Spec(shape, dtype, aligned)
-        return _Entry(
+        return StashEntry(
             name=name,
             spec=spec,
             device=device,
@@ -247,14 +206,14 @@ class ActivationStash:
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def _encode(self, entry: _Entry, x: Any, backend: Backend, codec: Codec) -> Waiting | None:
+    def _encode(self, entry: StashEntry, x: Any, backend: Backend, codec: Codec) -> Waiting | None:
         """Queue it beside, and hold the array until that is done; what is still to be decided."""
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)
         if is_captured and not self._window.decided.get(entry.place, True):
             entry.row["codec"] = None
             return None
-        guard, streams = _guard(codec.name, entry.row["need"], entry.spec), entry.streams
+        guard, streams = guard_of(codec.name, entry.row["need"], entry.spec), entry.streams
         about = entry.spec.dtype, entry.spec.shape, guard.measure, guard.grouping
         encoder, entry.decoder = coders(codec.name, *about)
         measures = guard.measure == TILES
@@ -279,7 +238,7 @@ class ActivationStash:
             return None
         return Waiting(entry, guard, entry.spec.nbytes, *streams.read(numbers))
 
-    def _await_length(self, entry: _Entry) -> None:
+    def _await_length(self, entry: StashEntry) -> None:
         """On the host it is known at once, and no more is ever held."""
         length, event = entry.streams.read(entry.code[:8].view(np.int64))
         if event is None:
@@ -288,7 +247,7 @@ class ActivationStash:
             tell = partial(entry.row.__setitem__, "after")
             self._lengths.add(entry.streams, entry, tell, length, event)
 
-    def _buffer(self, entry: _Entry, backend: Backend, codec: Codec) -> Array | None:
+    def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
         """Memory of an earlier step for the codes; None where it is to be allocated."""
         found = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
@@ -308,12 +267,13 @@ class ActivationStash:
     def _let_go(self, keep: int) -> None:
         """Give up originals, the newest but `keep`, when their streams wait for their encoding."""
         while len(self._leaving) > keep:
-            _, streams, stream, mark = self._leaving.popleft()
+            _, streams, stream, mark = self._leaving[0]
             streams.join(stream, mark)
+            self._leaving.popleft()
 
     # ---- decoding --------------------------------------------------------------------------------
 
-    def _taken_out(self, entry: _Entry, out: Any) -> Any:
+    def _taken_out(self, entry: StashEntry, out: Any) -> Any:
         """The array on the caller's stream."""
         if entry.decoder is None:
             if out is not None:
@@ -332,14 +292,15 @@ class ActivationStash:
             target[...] = decoded
         return out
 
-    def _decode(self, entry: _Entry, out: Any = None) -> None:
+    def _decode(self, entry: StashEntry, out: Any = None) -> None:
         """Queue it beside, into memory of the caller's stream."""
         assert entry.decoder is not None
         decoder, code, streams = entry.decoder, entry.code, entry.streams
-        target = self._new(entry) if out is None else out
+        entry.target = target = self._new(entry) if out is None else out
         streams.fork()
         streams.beside(lambda: decoder(code, out=target))
-        entry.decoded, entry.mark = target, streams.mark()
+        entry.mark = streams.mark()
+        entry.decoded = target
 
     def _decode_ahead(self) -> None:
         """Decode what was put last, which most loops take next."""
@@ -351,7 +312,7 @@ class ActivationStash:
             self._decode(entry)
             self._account.add(entry.spec.nbytes)
 
-    def _new(self, entry: _Entry) -> Array:
+    def _new(self, entry: StashEntry) -> Array:
         backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(
@@ -368,7 +329,7 @@ class ActivationStash:
         return self._streams[device]
 
     def _refuse_closed(self, method: str) -> None:
-        if not self._is_open:
+        if not self._is_entered():
             raise ArgumentError(f"{NAME}: {method}: expected to be called inside of `with`")
 
     def _refuse_name(self, name: object) -> NoReturn:
@@ -377,7 +338,7 @@ class ActivationStash:
         there = ", ".join(map(repr, self._entries)) or "none is there"
         refuse(NAME, "name", f"one that was put ({there})", shown(name))
 
-    def _refuse_changed(self, entry: _Entry) -> None:
+    def _refuse_changed(self, entry: StashEntry) -> None:
         """In checking mode: compare every bit with the copy that `put` made."""
         if entry.seen is None:
             return

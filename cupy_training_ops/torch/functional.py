@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..errors import DtypeError, refuse, shown
+from ..errors import DtypeError, pass_on, refuse, shown
 from .ops import DOORS
 from .ops.doors import is_watched
 from .ops.losses import refuse_leaf, scaled
@@ -89,7 +89,8 @@ def relu(input: Tensor) -> Tensor:
     """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
     try:
         return _relu(input) if _records(input) else torch.relu(input)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError) as error:
+        pass_on(error)
         _refuse_others("relu", input=input)
         raise
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops.onnx import activations, training
 from cupy_training_ops.onnx.session import Session
 
-from .interrupted import DATA, GRAPHS, NORMALISED, Trained, in_checkpoint, with_inputs
+from .interrupted import DATA, GRAPHS, NORMALISED, Trained, with_inputs
 
 CODED = {"activations": "default"}
 
@@ -39,17 +40,13 @@ def test_a_call_interrupted_at_any_line_is_made_or_not(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("options", [{}, CODED, {"added": True}, {"added": True} | CODED])
-@pytest.mark.parametrize("call", ["step", "accumulate"])
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [("step", {}), ("step", {"added": True} | CODED), ("accumulate", CODED), ("apply", {})],
+)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_all_graphs_are_made_or_not(name: str, call: str, options, tmp_path, monkeypatch) -> None:
     trained(name, tmp_path, monkeypatch, call, **options).at_each_line()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", GRAPHS)
-def test_all_optimizers_are_made_or_not(name: str, tmp_path, monkeypatch) -> None:
-    trained(name, tmp_path, monkeypatch, "apply").at_each_line()
 
 
 @pytest.mark.thorough
@@ -68,7 +65,7 @@ def test_statistics_that_are_inputs_are_put_back(
 def test_a_refused_call_changes_nothing_wherever_statistics_are(
     call: str, added: bool, statistics: str, tmp_path, monkeypatch
 ) -> None:
-    """Nor does one that is refused while another interrupt comes."""
+    """Nor does one that is refused and then interrupted."""
     found = trained("cnn_max", tmp_path, monkeypatch, call, added=added, statistics=statistics)
     short, wrong = found.labels[3][:-1], np.full_like(found.labels[3], 10**6)
     for labels in (short, wrong):
@@ -86,10 +83,11 @@ def test_a_refused_call_changes_nothing_wherever_statistics_are(
         subject.call()  # what was stopped while it was put back is so now
         assert subject.state() == subject.after, place
 
-    if call == "step" and not added:
+    if (call, added, statistics) == ("step", False, "parameters"):
         at_each_line(found.back, refused, check)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file is open
 def test_a_rate_or_a_state_that_is_stopped_is_there_or_not(tmp_path, monkeypatch) -> None:
     """Loading is refused to go on with where it had begun to write."""
     found = trained("mlp", tmp_path, monkeypatch)
@@ -148,6 +146,15 @@ def test_two_thousand_signals(name: str, tmp_path, monkeypatch, rng) -> None:
     assert not found.outcomes["torn"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"graph": True}, CODED])
+@pytest.mark.parametrize("name", ["cnn_max", "dropout", "tied"])
+def test_steps_on_a_gpu_are_made_or_not(name: str, options, tmp_path, monkeypatch) -> None:
+    import cupy
+
+    trained(name, tmp_path, monkeypatch, xp=cupy, **options).at_each_line()
+
+
 # ---- what the tests above would notice -----------------------------------------------------------
 
 
@@ -171,11 +178,14 @@ def counted_early(monkeypatch) -> None:
     """The count is raised before parameters are written."""
     real = training.TrainingSession._apply
 
-    def apply(self: Any, *given: Any) -> None:
-        point = self._point
-        self._point = point._replace(step_count=point.step_count + 1)
-        self._point = self._point._replace(step_count=point.step_count)
-        real(self, *given)
+    def apply(self: Any, optimizer: Any, run: Any) -> None:
+        early = self._point._replace(step_count=self.step_count + 1)
+
+        def counted(*given: Any) -> Any:
+            self._point = early
+            return run(*given)
+
+        real(self, optimizer, counted)
 
     monkeypatch.setattr(training.TrainingSession, "_apply", apply)
 
@@ -185,7 +195,7 @@ def counted_late(monkeypatch) -> None:
     monkeypatch.setattr("cupy_training_ops.onnx.session.marked", lambda _, run, *given: run(*given))
 
 
-@pytest.mark.parametrize("fault", [without_return, in_two_calls, counted_late])
+@pytest.mark.parametrize("fault", [without_return, in_two_calls, counted_early, counted_late])
 def test_planted_faults_are_noticed(fault, tmp_path, monkeypatch) -> None:
     found = trained("cnn_max", tmp_path, monkeypatch)
     fault(monkeypatch)
@@ -213,7 +223,25 @@ def test_a_call_inside_of_another_is_refused(tmp_path, monkeypatch) -> None:
     assert found.state() == found.after
 
 
-def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path, rng) -> None:
+def test_a_state_that_is_saved_beside_a_thread_that_steps_is_whole(tmp_path, monkeypatch) -> None:
+    found = trained("mlp", tmp_path, monkeypatch)
+    n, states = 60, []
+    for _ in range(n):
+        found.call()
+        states.append(found.state())
+    found.back()
+    with ThreadPoolExecutor(1) as pool:
+        steps = pool.submit(lambda: [found.call() for _ in range(n)])
+        while not steps.done():
+            found.session.save(tmp_path / f"{len(list(tmp_path.iterdir()))}.npz")
+        steps.result()
+    assert found.state() == states[-1]
+    for path in tmp_path.glob("*.npz"):
+        found.session.load(path)
+        assert found.state() in (found.before, *states)
+
+
+def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path) -> None:
     folder, arrays = with_inputs("cnn_max", tmp_path / "fed")
     session = cto.onnx.Session(folder / "training_model.onnx")
     whole = cto.onnx.TrainingSession(DATA / "cnn_max")
@@ -233,5 +261,3 @@ def test_a_session_of_plain_runs_puts_back_what_is_fed(tmp_path, rng) -> None:
     assert all(fed[n].tobytes() == a.tobytes() for n, a in arrays.items())
     session.run({**feeds, "labels": labels})
     assert all(fed[n].tobytes() != a.tobytes() for n, a in arrays.items())
-    assert in_checkpoint
-    del rng

@@ -119,7 +119,7 @@ def while_computed(error: BaseException):
 def behind_all(context) -> None:
     """When all is written and nobody knows yet."""
 
-    def ran(self, values, notes, fed) -> None:
+    def ran(self, values, notes, _) -> None:
         self._run(values, notes.steps)
         raise KeyboardInterrupt
 

@@ -7,10 +7,12 @@ import ctypes
 import operator
 import signal
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
+from cupy_training_ops.runtime.marks import Marks
 from cupy_training_ops.runtime.packed import Packed, PackedStep
 
 ROW = np.dtype([("x", "f4"), ("n", "i8")])
@@ -73,6 +75,15 @@ def test_values_are_aligned() -> None:
         addresses = (ctypes.c_uint64 * 8).from_address(arguments)
         pairs = zip(addresses, TYPES, strict=True)
         assert all(address % min(dtype.itemsize, 8) == 0 for address, dtype in pairs)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_notes_are_made_behind_the_first_launch_and_the_last(rng, n) -> None:
+    plan, driver = packed(*[(0,)] * n)
+    marks = Marks(*[(partial(driver.found.append, name),) for name in Marks._fields])
+    plan.run(*row(rng)[:2], 0, marks)
+    order = [item if isinstance(item, str) else "launch" for item in driver.found]
+    assert order == ["launch", "first", *["launch"] * (n - 1), "last"]
 
 
 @pytest.mark.parametrize("inside", ["thread", "call"])

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...dtypes import Dtype, dtype_name
-from ...errors import ArgumentError, refuse, shown
+from ...errors import ArgumentError, pass_on, refuse, shown
 from ...families.gist.operators import Decoder
 from ...families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ...families.gist_guard.sample import Grouping
@@ -66,7 +66,8 @@ def is_told(policy: Policy) -> bool:
     """Whether a function has a parameter `consumer`, beside the four that it is given in order."""
     try:
         parameters = inspect.signature(policy).parameters
-    except (TypeError, ValueError):  # of C, without a signature
+    except (TypeError, ValueError) as error:  # of C, without a signature
+        pass_on(error)
         return False
     return "consumer" in parameters
 

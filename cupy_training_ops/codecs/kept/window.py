@@ -118,6 +118,12 @@ class Window(Locked):
         with self.lock:
             self._step, self.last = Step(), self._step
 
+    def renewed(self) -> Window:
+        """Another in its place, where the exception that ended a step may have come in here."""
+        found = Window(self._limit, self.last)
+        found.most, found.decided = self.most, self.decided
+        return found
+
     def finish(self, entry: Entry) -> None:
         """Decide now: the backward pass asks."""
         with self.lock:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from ...backend import Backend
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
-from ...errors import ArgumentError, OpError, refuse, shown
+from ...errors import ArgumentError, OpError, pass_on, refuse, shown
 from ...frame.bound import BoundCall, OpenCall
 from ...frame.call import Call
 from ...frame.keys import attribute_key
@@ -203,7 +203,8 @@ class Collective(Op):
             pairs = [(name, value) for name, value in attributes.items() if name != "group"]
             try:
                 hash(key := (cls, *[(name, attribute_key(value)) for name, value in pairs]))
-            except (KeyError, TypeError):  # what cannot be part of a key
+            except (KeyError, TypeError) as error:  # what cannot be part of a key
+                pass_on(error)
                 return cls(**attributes)
         return kept(group, key, partial(cls, **attributes))
 

@@ -29,7 +29,7 @@ from ...declare.schema import (
 )
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FIXED_SIZE
-from ...errors import ArgumentError, OpError, ProviderError, refuse, shown
+from ...errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
 from ...frame.backends import BACKENDS
 from ...frame.named import in_order
 from ...frame.uncomputed import DelegatingOp
@@ -166,6 +166,7 @@ class _Event(_Control):
             except OpError:
                 raise
             except RuntimeError as error:  # CUDA's own
+                pass_on(error)
                 raise ProviderError(f"{self.name}: event {identifier}: {error}") from error
         return data[: self.num_outputs]
 
@@ -207,7 +208,8 @@ class WaitEvent(_Event):
     def order(self, identifier: int, backend: Backend) -> None:
         try:
             mark = EVENTS.take(identifier, self.timeout)
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on(error)
             raise ProviderError(
                 f"WaitEvent: event {identifier}: expected a RecordEvent within "
                 f"{self.timeout:g} s, got none"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...errors import OpError, refuse, shown
+from ...errors import OpError, pass_on, refuse, shown
 from . import nodes
 from .launching import launch, launch_first
 from .nodes import Operator
@@ -236,6 +236,7 @@ def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -
     """Say which argument is no dense tensor, or no row of integers, behind what came of it."""
     if isinstance(error, OpError):
         return
+    pass_on(error)
     for given, value in zip(registered._schema.arguments, arguments, strict=False):
         kind, expected = str(given.type), ""
         if _is_tensor(given.type) and not (value is None and kind.startswith("Optional")):
