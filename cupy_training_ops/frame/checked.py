@@ -56,9 +56,10 @@ class CheckedCall(AtAddresses):
         call, inputs = self._call, self._inputs
         if values:
             inputs = with_values(self._op, inputs, self._places, values)
-        own = call.values(inputs)
-        arguments = inputs, self._arrays, self._results, self._workspace, own, self._tables
-        found: Callable[[], object] = call.execute(*arguments, call.computed)
+        own, arrays, results = call.values(inputs), self._arrays, self._results
+        found: Callable[[], object] = call.execute(
+            inputs, arrays, results, self._workspace, own, self._tables, call.computed
+        )
         return found
 
 

@@ -19,7 +19,7 @@ from ..dtypes import dtype_name
 from ..errors import refuse
 from ..runtime.late_arguments import Values
 from ..runtime.launch import ReadyPlan
-from ..runtime.marks import Note, at_once, in_turn, make_all, own_marks
+from ..runtime.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
@@ -174,11 +174,11 @@ class CpuCall(Call):
         self._refuse_all_read_only(arrays, results)
         taken, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
-            in_turn(self._writes(self.function(*taken), out), marks)
+            _put(*self._pairs(self.function(*taken), out), marks)
             return
         make_all(marks.first)
         for piece, written in self.pieces(taken, out):
-            in_turn(self._writes(self.function(*piece), written))
+            _put(*self._pairs(self.function(*piece), written))
         make_all(marks.last)
 
     def computed(self, *arguments: Any) -> Callable[[], object]:
@@ -188,7 +188,7 @@ class CpuCall(Call):
         inputs, arrays, results, _, values, _ = arguments
         self._refuse_all_read_only(arrays, results)
         returned = self.function(*self._with_hosts(inputs, values))
-        return partial(at_once, self._writes(returned, results))
+        return partial(_put_at_once, *self._pairs(returned, results))
 
     def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
         """Refuse to write what cannot be written, before anything is."""
@@ -199,24 +199,37 @@ class CpuCall(Call):
             if named.declared.updated and array is not None:
                 self._refuse_read_only(named.name, array)
 
-    def _writes(self, returned: object, out: Sequence[Any]) -> list[Note]:
-        """What puts what the function returned into the outputs. The last tile's padding falls
-        off.
-        """
+    def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The outputs that are written, and what; the last tile's padding falls off."""
         values = iter(self._one_by_one(returned))
-        writes = list[Note]()
+        arrays, found = list[Any](), list[Any]()
         for result, array in zip(self.prepared.results, out, strict=True):
             value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:
                 if value.shape != array.shape:
                     value = value.reshape(-1)[: array.size].reshape(array.shape)
                 assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
-                writes.append(partial(setitem, array, ..., value))
-        return writes
+                arrays.append(array)
+                found.append(value)
+        return arrays, found
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
             refuse_read_only(self.prepared.op, name)
+
+
+def _put_at_once(arrays: Sequence[Any], found: Sequence[Any]) -> None:
+    """Write what was computed, with the notes of the call that this is."""
+    _put(arrays, found, own_marks())
+
+
+def _put(arrays: Sequence[Any], found: Sequence[Any], marks: Marks = NO_MARKS) -> None:
+    """Write all or none: no handler of a signal comes between two."""
+    if marks is NO_MARKS:
+        list(map(setitem, arrays, itertools.repeat(...), found))
+    else:
+        pairs = zip(arrays, found, strict=True)
+        in_turn([partial(setitem, array, ..., value) for array, value in pairs], marks)
 
 
 class HasAddress(Protocol):

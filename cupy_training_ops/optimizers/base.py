@@ -7,18 +7,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from operator import is_
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from ..backend import Backend
 from ..codecs.numpy_file import BinaryFile, StrPath
-from ..declare.schema import Input, positive_or_zero
-from ..dtypes import (
-    BOOL,
-    FLOATS,
-    Dtype,
-    dtype_name,
-    dtype_names,
-)
+from ..declare.schema import positive_or_zero
+from ..dtypes import BOOL, FLOATS, Dtype, dtype_name, dtype_names
 from ..errors import ArgumentError, DtypeError, refuse, shown
 from ..frame.arrays import adopt
 from ..frame.backends import are_known, info
@@ -26,66 +19,23 @@ from ..frame.bound import opened
 from ..frame.checked import CheckedCall
 from ..frame.convert import is_number
 from ..frame.foreign import Lent, are_native, is_tensor, refuse_unwritable
-from ..frame.keys import reader
 from ..frame.op import Op
 from ..frame.opened import OpenCall
-from ..frame.repeated import Known
-from ..planning.step import number
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched, raise_versions
 from . import checks
 from . import state as states
 from .counts import Counts, Part, Places
+from .made import CLOSED, EVERY, GIVEN, Arrays, Step, known_of
 from .memory import hosted, overwrite, plain, zeros
 from .moments import Codes, Numbers
 from .state import Layout, State
 from .steps import Norm
 from .whole import Whole
 
-Arrays = tuple[Any, ...]
 Names = Sequence[str]
 _MAX_BOUND = 64  # calls that differ in which gradients are None
 _WHOLE = Part((), None)  # of optimizers that count no steps
-
-_GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # to a step
-_AT = {name: i for i, name in enumerate(_GIVEN)}
-_DECLARED = (
-    Input("gradients", "T", variadic=True, holes=True),
-    *(number(name, "L") for name in _GIVEN[1:]),
-)
-EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
-_CLOSED = (_DECLARED[0], _DECLARED[0])  # parameters and their copies
-_READERS = tuple(map(reader, _DECLARED))
-
-
-class _Step(NamedTuple):
-    """A step that was made, whose gradients may come again."""
-
-    known: Known | None  # None where none of them can be known again
-    variant: object
-    norm: CheckedCall | None  # of gradients whose parameters have several counts
-    updates: Sequence[CheckedCall]
-
-    def has(self, variant: object, given: Arrays) -> bool:
-        """Whether a step that is given this is the same."""
-        return self.known is not None and variant == self.variant and self.known.has(given)
-
-    @property
-    def over_tensors(self) -> bool:
-        """Whether arrays are tensors, whose current stream the calls find themselves."""
-        return all(call.over_tensors for call in self.updates)
-
-    def launch(self, given: Arrays, whole: Whole) -> None:
-        """The step, with the numbers that it is given."""
-        if self.norm is not None:
-            self.norm()
-        whole.write([call.computed(**numbers_of(call, given)) for call in self.updates])
-
-
-def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
-    """What an update takes anew of what a step is given."""
-    return {name: given[_AT[name]] for name in call.changing}
-
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
     "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
@@ -111,7 +61,7 @@ class Optimizer:
         codes: Codes | None = None,
     ) -> None:
         self._op = op
-        self._natively = are_native(_CLOSED, (parameters, low_precision), ())
+        self._natively = are_native(CLOSED, (parameters, low_precision), ())
         self._weights = self._adopted("parameters", parameters)
         self.parameters = tuple(parameters)
         self.lr = self._checked_rate(lr)
@@ -142,13 +92,13 @@ class Optimizer:
             **self._moments,
         }
         self._own = {name: array for name, array in own.items() if name in declared}
-        self._open_inputs = [name for name in _GIVEN if name in declared]
+        self._open_inputs = [name for name in GIVEN if name in declared]
         taken = {"is_finite", "gradients"}  # the gradients stay as they are
         self._outputs = [o.name for o in self._op.outputs if o.aliases not in taken]
         self._every = tuple(range(len(self._weights)))
         self._backend = info(self._weights[0])[0]
         self._bound: dict[object, OpenCall] = {}
-        self._last: _Step | None = None
+        self._last: Step | None = None
         callers = (*self.parameters, *(self._given_copies or ()))
         self._watched = Watched(tuple(filter(is_tensor, callers)))
 
@@ -163,7 +113,7 @@ class Optimizer:
     def _take(self) -> None:
         """The caller's arrays, where they are now."""
         given = self._given_copies
-        self._natively = are_native(_CLOSED, (self.parameters, given), ())
+        self._natively = are_native(CLOSED, (self.parameters, given), ())
         self._weights = self._adopted("parameters", self.parameters)
         self._copies = None if given is None else self._adopted("low_precision", given)
         self._place()
@@ -200,7 +150,8 @@ class Optimizer:
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
         with self._whole.lock:
-            self._whole.refuse_torn()
+            if self._whole.is_torn:
+                self._whole.refuse_torn()
             self._make((gradients, *numbers))
         if self._watched.tensors:
             self._raise_versions(gradients)
@@ -283,7 +234,9 @@ class Optimizer:
         elif last is not None and last.has(self._variant(given[-1]), given):
             last.launch(given, self._whole)
             return
-        if self._natively and self._made_natively(given):
+        first = self._first(given) if self._natively else None
+        if first is not None and first.over_tensors:
+            first.launch(given, self._whole)
             return
         with Lent(EVERY, (*given, self.parameters), ()).stream():
             first = self._first(given)
@@ -296,14 +249,7 @@ class Optimizer:
         pairs = zip(every, itertools.cycle(gradients), strict=False)
         raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
-    def _made_natively(self, given: Arrays) -> bool:
-        """Whether the step was made, over tensors by their metadata."""
-        first = self._first(given)
-        if first is not None and first.over_tensors:
-            first.launch(given, self._whole)
-        return first is None or first.over_tensors
-
-    def _first(self, given: Arrays) -> _Step | None:
+    def _first(self, given: Arrays) -> Step | None:
         """The step with gradients that are not those of the step before; None without any."""
         places, gradients = self._with_gradients(given[0])
         if not gradients:
@@ -315,8 +261,8 @@ class Optimizer:
         if len(parts) > 1:  # of which the call has checked all
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
         tensors = self._backend.has_tensors  # whose memory may become another
-        known = None if tensors else _known(self._backend, given)
-        step = _Step(known, self._variant(given[-1]), norm, updates)
+        known = None if tensors else known_of(self._backend, given)
+        step = Step(known, self._variant(given[-1]), norm, updates)
         self._last = None if known is None else step
         return step
 
@@ -334,7 +280,7 @@ class Optimizer:
         self, part: Part, gradients: Sequence[Any], given: Arrays, *, is_told: bool = False
     ) -> CheckedCall:
         """The update of these parameters, once nothing about it is refused."""
-        named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
+        named = dict(zip(GIVEN, (gradients, *given[1:]), strict=True))
         call = self._opened(part, given[-1], is_told)
         try:
             return call.checked(**{name: named[name] for name in self._open_inputs})
@@ -451,8 +397,3 @@ class Optimizer:
             refuse(type(self).__name__, argument, "a list", type(values).__name__)
         if len(values) != n:
             refuse(type(self).__name__, argument, f"{n} entries like parameters", str(len(values)))
-
-
-def _known(backend: Backend, given: Arrays) -> Known | None:
-    """What tells whether the next step has the same gradients."""
-    return Known.of(backend, _DECLARED, _READERS, given, by_memory=True)

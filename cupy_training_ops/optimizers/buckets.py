@@ -19,12 +19,12 @@ from ..process_group import ProcessGroup
 from ..process_group.engine import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
-from .base import EVERY
 from .counts import Places
+from .made import EVERY
 from .memory import known, over
+from .own import Means
 from .parts import MeanOfAll
 from .sharded import AdamW as ShardedAdamW
-from .sharded import Means
 
 NAME = "GradientBuckets"
 MEGABYTE = 1e6

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from ..runtime.alike import Watched
 from ..runtime.streams import Cuda, Streams
 from . import adam, checks
 from . import state as states
-from .base import EVERY, Arrays, Names, Optimizer, numbers_of
+from .base import Names
 from .counts import Counts, Part, Places
+from .made import EVERY, Arrays, numbers_of
 from .memory import copied, over, overwrite, plain, zeros
+from .own import Cut, Means, Own, Turns, Updates, piece
 from .parts import GatheredParts, MeanOfParts, Split, in_turns
 from .shares import Share, joined
 from .state import State
@@ -40,42 +42,6 @@ from .whole import Whole
 _MAX_PATTERNS = 64  # of gradients that are None
 _DECLARED = EVERY[:-1]  # what a step is given
 _READERS = tuple(map(reader, _DECLARED))
-
-
-class Means(list[Any]):
-    """Gradients whose parts are means already, divided as those of this optimizer."""
-
-    def __init__(self, gradients: Sequence[Any], optimizer: AdamW) -> None:
-        super().__init__(gradients)
-        self.optimizer = optimizer
-
-
-def _piece(array: Any, start: int, stop: int) -> Any:
-    """A view of elements of a contiguous array."""
-    return array.reshape(-1)[start:stop]
-
-
-Turns = list[tuple[Places, GatheredParts]]  # parameters that are updated together, and what gathers
-Updates = list[list[CheckedCall]]  # of each turn: one for each count of steps
-
-
-class _Cut(NamedTuple):
-    """This rank's parts of gradients that may come again, and the updates by them."""
-
-    known: Known | None  # None where none of them can be known again
-    places: Places
-    parts: list[Any]
-    updates: Updates
-
-
-class _Own(Optimizer):
-    """The parts that this rank updates, as parameters of rank 1; with the last the step counts."""
-
-    counts = False  # what it is told
-
-    def _written(self, places: Places) -> list[str]:
-        counts = places[-1] == self._every[-1]
-        return [name for name in self._outputs if counts or name != "new_T"]
 
 
 class AdamW(adam.AdamW):
@@ -151,7 +117,7 @@ class AdamW(adam.AdamW):
         self._padding = zeros(first, (1,), info(first)[1])
         self._no_gradients: dict[Dtype, Any] = {}
         weights, copies = self._own_parts()
-        self._inner = _Own(self._op, weights, self.lr, None, copies, dtype)
+        self._inner = Own(self._op, weights, self.lr, None, copies, dtype)
         self._counts, self._whole = Counts(self._inner.gradient_norm, len(sizes)), Whole("AdamW")
         self._form = self._inner._form
         self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
@@ -159,7 +125,7 @@ class AdamW(adam.AdamW):
         self._measure, self._measure_all = GradientNorm(), GradientNorm()
         self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
         self._ops: dict[Places, tuple[MeanOfParts, Turns]] = {}
-        self._last_cut: _Cut | None = None
+        self._last_cut: Cut | None = None
 
     def _compare(self, words: str) -> None:
         """Refuse what is not the same on all ranks."""
@@ -253,14 +219,14 @@ class AdamW(adam.AdamW):
             return gradients
         return [over("AdamW", f"gradients[{i}]", x) for i, x in enumerate(gradients)]
 
-    def _known(self, places: Places, gradients: list[Any], numbers: Arrays) -> _Cut | None:
+    def _known(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
         """The step before, where its gradients were the same."""
         last = self._last_cut
         if last is None or last.places != places or last.known is None:
             return None
         return last if last.known.has((gradients, *numbers)) else None
 
-    def _anew(self, places: Places, gradients: list[Any], numbers: Arrays) -> _Cut:
+    def _anew(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
         """Parts of other gradients, and the updates by them, as far as these can be refused."""
         self._check_shapes("gradients", places, gradients)
         arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
@@ -269,10 +235,10 @@ class AdamW(adam.AdamW):
         if unowned:
             given = gradients, *numbers
             known = Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
-        every = self._cut(arrays, padding, unowned or _piece)
+        every = self._cut(arrays, padding, unowned or piece)
         self._last_cut, counts = None, self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
-        found = _Cut(known, places, [part for part in every if part is not None], updates)
+        found = Cut(known, places, [part for part in every if part is not None], updates)
         self._last_cut = found if known else None  # whose gradients it would keep
         return found
 
@@ -325,7 +291,7 @@ class AdamW(adam.AdamW):
         return self._cut(weights, self._padding), self._cut(copies, None) if copies else None
 
     def _cut(
-        self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = _piece
+        self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = piece
     ) -> list[Any]:
         """This rank's parts of some parameters' arrays; None where there is none."""
         found = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]

@@ -18,7 +18,8 @@ class Whole(Locked):
         super().__init__()
         self._name = name
         self.is_torn = is_torn  # from the first write to the last one
-        self._begin, self._end = (partial(setattr, self, "is_torn", x) for x in (True, False))
+        begin, self._end = (partial(setattr, self, "is_torn", x) for x in (True, False))
+        self._first, self._only = Marks((begin,)), Marks((begin,), (self._end,))
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(Whole, self._name, is_torn=self.is_torn), ()
@@ -32,11 +33,11 @@ class Whole(Locked):
         Those of one call on the host, and launches that are packed, leave no moment between the
         first and the last.
         """
-        if writes:
-            first, *others = writes
-            marked(Marks((self._begin,), () if others else (self._end,)), first)
-            if others:
-                make_all((*others, self._end))
+        if len(writes) == 1:
+            marked(self._only, writes[0])
+        elif writes:
+            marked(self._first, writes[0])
+            make_all((*writes[1:], self._end))
 
     def refuse_torn(self) -> None:
         """Refuse to go on from arrays some of which are of one step, some of the next."""

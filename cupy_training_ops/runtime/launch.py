@@ -140,12 +140,14 @@ class ReadyPlan:
             return
         row = (*given, *scratch, *self._constants, *tables, *values)
         marks = own_marks()
-        make_all(marks.first)
+        for note in marks.first:
+            note()
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
-        make_all(marks.last)
+        for note in marks.last:
+            note()
 
     def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
         """The same where it `takes_addresses`: those of all arrays."""

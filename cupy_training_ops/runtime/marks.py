@@ -30,11 +30,12 @@ _marks: dict[int, Marks] = {}  # of the next call of an operator, by thread
 def marked(marks: Marks, function: Callable[..., T], *args: object) -> T:
     """The result of a function, whose first call of an operator has these marks."""
     thread = get_ident()
+    _marks[thread] = marks
     try:
-        _marks[thread] = marks
         return function(*args)
     finally:
-        _marks.pop(thread, None)
+        if _marks:
+            _marks.pop(thread, None)
 
 
 def own_marks() -> Marks:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""Steps that were made: what they were given, and what makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..backend import Backend
+from ..declare.schema import Input
+from ..frame.checked import CheckedCall
+from ..frame.keys import reader
+from ..frame.repeated import Known
+from ..planning.step import number
+from .whole import Whole
+
+Arrays = tuple[Any, ...]
+
+GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # to a step
+_AT = {name: i for i, name in enumerate(GIVEN)}
+_DECLARED = (
+    Input("gradients", "T", variadic=True, holes=True),
+    *(number(name, "L") for name in GIVEN[1:]),
+)
+EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
+CLOSED = (_DECLARED[0], _DECLARED[0])  # parameters and their copies
+_READERS = tuple(map(reader, _DECLARED))
+
+
+class Step(NamedTuple):
+    """A step that was made, whose gradients may come again."""
+
+    known: Known | None  # None where none of them can be known again
+    variant: object
+    norm: CheckedCall | None  # of gradients whose parameters have several counts
+    updates: Sequence[CheckedCall]
+
+    def has(self, variant: object, given: Arrays) -> bool:
+        """Whether a step that is given this is the same."""
+        return self.known is not None and variant == self.variant and self.known.has(given)
+
+    @property
+    def over_tensors(self) -> bool:
+        """Whether arrays are tensors, whose current stream the calls find themselves."""
+        return all(call.over_tensors for call in self.updates)
+
+    def launch(self, given: Arrays, whole: Whole) -> None:
+        """The step, with the numbers that it is given."""
+        if self.norm is not None:
+            self.norm()
+        writes = []
+        for call in self.updates:  # a comprehension would be a call
+            writes.append(call.computed(**numbers_of(call, given)))
+        whole.write(writes)
+
+
+def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
+    """What an update takes anew of what a step is given."""
+    return {name: given[_AT[name]] for name in call.changing}
+
+
+def known_of(backend: Backend, given: Arrays) -> Known | None:
+    """What tells whether the next step has the same gradients."""
+    return Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
