@@ -159,3 +159,77 @@ def test_numbers_that_nothing_can_be_computed_with(case) -> None:
     for value in values:
         with pytest.raises(ArgumentError, match=f"{argument}: expected a "):
             call(value)
+
+
+# ---- lists of the caller's own classes -----------------------------------------------------------
+
+
+class Endless(list):
+    def __len__(self):
+        return 2**62
+
+
+class EndlessTuple(tuple):
+    def __len__(self):
+        return 2**62
+
+
+class Unreadable(list):
+    def __iter__(self):
+        raise RuntimeError("of its own")
+
+
+class UnreadableTuple(tuple):
+    def __iter__(self):
+        raise RuntimeError("of its own")
+
+
+class Unmeasured(list):
+    def __len__(self):
+        raise RuntimeError("of its own")
+
+
+class Short(list):
+    def __iter__(self):
+        raise MemoryError
+
+
+OWN = [Endless, EndlessTuple, Unreadable, UnreadableTuple, Unmeasured, Short]
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda arrays: cto.concat_training(arrays, axis=0), "ConcatTraining: inputs: "),
+        (lambda arrays: cto.sgd_optimizer_v2(0.1, arrays, [X]), "SGDOptimizerV2: weights: "),
+        (lambda arrays: cto.ConcatTraining(axis=0).bound(arrays), "ConcatTraining: inputs: "),
+    ],
+    ids=["list", "one of two", "bound"],
+)
+def test_a_list_whose_class_fails_is_refused_by_its_name(call, words, own) -> None:
+    with pytest.raises(ArgumentError, match=f"^{words}(expected|cannot be read)"):
+        call(own([X]))
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_names_of_outputs_whose_class_fails_are_refused(own) -> None:
+    with pytest.raises(ArgumentError, match=r"^DivGrad: outputs: (expected|cannot be read)"):
+        cto.div_grad(X, X, X, outputs=own(["dA"]))
+
+
+@pytest.mark.parametrize("endless", [range(2**62), [range(2**62)], Endless([1]), EndlessTuple([1])])
+def test_numbers_without_end_are_refused_before_they_are_copied(endless) -> None:
+    for call, words in (
+        (lambda: cto.split_training(X, endless, axis=0), "SplitTraining: split: "),
+        (lambda: cto.conv_grad(X, X, X, pads=endless), "ConvGrad: pads: "),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{words}expected"):
+            call()
+
+
+def test_a_list_of_another_class_is_one(rng) -> None:
+    own = type("Own", (list,), {})
+    arrays = rng.standard_normal((2, 3)).astype(np.float32)
+    result = cto.concat_training(own(arrays), axis=0)
+    assert (result[0] == arrays.ravel()).all()

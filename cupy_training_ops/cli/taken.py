@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..codecs.safetensors_file import UNREAD
 from ..codecs.table import Codec
 from ..dtypes import BFLOAT16, Dtype
 from ..errors import cut
@@ -19,6 +20,8 @@ def not_taken(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
     dtype = member.dtype(raw)
     if dtype is None:
         return "no array"
+    if dtype in UNREAD.values():
+        return f"{dtype} cannot be read"
     if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating(dtype)):
         return None
     hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""

@@ -21,13 +21,16 @@ from ..errors import ArgumentError, cut
 from .numpy_file import MAGIC, BinaryFile, Header, NumpyArray
 
 _START = 8  # bytes that say how long the header is
+# They are named, and the library gives NumPy none of their values.
+UNREAD: dict[str, Dtype] = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
 _DTYPES: dict[str, Dtype] = {
     "BOOL": np.dtype(np.bool_),
     "BF16": BFLOAT16,
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "C64": np.dtype(np.complex64),
-} | {f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
+} | UNREAD | {f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
      for kind in "iuf" for size in (1, 2, 4, 8) if (kind, size) != ("f", 1)}  # fmt: skip
 
 

@@ -379,6 +379,10 @@ def _rank(value: ArrayLike) -> int:
     """The rank of a host value; 2 for nested lists of several lengths."""
     if isinstance(value, type):
         return 0
+    if isinstance(value, Sequence):  # which NumPy would copy first
+        _refuse(limits.of_list(len(value)))
+        if any(isinstance(each, list | tuple | range) for each in value):
+            return 2
     try:
         return np.ndim(value)
     except ValueError as error:

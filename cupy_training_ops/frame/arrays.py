@@ -26,6 +26,7 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
         one = hasattr(type(value), "shape")  # an array of any library
         refuse(op, item.name, "a list", f"one {kind}: write [x]" if one else kind)
     if item.variadic:
+        value = checks.entries(op, item.name, value)
         checks.within(op, item.name, limits.of_list(len(value)))
     if item.memory == "host" or (item.memory == "either" and is_number(value)):
         return (
@@ -45,7 +46,7 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
 def adopt_out(op: str, value: object, lent: Lent) -> object:
     """One of the caller's outputs in a form that keys read."""
     if isinstance(value, tuple):  # of a list beside other outputs
-        return tuple([adopt_out(op, item, lent) for item in value])
+        return tuple([adopt_out(op, item, lent) for item in checks.entries(op, "out", value)])
     if isinstance(value, np.generic):  # it would be a copy that is written
         refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")
     return value if lent.is_native else _lent(op, "out", value, lent)

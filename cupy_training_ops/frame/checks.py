@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import limits
 from ..declare.declaration import Declaration
 from ..declare.schema import Input, Shape, Spec, n_required
 from ..declare.type_rows import TypeRows
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
-from ..errors import ArgumentError, DtypeError, refuse
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
 
 Bindings = dict[str, Dtype]
 
@@ -40,6 +40,20 @@ def within(op: str, argument: str, excess: limits.Excess | None) -> None:
     """What can exist; see limits.py."""
     if excess is not None:
         refuse(op, argument, *excess)
+
+
+def entries(op: str, argument: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The entries of a list or tuple, which may be of the caller's own class."""
+    if type(values) in (list, tuple):
+        return values
+    try:
+        within(op, argument, limits.of_list(len(values)))
+        return tuple(values)
+    except OpError:
+        raise
+    except Exception as error:  # of the class, also MemoryError: there are few entries
+        cause = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"{op}: {argument}: cannot be read: {cut(cause)}") from None
 
 
 def exists(op: str, argument: str, spec: Spec) -> None:

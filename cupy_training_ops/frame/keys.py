@@ -81,15 +81,15 @@ def either_key(value: Any) -> object:
 
 
 def read_list(read: Reader, values: object) -> tuple[object, ...]:
-    """What `read` says of each entry; TypeError where there is no list."""
-    if not isinstance(values, list | tuple):
-        raise TypeError  # an array would take itself apart
+    """What `read` says of each entry; TypeError where there is no list of Python's own."""
+    if type(values) is not list and type(values) is not tuple:
+        raise TypeError  # an array would take itself apart, another class may do anything
     return tuple([None if v is None else read(v) for v in values])
 
 
 def array_keys(values: object) -> tuple[object, ...]:
-    """What is known of each array of a list; TypeError where there is no list."""
-    if not isinstance(values, list | tuple):
+    """What is known of each array of a list; TypeError where there is no list of Python's own."""
+    if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
 

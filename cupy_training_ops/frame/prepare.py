@@ -89,6 +89,8 @@ def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
         return declared
+    if isinstance(outputs, list | tuple):
+        outputs = checks.entries(op.name, "outputs", outputs)
     known = isinstance(outputs, list | tuple) and all(
         isinstance(name, str) and (name in declared or name in op.other_outputs) for name in outputs
     )

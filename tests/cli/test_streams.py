@@ -302,6 +302,37 @@ def test_a_type_that_numpy_lacks_leaves_the_others(library, tmp_path, monkeypatc
     assert "  eight  -  " in call("info", "odd.safetensors").stdout
 
 
+COMMANDS = [
+    ("roundtrip", "x.safetensors"),
+    ("roundtrip", "x.safetensors", "--codec", "sparse"),
+    ("encode", "x.safetensors", "to/", "--codec", "sparse"),
+]
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F8_E8M0", "F4"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_tensor_that_cannot_be_read_is_left_out_by_its_name(
+    library, x, tmp_path, monkeypatch, command, kind
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    library.save_file({"small": np.arange(4, dtype=np.uint8), "x": x}, "x.safetensors")
+    content = Path("x.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["small"] |= {"dtype": kind, "shape": [8 if kind == "F4" else 4]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little")
+    Path("x.safetensors").write_bytes(head + text + content[8 + length :])
+    result = call(*command)
+    assert result.exit_code == 0, result.output
+    assert "x.safetensors: small: skipped: " in result.stderr
+    if command[0] == "encode":
+        assert os.listdir("to") == ["x.npz"]
+    else:
+        assert "sparse " in result.stdout
+
+
 def test_without_the_library_it_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
