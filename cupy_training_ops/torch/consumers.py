@@ -2,7 +2,8 @@
 """Who saves a tensor: the torch function under way, and what its gradient takes of the tensor.
 
 A saved-tensor hook sees who made a tensor, not who saves it. A function that is not in the table is
-unknown, as all is that C++, scripts, compiled regions and custom functions call.
+unknown, as all is that C++, scripts, compiled regions and custom functions call. The same mode sees
+what gives memory away to those that write without raising a tensor's version.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import itertools
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,6 +62,23 @@ class UnderWay(threading.local):
     """The torch function that a thread is in."""
 
     call: Call | None = None
+    sees_all = False  # whether the mode is there, and none below it calls what it likes
+
+
+# Give memory to what writes without raising the version: at any time, or before they return (a
+# kernel that is launched with an address does as well). Setting `data` gives that of both tensors.
+LENDING = {
+    **dict.fromkeys((Tensor.data_ptr, Tensor.apply_, Tensor.map_), True),
+    **dict.fromkeys(
+        (
+            *(Tensor.data.__get__, Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__),
+            *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
+            *(Tensor.storage, Tensor.untyped_storage),
+        ),
+        False,
+    ),
+}
+AT_ANY_TIME = object()
 
 
 PLAIN = frozenset(
@@ -70,10 +89,14 @@ PLAIN = frozenset(
 
 
 class Consumers(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which torch function is under way."""
+    """Notes which torch function is under way, and memory that may be written unseen.
+
+    lent: for storages that were lent, when that was; AT_ANY_TIME where it does not end.
+    """
 
     def __init__(self) -> None:
         self.local = UnderWay()
+        self.lent: MutableMapping[torch.UntypedStorage, object] = weakref.WeakKeyDictionary()
 
     def __torch_function__(
         self,
@@ -88,13 +111,24 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         is_plain = not types or types in PLAIN
         local.call = (func, args, kwargs) if is_plain else None
         try:
-            if func in LOOKED_THROUGH and is_plain:
-                local.call = None
-                with self:
-                    return body(func)(*args, **kwargs or {})
+            if func in SPECIAL:
+                if func in LENDING:
+                    self._lend(args, LENDING[func])
+                elif is_plain:
+                    local.call = None
+                    with self:
+                        return body(func)(*args, **kwargs or {})
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
             local.call = before
+
+    def _lend(self, args: Given, ends: bool) -> None:
+        """Note that the memory of tensors may be written unseen."""
+        for x in args:
+            if isinstance(x, Tensor) and x.layout is torch.strided:
+                storage = x.untyped_storage()
+                if self.lent.get(storage) is not AT_ANY_TIME:
+                    self.lent[storage] = object() if ends else AT_ANY_TIME
 
 
 def is_trusted() -> bool:
@@ -107,6 +141,7 @@ def is_trusted() -> bool:
 
 # They call functions that the table has. Others stay closed: what they save is untouched.
 LOOKED_THROUGH = frozenset({functional.multi_head_attention_forward})
+SPECIAL = LOOKED_THROUGH | LENDING.keys()
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from ..codecs.kept.guards import MEASURES, Guard
 from ..families.gist_guard.sample import Grouping
 from ..frame.layout import order_of
 from .coding import coding
-from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, source_of, use_of
+from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, use_of
 from .policies import TorchPolicy
 
 SMALL = 64 * 1024  # bytes below which a tensor is not worth its launches
@@ -58,14 +58,13 @@ class Look:
             one = torch.empty(0, dtype=self.dtype, device=self.device)
             self.empty = partial(one.new_empty_strided, self.shape, self.strides)
 
-    def reason_of(self, x: torch.Tensor, node: object) -> str:
+    def reason_of(self, x: torch.Tensor, source: object) -> str:
         """Why a tensor passes that is like others but for its history; empty where it does not."""
         if not self.views:
             return "statistics" if x.output_nr else ""
-        source = type(source_of(node))
-        if source is LEAF_NODE:
+        if type(source) is LEAF_NODE:
             return "parameter"
-        return "log-probabilities" if source.__name__ in LOG_PROBABILITIES else ""
+        return "log-probabilities" if type(source).__name__ in LOG_PROBABILITIES else ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)  # known by identity: its hash is taken at each save
