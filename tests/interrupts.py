@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Calls that are interrupted: once at each distinct line of the package that they run, or by
+signals at random moments.
+
+    prepare() -> subject      begins anew, or goes back to the state before
+    call(subject)             what is interrupted
+    check(subject, place)     compares the state afterwards; place is a line, or a moment
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cupy_training_ops
+
+PACKAGE = str(Path(cupy_training_ops.__file__).parent)
+
+
+class Line(NamedTuple):
+    """A line of a file."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).relative_to(Path(PACKAGE).parent)}:{self.number}"
+
+
+@contextlib.contextmanager
+def traced(trace: Any) -> Iterator[None]:
+    """This thread's new frames are traced inside."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(call: Callable[[], object], folder: str = PACKAGE) -> Counter[Line]:
+    """How often a call comes to each line below a folder, in the order in which it does so first."""
+    found: Counter[Line] = Counter()
+
+    def at_call(frame: FrameType, event: str, arg: object) -> Any:
+        return at_line if frame.f_code.co_filename.startswith(folder) else None
+
+    def at_line(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            found[Line(frame.f_code.co_filename, frame.f_lineno)] += 1
+        return at_line
+
+    with traced(at_call):
+        call()
+    return found
+
+
+@contextlib.contextmanager
+def interrupted(
+    line: Line, error: type[BaseException] = KeyboardInterrupt, nth: int = 1
+) -> Iterator[None]:
+    """The nth time that a line is come to inside, an error is raised there."""
+    with_line: dict[CodeType, bool] = {}
+    times = itertools.count(1)
+
+    def at_call(frame: FrameType, event: str, arg: object) -> Any:
+        code = frame.f_code
+        if code.co_filename != line.file:
+            return None
+        if code not in with_line:
+            with_line[code] = any(number == line.number for *_, number in code.co_lines())
+        return at_line if with_line[code] else None
+
+    def at_line(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line" and frame.f_lineno == line.number and next(times) == nth:
+            sys.settrace(None)
+            raise error(f"at {line}")
+        return at_line
+
+    with traced(at_call):
+        yield
+
+
+def at_each_line(
+    prepare: Callable[[], Any],
+    call: Callable[[Any], object],
+    check: Callable[[Any, Line], None],
+    *,
+    folder: str = PACKAGE,
+    error: type[BaseException] = KeyboardInterrupt,
+) -> list[Line]:
+    """Interrupt a call at each distinct line of a folder's files, the first time and the last time
+    that it comes there; all these lines.
+
+    Where it does not come there again, since what the line looks for was made before, it goes on to
+    its end, and is checked as well.
+    """
+    call(prepare())  # what is made once is there
+    subject = prepare()
+    lines = lines_of(lambda: call(subject), folder)
+    for line, times in lines.items():
+        for nth in {1, times}:
+            subject = prepare()
+            with contextlib.suppress(error), interrupted(line, error, nth):
+                call(subject)
+            check(subject, line)
+    return list(lines)
+
+
+def at_random(
+    prepare: Callable[[], Any],
+    call: Callable[[Any], object],
+    check: Callable[[Any, float], None],
+    rng: np.random.Generator,
+    n: int,
+    error: type[BaseException] = KeyboardInterrupt,
+) -> int:
+    """Interrupt a call n times by a signal at a random moment; how many came before its end."""
+    call(prepare())
+    subject = prepare()
+    start = time.perf_counter()
+    call(subject)
+    seconds = time.perf_counter() - start
+    hits = 0
+
+    def handler(*_: object) -> None:
+        raise error("a signal")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(n):
+            subject, moment = prepare(), max(rng.uniform(0, seconds), 1e-6)
+            is_over = False
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment)
+                call(subject)
+                is_over = True
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except error:
+                hits += not is_over
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            check(subject, moment)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return hits
