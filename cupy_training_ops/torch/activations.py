@@ -30,12 +30,14 @@ from .consumers import (
     AT_ANY_TIME,
     CENTRING,
     Consumers,
+    InThread,
+    Lent,
     asked_of,
     centres,
     is_trusted,
     source_of,
 )
-from .guarding import Guarding
+from .guarding import Guarding, is_captured, room
 from .kinds import MANY, SMALL, Kind, Look, looks
 from .kinds import kind as new_kind
 from .kinds import look as new_look
@@ -77,8 +79,8 @@ class CompressedActivations:
         self._given, self._policy, self._check = policy, policy_of(policy), check
         self._looks = looks(self._policy)
         self._account = Account()
-        self._consumers = Consumers()
-        self._under_way = self._consumers.local
+        self._lent: Lent = weakref.WeakKeyDictionary()
+        self._thread = InThread(self._lent)
         self._entered = Entered()
         # By place in memory and history; the storage tells whether it is the same tensor still.
         self._known: dict[tuple[object, ...], weakref.ref[Kept]] = {}
@@ -99,13 +101,13 @@ class CompressedActivations:
         pack, unpack = self.pack, self.unpack  # new objects
         if self._check:
             pack, unpack = partial(_pack_checked, pack), partial(_unpack_checked, unpack)
-        local = self._under_way
-        entry = Entry(pack, _n_modes(self._consumers), local.sees_all)
+        mode = self._thread.mode
+        entry = Entry(pack, _n_modes(mode), mode.sees_all)
         try:
             self._entered.entries.append(entry)
-            local.sees_all = is_trusted()
-            if local.sees_all:
-                torch._C._push_on_torch_function_stack(self._consumers)
+            mode.sees_all = is_trusted()
+            if mode.sees_all:
+                torch._C._push_on_torch_function_stack(mode)
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
             self._guarding.begin()
             return self
@@ -125,9 +127,10 @@ class CompressedActivations:
     def _leave(self, entry: Entry) -> None:
         """Undo an entry, or what there is of it: it may be done twice."""
         _take_off_hooks(entry.pack)
-        if _n_modes(self._consumers) > entry.n_modes:
-            _take_off_mode(self._consumers)
-        self._under_way.sees_all = entry.sees_all
+        mode = self._thread.mode
+        if _n_modes(mode) > entry.n_modes:
+            _take_off_mode(mode)
+        mode.sees_all = entry.sees_all
         self._known.clear()
         self._guarding.end()
         _steps[self._policy] = self._guarding.window.last
@@ -157,34 +160,32 @@ class CompressedActivations:
 
     def pack(self, x: Tensor) -> Saved | Passed:
         """An activation's codes, or the tensor itself."""
-        call = self._under_way.call
+        call = self._thread.mode.call
         if call is None and is_mode_enabled():  # in a custom function: the mode sees what is asked
             with torch._C.DisableTorchFunction():
                 return self.pack(x)
         if x.layout is not STRIDED or x.is_nested:
             return self._passed(x, self._reason_of_odd(x), 0)
-        node, nbytes = x.grad_fn, x.nbytes
+        policy, node, nbytes = self._policy, x.grad_fn, x.nbytes
         if node is None and (x.requires_grad or not self._is_mask(x)):
-            return self._passed(x, _reason_of_leaf(x, nbytes), nbytes)
+            self._account.passed(_reason_of_leaf(x, nbytes), nbytes)
+            return x, x._version
         if call is not None and call[0] in CENTRING and centres(x, call):
             self._guarding.centre(x)
-        if type(x) is not Tensor:
-            return self._passed(x, "subclass", nbytes)
-        if nbytes < SMALL:
-            return self._passed(x, "small", nbytes)
-        if x.is_neg():
-            return self._passed(x, "layout", nbytes)
+        if nbytes < SMALL or type(x) is not Tensor or x.is_neg():
+            reason = "subclass" if type(x) is not Tensor else "small" if nbytes < SMALL else "layout"
+            return self._passed(x, reason, nbytes)
         seen = type(node), x.dtype, x.shape, x.stride(), x.device
         look = self._looks.get(seen) or new_look(self._looks, seen)
         source = source_of(node) if look.views else node
         reason = look.reason or (look.is_told_apart and look.reason_of(x, source))
-        if reason and (look.reason or self._policy.by_consumer):
+        if reason and (look.reason or policy.by_consumer):
             return self._passed(x, reason, nbytes)
-        asked = asked_of(x, call) if self._policy.told else None
-        found = look.kinds.get(asked) or new_kind(self._policy, look, x, asked)
-        if not found.is_exact and (reason := found.reason or reason):
+        asked = asked_of(x, call) if policy.told else None
+        kind = look.kinds.get(asked) or new_kind(policy, look, x, asked)
+        if not kind.is_exact and (reason := kind.reason or reason):
             return self._passed(x, reason, nbytes)
-        return self._kept(x, found, source), look
+        return self._kept(x, kind, source), look
 
     def unpack(self, saved: Saved | Passed) -> Tensor:
         """What gradients are computed from."""
@@ -230,8 +231,8 @@ class CompressedActivations:
         """
         look, storage = kind.look, x.untyped_storage()
         stream = current_stream(look.index)  # codes of another stream may not be there yet
-        lent_at = self._consumers.lent.get(storage)
-        if lent_at is AT_ANY_TIME or not self._under_way.sees_all:
+        lent_at = self._lent.get(storage) if self._lent else None
+        if lent_at is AT_ANY_TIME or not self._thread.mode.sees_all:
             return self._new(x, kind, stream, storage)
         history = None if source is None else source._sequence_nr()
         place = x.data_ptr(), x._version, look.size, look.dtype, stream, history, lent_at
@@ -255,8 +256,8 @@ class CompressedActivations:
         """Let one more have what is held, and more of it where it needs more."""
         if kind.rank > kept.rank:
             self._hold_more(kept, x, kind)
-        elif kind.coding is not None and not self._guarding.answers(kept, kind):
-            self._encode(kept, x, kind, self._guarding.is_captured(kind))
+        elif kind.measure and not self._guarding.answers(kept, kind):
+            self._encode(kept, x, kind, is_captured(kind))
         kept.again()
         self._guarding.link(kept, kind)
 
@@ -264,31 +265,28 @@ class CompressedActivations:
         """Hold what a consumer needs."""
         if kind.is_exact:
             kept.whole(passed(x), kind.reason, kind.use.consumer)
-            return
-        is_captured = self._guarding.is_captured(kind)
-        if kind.guard.measure and self._guarding.refuses(kept, kind, is_captured):
+        elif kind.measure and self._guarding.refuses(kept, kind, captured := is_captured(kind)):
             kept.whole(passed(x), "guard", kind.use.consumer)
         else:
-            self._encode(kept, x, kind, is_captured)
+            self._encode(kept, x, kind, bool(kind.measure) and captured)
             self._guarding.link(kept, kind)
 
-    def _encode(self, kept: Kept, x: Tensor, kind: Kind, is_captured: bool) -> None:
+    def _encode(self, kept: Kept, x: Tensor, kind: Kind, captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
         ready, stream, address = kind.coding, kept.stream, x.data_ptr()
         if ready.leaves_room or kept.code is not None:  # codes that are replaced have a length, too
             self._lengths.trim(stream)
-        code, numbers = kind.empty(), None
-        addresses: tuple[int, ...] = (address, code.data_ptr())
-        if kind.guard.measure == TILES:
-            numbers = self._guarding.room(kind, is_captured)
-            addresses = (*addresses, numbers.data_ptr())
+        code, measure, numbers = kind.empty(), kind.measure, None
         encode = ready.encode_unaligned if address % ALIGNED else ready.encode
-        encode(addresses, stream)
+        if measure == TILES:
+            numbers = room(kind, captured)
+            encode((address, code.data_ptr(), numbers.data_ptr()), stream)
+        else:
+            encode((address, code.data_ptr()), stream)
         if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
             kept.encoded(kind, code)
-        if kind.guard.measure:
-            original = None if is_captured else passed(x)
-            self._guarding.add(kept, x, kind, numbers, original)
+        if measure:
+            self._guarding.add(kept, x, kind, numbers, None if captured else passed(x))
         if ready.leaves_room:
             length = copied(code[:8].view(torch.int64), kind.index)
             self._lengths.add(stream, kept, partial(self._account.shortened, kind), *length)

@@ -58,13 +58,6 @@ class Use(NamedTuple):
 UNKNOWN = Use("", EXACT)
 
 
-class UnderWay(threading.local):
-    """The torch function that a thread is in."""
-
-    call: Call | None = None
-    sees_all = False  # whether the mode is there, and none below it calls what it likes
-
-
 # Give memory to what writes without raising the version: at any time, or before they return (a
 # kernel that is launched with an address does as well). Setting `data` gives that of both tensors.
 LENDING = {
@@ -79,6 +72,7 @@ LENDING = {
     ),
 }
 AT_ANY_TIME = object()
+Lent: TypeAlias = MutableMapping[torch.UntypedStorage, object]
 
 
 PLAIN = frozenset(
@@ -89,14 +83,15 @@ PLAIN = frozenset(
 
 
 class Consumers(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which torch function is under way, and memory that may be written unseen.
+    """Notes which torch function a thread is in, and memory that may be written unseen.
 
     lent: for storages that were lent, when that was; AT_ANY_TIME where it does not end.
     """
 
-    def __init__(self) -> None:
-        self.local = UnderWay()
-        self.lent: MutableMapping[torch.UntypedStorage, object] = weakref.WeakKeyDictionary()
+    def __init__(self, lent: Lent) -> None:
+        self.call: Call | None = None
+        self.lent = lent  # all threads'
+        self.sees_all = False  # whether it is on the stack, and none below it calls what it likes
 
     def __torch_function__(
         self,
@@ -105,30 +100,39 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         args: Given = (),
         kwargs: Named = None,
     ) -> Any:
-        local = self.local
-        before = local.call
+        before = self.call
         # A class of tensors does what it likes under the function's name.
-        is_plain = not types or types in PLAIN
-        local.call = (func, args, kwargs) if is_plain else None
+        self.call = (func, args, kwargs) if not types or types in PLAIN else None
         try:
             if func in SPECIAL:
-                if func in LENDING:
-                    self._lend(args, LENDING[func])
-                elif is_plain:
-                    local.call = None
-                    with self:
-                        return body(func)(*args, **kwargs or {})
+                return self._special(func, args, kwargs)
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
-            local.call = before
+            self.call = before
 
-    def _lend(self, args: Given, ends: bool) -> None:
-        """Note that the memory of tensors may be written unseen."""
-        for x in args:
-            if isinstance(x, Tensor) and x.layout is torch.strided:
-                storage = x.untyped_storage()
-                if self.lent.get(storage) is not AT_ANY_TIME:
-                    self.lent[storage] = object() if ends else AT_ANY_TIME
+    def _special(self, func: Any, args: Given, kwargs: Named) -> Any:
+        """Call what lends memory, or what is looked through."""
+        if func in LENDING:
+            for x in args:
+                if isinstance(x, Tensor) and x.layout is torch.strided:
+                    self._lend(x.untyped_storage(), LENDING[func])
+        elif self.call is not None:
+            self.call = None
+            with self:
+                return body(func)(*args, **kwargs or {})
+        return func(*args, **kwargs or {})
+
+    def _lend(self, storage: torch.UntypedStorage, ends: bool) -> None:
+        """Note that memory may be written unseen."""
+        if self.lent.get(storage) is not AT_ANY_TIME:
+            self.lent[storage] = object() if ends else AT_ANY_TIME
+
+
+class InThread(threading.local):
+    """The mode of a thread."""
+
+    def __init__(self, lent: Lent) -> None:
+        self.mode = Consumers(lent)
 
 
 def is_trusted() -> bool:
@@ -178,28 +182,22 @@ def source_of(node: Any) -> object:
     return node
 
 
-def is_parameter(x: Tensor) -> bool:
-    """Whether a tensor is a parameter, or one in other words."""
-    if x.is_leaf:
-        return bool(x.requires_grad)
-    return type(source_of(x.grad_fn)) is LEAF_NODE
-
-
-def is_made(given: object) -> bool:
-    """Whether an argument is a tensor that is no parameter."""
-    return isinstance(given, Tensor) and not is_parameter(given)
+def is_made(x: Tensor) -> bool:
+    """Return True if a tensor is neither a parameter nor one in other words."""
+    node = x.grad_fn
+    if node is None:
+        return not x.requires_grad
+    return type(node) not in SAME_NODES or type(source_of(node)) is not LEAF_NODE
 
 
 def n_made(args: Iterable[object]) -> int:
     """How many tensors among arguments, also in lists, are no parameters."""
     n = 0
     for given in args:
-        if given is None:
-            continue
         if isinstance(given, Tensor):
-            n += not is_parameter(given)
+            n += is_made(given)
         elif isinstance(given, list | tuple):
-            n += sum(map(is_made, given))
+            n += n_made(given)
     return n
 
 
@@ -252,9 +250,8 @@ def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
     """Linear in what is saved, where all other operands are parameters."""
 
     def ask(_: Tensor, args: Given, kwargs: Named) -> tuple[bool, bool]:
-        is_left = bool(args) and is_made(args[0])
-        made = is_left + n_made(args[1:] if is_left else args)
-        return made + (n_made(kwargs.values()) if kwargs else 0) <= 1, is_left
+        n = n_made(args) + (n_made(kwargs.values()) if kwargs else 0)
+        return n <= 1, bool(args) and isinstance(args[0], Tensor) and is_made(args[0])
 
     def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
         is_linear, is_left = answer

@@ -68,10 +68,6 @@ class Guarding:
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def is_captured(self, kind: Kind) -> bool:
-        """Whether codes that are guarded are made in a CUDA graph: to be asked once a tensor."""
-        return bool(kind.guard.measure) and _is_capturing(kind)
-
     def refuses(self, kept: Kept, kind: Kind, is_captured: bool) -> bool:
         """Whether a tensor of a graph that is captured was not good enough in the steps before."""
         counts = self._thread.counts
@@ -79,15 +75,9 @@ class Guarding:
         counts[kind], kept.place = n + 1, (kind, n)
         return is_captured and not self.window.decided.get(kept.place, False)
 
-    def room(self, kind: Kind, is_captured: bool) -> Tensor | Late:
-        """Memory for what the encoder measures: the host's, where the host is to read it."""
-        if kind.index >= 0 and not is_captured:
-            return Late(kind.index)
-        return torch.empty(NUMBERS, dtype=torch.float32, device=kind.look.device)
-
     def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any, original: Passed | None) -> None:
         """New codes with what was measured; the original waits, None where a graph is captured."""
-        if kind.guard.measure == RANGE:
+        if kind.measure == RANGE:
             numbers = range_of(kept.code, x.detach(), kind)
         if original is None:
             self._thread.captured.append((kind.guard, numbers))
@@ -113,7 +103,7 @@ class Guarding:
 
     def answers(self, kept: Kept, kind: Kind) -> bool:
         """Whether what was measured, or needs no measure, does for one more consumer."""
-        if kept.code is None or kind.guard.measure != TILES:
+        if kept.code is None or kind.measure != TILES:
             return True
         had, guard = kept.kind.guard, kind.guard
         if guard.need in (NORMALISED, PRODUCT):
@@ -161,11 +151,21 @@ def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
     return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
 
 
-def _node_under_way() -> int:
-    """The sequence number of the node that saves what is packed now."""
-    return int(torch._C._autograd._get_sequence_nr()) - 1
+def room(kind: Kind, captured: bool) -> Tensor | Late:
+    """Memory for what the encoder measures: the host's, where the host is to read it."""
+    if kind.index >= 0 and not captured:
+        return Late(kind.index)
+    return torch.empty(NUMBERS, dtype=torch.float32, device=kind.look.device)
 
 
-def _is_capturing(kind: Kind) -> bool:
+def is_captured(kind: Kind) -> bool:
     """Whether a CUDA graph takes what is queued."""
     return kind.index >= 0 and torch.cuda.is_current_stream_capturing()
+
+
+def _node_under_way() -> int:
+    """The sequence number of the node that saves what is packed now."""
+    return _sequence_nr() - 1  # type: ignore[no-any-return]
+
+
+_sequence_nr = torch._C._autograd._get_sequence_nr

@@ -78,6 +78,7 @@ class Kind:
     codec: str
     coding: Any  # a Coding, or None where they pass
     guard: Guard  # of the codes
+    measure: str  # the guard's
     rank: int  # who needs more has more
     empty: Any  # makes room for codes; None where they pass
     nbytes: int  # of the tensor
@@ -129,6 +130,7 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         codec=codec,
         coding=ready,
         guard=guard,
+        measure=guard.measure,
         rank=WHOLE if not codec else HALF if codec == "pack16" else CODES,
         empty=ready and _room(ready.code_nbytes, look.device),
         nbytes=look.nbytes,

@@ -196,7 +196,7 @@ def test_what_was_lent_is_not_held(tensor) -> None:
         h = tensor() * 1
         h.data.mul_(3)
     gone = weakref.ref(h.untyped_storage())
-    assert len(kept._consumers.lent) == 1
+    assert len(kept._lent) == 1
     del h
     assert gone() is None
-    assert not kept._consumers.lent
+    assert not kept._lent
