@@ -28,7 +28,9 @@ class Account(entry.Account):
         """A tensor became codes."""
         with self.lock:
             self._kinds[kind][0] += 1
-            self._add(kind.coding.code_nbytes)
+            self.held += kind.coding.code_nbytes
+            if self.held > self.peak:
+                self.peak = self.held
 
     def undone(self, kind: Kind, nbytes: int) -> None:
         """Codes of so many bytes were given up for the tensor itself, or for longer ones."""

@@ -194,6 +194,8 @@ def n_made(args: Iterable[object]) -> int:
     """How many tensors among arguments, also in lists, are no parameters."""
     n = 0
     for given in args:
+        if given is None:
+            continue
         if isinstance(given, Tensor):
             n += is_made(given)
         elif isinstance(given, list | tuple):
@@ -250,8 +252,9 @@ def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
     """Linear in what is saved, where all other operands are parameters."""
 
     def ask(_: Tensor, args: Given, kwargs: Named) -> tuple[bool, bool]:
-        n = n_made(args) + (n_made(kwargs.values()) if kwargs else 0)
-        return n <= 1, bool(args) and isinstance(args[0], Tensor) and is_made(args[0])
+        is_left = bool(args) and isinstance(args[0], Tensor) and is_made(args[0])
+        n = is_left + n_made(args[1:] if is_left else args)
+        return n <= 1 and (not kwargs or n + n_made(kwargs.values()) <= 1), is_left
 
     def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
         is_linear, is_left = answer

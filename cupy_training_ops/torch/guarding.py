@@ -87,8 +87,8 @@ class Guarding:
             device = kind.look.device
             self._later[device] = torch.zeros((), dtype=torch.int64, device=device)
         kept.original = original
-        is_operand = kind.use.need == PRODUCT
-        operands = self._operands(_node_under_way() if is_operand else -1)
+        node = _node_under_way() if kind.use.need == PRODUCT else -1
+        operands = None if node == self._thread.product == -1 else self._operands(node)
         waiting = Operand(kept, kind, *late(numbers, index), operands)
         self.window.add(waiting, kept, kind.coding.code_nbytes)
 

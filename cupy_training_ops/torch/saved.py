@@ -23,7 +23,7 @@ def passed(x: Tensor) -> Passed:
     A tensor holds its own graph, which would keep itself alive without a backward where the tensor
     is a result, or is written after it was saved.
     """
-    return x if x.is_leaf else x.detach(), x._version
+    return x if x.grad_fn is None else x.detach(), x._version
 
 
 def lent(saved: Passed) -> Tensor:

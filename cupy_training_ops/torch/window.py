@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from ..codecs.kept import window
@@ -21,8 +22,8 @@ class Operand(Waiting):
     def __init__(
         self, kept: Kept, kind: Kind, numbers: Any, event: Any, operands: list[Operand] | None
     ) -> None:
-        super().__init__(kept, kind.guard, kind.nbytes, numbers, event)
-        self.kind, self.centred = kind, kept.centred
+        self.entry, self.kind, self.centred = weakref.ref(kept), kind, kept.centred
+        self.guard, self.nbytes, self.numbers, self.event = kind.guard, kind.nbytes, numbers, event
         self.operands = operands  # all of its product; None where it is alone
         if operands is not None:
             operands.append(self)
@@ -44,11 +45,14 @@ class Operand(Waiting):
 
     def lack(self) -> str:
         """What the codes of any operand are not good enough for."""
-        for each in self.operands or (self,):
-            if each.numbers is not None:
-                each.read()
-            if each.lacking:
-                return each.lacking
+        if self.operands is not None:
+            for each in self.operands:
+                if each.numbers is not None:
+                    each.read()
+                if each.lacking:
+                    return each.lacking
+        elif super().lack():
+            return self.lacking
         return "features" if self.centred and not self.features else ""
 
 

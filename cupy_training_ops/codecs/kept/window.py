@@ -97,7 +97,7 @@ class Window(Locked):
     def add(self, waiting: Waiting, entry: Entry, code_nbytes: int) -> None:
         """An entry with codes and original."""
         with self.lock:
-            entry.waiting = (*entry.waiting, waiting)
+            entry.waiting = (*entry.waiting, waiting) if entry.waiting else (waiting,)
             if waiting.event is None and waiting.may_end(waiting) and self._settle(waiting, entry):
                 return
             nbytes = waiting.nbytes
@@ -156,6 +156,8 @@ class Window(Locked):
         """Close what is behind the limit; wait where too many bytes do."""
         while self._open_nbytes > self._limit and self._open[0].may_end(newest):
             self._close(self._open.popleft())
+        if not self._closed:
+            return
         room = max(self._limit, self.last.room_beside(self._step))
         while self._closed and self._open_nbytes + self._closed_nbytes > room:
             self._finish_closed()
