@@ -233,7 +233,9 @@ class CompressedActivations:
         stream = current_stream(look.index)  # codes of another stream may not be there yet
         lent_at = self._lent.get(storage) if self._lent else None
         if lent_at is AT_ANY_TIME or not self._thread.mode.sees_all:
-            return self._new(x, kind, stream, storage)
+            kept = Kept(storage, kind, stream, self._account)
+            self._hold_more(kept, x, kind)
+            return kept
         history = None if source is None else source._sequence_nr()
         place = x.data_ptr(), x._version, look.size, look.dtype, stream, history, lent_at
         known = self._known.get(place)
@@ -241,15 +243,11 @@ class CompressedActivations:
         if kept is not None and kept.storage() is storage:
             self._share(kept, x, kind)
             return kept
-        kept = self._new(x, kind, stream, storage)
         if len(self._known) >= MANY:
             self._known.clear()
-        self._known[place] = weakref.ref(kept)
-        return kept
-
-    def _new(self, x: Tensor, kind: Kind, stream: Stream, storage: torch.UntypedStorage) -> Kept:
         kept = Kept(storage, kind, stream, self._account)
         self._hold_more(kept, x, kind)
+        self._known[place] = weakref.ref(kept)
         return kept
 
     def _share(self, kept: Kept, x: Tensor, kind: Kind) -> None:

@@ -197,7 +197,7 @@ def n_made(args: Iterable[object]) -> int:
         if given is None:
             continue
         if isinstance(given, Tensor):
-            n += is_made(given)
+            n += not given.requires_grad if given.grad_fn is None else is_made(given)
         elif isinstance(given, list | tuple):
             n += n_made(given)
     return n
@@ -297,8 +297,9 @@ def _attention(name: str) -> Rule:
     """Query, key, value and result; not the statistics of rows."""
 
     def ask(x: Tensor, args: Given, kwargs: Named) -> bool:
-        if any([x is given for given in args[:3]]):
-            return True
+        for given in args[:3]:
+            if x is given:
+                return True
         if type(x.grad_fn).__name__.startswith("ScaledDotProduct"):
             return not x.output_nr
         parts = enumerate(("query", "key", "value"))
