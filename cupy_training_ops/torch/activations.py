@@ -27,7 +27,6 @@ from .account import Account
 from .coding import ALIGNED, Stream, current_stream
 from .compiled import is_compiled
 from .consumers import (
-    AT_ANY_TIME,
     CENTRING,
     Consumers,
     InThread,
@@ -51,7 +50,8 @@ STRIDED = torch.strided
 HELD = 2
 NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
 
-Saved = tuple[Kept, Look]
+# Those that share what is held have it under their own shapes.
+Saved = Kept | tuple[Kept, Look]
 Hook = Callable[[Any], Any]
 # The newest step under each policy: one who makes a context for every step goes on where the last
 # one was, else the host would wait for the device within all of them.
@@ -82,8 +82,8 @@ class CompressedActivations:
         self._lent: Lent = weakref.WeakKeyDictionary()
         self._thread = InThread(self._lent)
         self._entered = Entered()
-        # By place in memory and history; the storage tells whether it is the same tensor still.
-        self._known: dict[tuple[object, ...], weakref.ref[Kept]] = {}
+        # By address and size, as numbers, which the garbage collector does not count.
+        self._known: dict[int, weakref.ref[Kept]] = {}
         self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
         self._lengths = Lengths()
         self._guarding = Guarding(_steps.get(self._policy))
@@ -166,15 +166,19 @@ class CompressedActivations:
                 return self.pack(x)
         if x.layout is not STRIDED or x.is_nested:
             return self._passed(x, self._reason_of_odd(x), 0)
-        policy, node, nbytes = self._policy, x.grad_fn, x.nbytes
-        if node is None and (x.requires_grad or not self._is_mask(x)):
+        policy, nbytes = self._policy, x.nbytes
+        if x.is_leaf and (x.requires_grad or not self._is_mask(x)):
             self._account.passed(_reason_of_leaf(x, nbytes), nbytes)
             return x, x._version
         if call is not None and call[0] in CENTRING and centres(x, call):
             self._guarding.centre(x)
-        if nbytes < SMALL or type(x) is not Tensor or x.is_neg():
-            reason = "subclass" if type(x) is not Tensor else "small" if nbytes < SMALL else "layout"
-            return self._passed(x, reason, nbytes)
+        if type(x) is not Tensor:
+            return self._passed(x, "subclass", nbytes)
+        if nbytes < SMALL:
+            return self._passed(x, "small", nbytes)
+        if x.is_neg():
+            return self._passed(x, "layout", nbytes)
+        node = x.grad_fn  # an object that lives as long as the graph: only where it is needed
         seen = type(node), x.dtype, x.shape, x.stride(), x.device
         look = self._looks.get(seen) or new_look(self._looks, seen)
         source = source_of(node) if look.views else node
@@ -185,13 +189,16 @@ class CompressedActivations:
         kind = look.kinds.get(asked) or new_kind(policy, look, x, asked)
         if not kind.is_exact and (reason := kind.reason or reason):
             return self._passed(x, reason, nbytes)
-        return self._kept(x, kind, source), look
+        return self._kept(x, kind, source)
 
     def unpack(self, saved: Saved | Passed) -> Tensor:
         """What gradients are computed from."""
-        kept, look = saved
-        if type(kept) is not Kept:
-            return lent(saved)
+        if type(saved) is Kept:
+            kept, look = saved, saved.look
+        else:
+            kept, look = saved
+            if type(kept) is not Kept:
+                return lent(saved)
         if kept.waiting:
             self._guarding.window.finish(kept)
         if kept.original is not None:
@@ -223,31 +230,24 @@ class CompressedActivations:
         """Whether a leaf is compressed: bools, whoever made them."""
         return x.dtype is torch.bool and self._policy.by_consumer
 
-    def _kept(self, x: Tensor, kind: Kind, source: Any) -> Kept:
-        """What is held for a tensor, which may be there already.
-
-        It is the same tensor where the memory is, the version and the history, if whatever else may
-        write there was seen, and has not begun since: dense memory is the same under any shape.
-        """
-        look, storage = kind.look, x.untyped_storage()
+    def _kept(self, x: Tensor, kind: Kind, source: Any) -> Saved:
+        """What is held for a tensor, which may be there already."""
+        look, storage, lends = kind.look, x.untyped_storage(), self._lent
         stream = current_stream(look.index)  # codes of another stream may not be there yet
-        lent_at = self._lent.get(storage) if self._lent else None
-        if lent_at is AT_ANY_TIME or not self._thread.mode.sees_all:
-            kept = Kept(storage, kind, stream, self._account)
-            self._hold_more(kept, x, kind)
-            return kept
         history = None if source is None else source._sequence_nr()
-        place = x.data_ptr(), x._version, look.size, look.dtype, stream, history, lent_at
-        known = self._known.get(place)
-        kept = known() if known else None
-        if kept is not None and kept.storage() is storage:
-            self._share(kept, x, kind)
-            return kept
-        if len(self._known) >= MANY:
-            self._known.clear()
-        kept = Kept(storage, kind, stream, self._account)
+        lent_at = lends.get(storage) if lends else None
+        sees_all, place = self._thread.mode.sees_all, x.data_ptr() + look.size
+        known = self._known.get(place) if sees_all else None
+        before = known() if known else None
+        if before and before.is_of(storage, x._version, look, stream, history, lent_at):
+            self._share(before, x, kind)
+            return before, look
+        kept = Kept(storage, x._version, kind, stream, history, lent_at, self._account)
         self._hold_more(kept, x, kind)
-        self._known[place] = weakref.ref(kept)
+        if sees_all:
+            if len(self._known) >= MANY:
+                self._known.clear()
+            self._known[place] = weakref.ref(kept)
         return kept
 
     def _share(self, kept: Kept, x: Tensor, kind: Kind) -> None:

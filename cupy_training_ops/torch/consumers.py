@@ -12,7 +12,6 @@ import functools
 import itertools
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias

@@ -72,7 +72,7 @@ class Guarding:
         """Whether a tensor of a graph that is captured was not good enough in the steps before."""
         counts = self._thread.counts
         n = counts.get(kind, 0)
-        counts[kind], kept.place = n + 1, (kind, n)
+        counts[kind], kept.place = n + 1, kind.number + n
         return is_captured and not self.window.decided.get(kept.place, False)
 
     def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any, original: Passed | None) -> None:

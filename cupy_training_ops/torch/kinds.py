@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, MutableMapping
@@ -83,10 +84,12 @@ class Kind:
     empty: Any  # makes room for codes; None where they pass
     nbytes: int  # of the tensor
     index: int  # of the GPU, -1 for the host
+    number: int  # its own
 
 
 Seen = tuple[Any, ...]  # type of the node that made a tensor, dtype, shape, strides, device
 CODES, HALF, WHOLE = range(3)  # ranks
+_numbers = itertools.count(step=1 << 32)  # more than a step has of one kind
 _kinds: MutableMapping[TorchPolicy, dict[Seen, Look]] = weakref.WeakKeyDictionary()
 
 
@@ -135,6 +138,7 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         empty=ready and _room(ready.code_nbytes, look.device),
         nbytes=look.nbytes,
         index=look.index,
+        number=next(_numbers),
     )
 
 

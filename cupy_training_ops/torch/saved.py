@@ -11,7 +11,8 @@ from torch import Tensor, UntypedStorage
 from ..codecs.kept.entry import Entry
 from .account import Account
 from .coding import Stream, current_stream
-from .kinds import WHOLE, Kind
+from .consumers import AT_ANY_TIME
+from .kinds import WHOLE, Kind, Look
 
 # A tensor that stays as it is, and the version that it was saved in.
 Passed: TypeAlias = tuple[Tensor, int]
@@ -23,7 +24,7 @@ def passed(x: Tensor) -> Passed:
     A tensor holds its own graph, which would keep itself alive without a backward where the tensor
     is a result, or is written after it was saved.
     """
-    return x if x.grad_fn is None else x.detach(), x._version
+    return x if x.is_leaf else x.detach(), x._version
 
 
 def lent(saved: Passed) -> Tensor:
@@ -48,10 +49,45 @@ class Kept(Entry):
     account: Account  # `code` is a tensor or None, `original` a Passed or None
 
     def __init__(
-        self, storage: UntypedStorage, kind: Kind, stream: Stream, account: Account
+        self,
+        storage: UntypedStorage,
+        version: int,
+        kind: Kind,
+        stream: Stream,
+        history: int | None,
+        lent_at: object,
+        account: Account,
     ) -> None:
-        self.kind, self.stream, self.account = kind, stream, account
-        self.storage = weakref.ref(storage)
+        """history: the number of the node that made the tensor. lent_at: when its memory was."""
+        self.storage, self.version, self.stream = weakref.ref(storage), version, stream
+        self.history, self.lent_at = history, lent_at
+        self.kind, self.account = kind, account
+        self.look = kind.look  # of the first that saved it
+
+    def is_of(
+        self,
+        storage: UntypedStorage,
+        version: int,
+        look: Look,
+        stream: Stream,
+        history: int | None,
+        lent_at: object,
+    ) -> bool:
+        """Return True if it is of the same bits, and codes are there on the stream.
+
+        Whatever else may write the memory was seen, and has not begun since. Dense memory is the
+        same under any shape.
+        """
+        own = self.look
+        return (
+            self.storage() is storage
+            and self.version == version
+            and self.history == history
+            and self.lent_at is lent_at is not AT_ANY_TIME
+            and self.stream is stream
+            and own.size == look.size
+            and own.dtype is look.dtype
+        )
 
     def __del__(self) -> None:
         if self.code is not None:
