@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C import _is_torch_function_mode_enabled as is_mode_enabled
 
 from ..codecs.kept.entry import Lengths
-from ..codecs.kept.guards import TILES
+from ..codecs.kept.guards import LINEAR, TILES
 from ..codecs.kept.window import Step
 from ..errors import ProviderError
 from .account import Account
@@ -79,7 +79,7 @@ class CompressedActivations:
         self._given, self._policy, self._check = policy, policy_of(policy), check
         self._looks = looks(self._policy)
         self._account = Account()
-        self._lent: Lent = weakref.WeakKeyDictionary()
+        self._lent: Lent = {}
         self._thread = InThread(self._lent)
         self._entered = Entered()
         # By address and size, as numbers, which the garbage collector does not count.
@@ -98,7 +98,8 @@ class CompressedActivations:
             raise ProviderError(
                 f"{NAME}: expected to be entered outside of what torch.compile compiles"
             )
-        pack, unpack = self.pack, self.unpack  # new objects
+        pack: Hook = self.pack  # a new object
+        unpack: Hook = self.unpack
         if self._check:
             pack, unpack = partial(_pack_checked, pack), partial(_unpack_checked, unpack)
         mode = self._thread.mode
@@ -167,9 +168,12 @@ class CompressedActivations:
         if x.layout is not STRIDED or x.is_nested:
             return self._passed(x, self._reason_of_odd(x), 0)
         policy, nbytes = self._policy, x.nbytes
-        if x.is_leaf and (x.requires_grad or not self._is_mask(x)):
-            self._account.passed(_reason_of_leaf(x, nbytes), nbytes)
-            return x, x._version
+        if x.is_leaf:
+            if x.requires_grad:
+                self._account.passed("parameter", nbytes)
+                return x, x._version
+            if not self._is_mask(x):
+                return self._passed(x, _reason_of_leaf(x, nbytes), nbytes)
         if call is not None and call[0] in CENTRING and centres(x, call):
             self._guarding.centre(x)
         if type(x) is not Tensor:
@@ -191,14 +195,14 @@ class CompressedActivations:
             return self._passed(x, reason, nbytes)
         return self._kept(x, kind, source)
 
-    def unpack(self, saved: Saved | Passed) -> Tensor:
-        """What gradients are computed from."""
+    def unpack(self, saved: Any) -> Tensor:
+        """What gradients are computed from, of what `pack` returned."""
         if type(saved) is Kept:
             kept, look = saved, saved.look
         else:
             kept, look = saved
             if type(kept) is not Kept:
-                return lent(saved)
+                return kept if kept._version == look else lent(saved)  # type: ignore[no-any-return]
         if kept.waiting:
             self._guarding.window.finish(kept)
         if kept.original is not None:
@@ -235,7 +239,7 @@ class CompressedActivations:
         look, storage, lends = kind.look, x.untyped_storage(), self._lent
         stream = current_stream(look.index)  # codes of another stream may not be there yet
         history = None if source is None else source._sequence_nr()
-        lent_at = lends.get(storage) if lends else None
+        lent_at = lends.get(weakref.ref(storage)) if lends else None
         sees_all, place = self._thread.mode.sees_all, x.data_ptr() + look.size
         known = self._known.get(place) if sees_all else None
         before = known() if known else None
@@ -257,7 +261,8 @@ class CompressedActivations:
         elif kind.measure and not self._guarding.answers(kept, kind):
             self._encode(kept, x, kind, is_captured(kind))
         kept.again()
-        self._guarding.link(kept, kind)
+        if kind.use.need == LINEAR:
+            self._guarding.link(kept)
 
     def _hold_more(self, kept: Kept, x: Tensor, kind: Kind) -> None:
         """Hold what a consumer needs."""
@@ -267,7 +272,8 @@ class CompressedActivations:
             kept.whole(passed(x), "guard", kind.use.consumer)
         else:
             self._encode(kept, x, kind, bool(kind.measure) and captured)
-            self._guarding.link(kept, kind)
+            if kind.use.need == LINEAR:
+                self._guarding.link(kept)
 
     def _encode(self, kept: Kept, x: Tensor, kind: Kind, captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
@@ -360,7 +366,7 @@ class Checked(NamedTuple):
 
 
 def _pack_checked(pack: Hook, x: Tensor) -> Checked | Saved | Passed:
-    saved = pack(x)
+    saved: Saved | Passed = pack(x)
     if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not STRIDED or x.is_nested:
         return saved
     with torch._C.DisableTorchFunction():
@@ -423,7 +429,7 @@ def _has_decoded(kept: Kept | None) -> bool:
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
     """Why a leaf passes: it is a parameter, or it is nobody's result."""
-    if x.requires_grad or isinstance(x, torch.nn.Parameter):
+    if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"
 

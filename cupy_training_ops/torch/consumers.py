@@ -12,7 +12,8 @@ import functools
 import itertools
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -71,7 +72,7 @@ LENDING = {
     ),
 }
 AT_ANY_TIME = object()
-Lent: TypeAlias = MutableMapping[torch.UntypedStorage, object]
+Lent: TypeAlias = dict[weakref.ref[torch.UntypedStorage], object]
 
 
 PLAIN = frozenset(
@@ -123,8 +124,13 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
 
     def _lend(self, storage: torch.UntypedStorage, ends: bool) -> None:
         """Note that memory may be written unseen."""
-        if self.lent.get(storage) is not AT_ANY_TIME:
-            self.lent[storage] = object() if ends else AT_ANY_TIME
+        reference = weakref.ref(storage, self._forget)
+        if self.lent.get(reference) is not AT_ANY_TIME:
+            self.lent[reference] = object() if ends else AT_ANY_TIME
+
+    def _forget(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        """The memory is gone."""
+        self.lent.pop(reference, None)
 
 
 class InThread(threading.local):

@@ -112,9 +112,9 @@ class Guarding:
 
     # ---- products whose results are centred ------------------------------------------------------
 
-    def link(self, kept: Kept, kind: Kind) -> None:
+    def link(self, kept: Kept) -> None:
         """Remember a product by the node that is being made."""
-        if kind.use.need != LINEAR or not kept.waiting:
+        if not kept.waiting:
             return
         products = self._thread.products
         if len(products) >= MANY:

@@ -127,7 +127,7 @@ def late(numbers: Tensor | Late, index: int) -> tuple[object, object]:
     """Numbers that have been queued, and the event behind them; the host's own, and None."""
     if index < 0:
         return numbers, None
-    if type(numbers) is not Late:
+    if not isinstance(numbers, Late):
         queued, numbers = numbers, Late(index, len(numbers))
         numbers.copy(queued)
     numbers.record()

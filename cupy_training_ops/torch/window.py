@@ -19,6 +19,8 @@ class Operand(Waiting):
     by the means of the other.
     """
 
+    may_be_centred = True
+
     def __init__(
         self, kept: Kept, kind: Kind, numbers: Any, event: Any, operands: list[Operand] | None
     ) -> None:
@@ -35,13 +37,10 @@ class Operand(Waiting):
     def is_there(self) -> bool:
         """Those of all operands."""
         if self.operands is None:
-            return super().is_there()
+            if self.event is not None and self.event.query():
+                self.event = None
+            return self.event is None
         return all([Waiting.is_there(each) for each in self.operands])
-
-    @property
-    def is_final(self) -> bool:  # type: ignore[override]
-        """Whether codes do for a norm that centres the product's result, too."""
-        return self.features
 
     def lack(self) -> str:
         """What the codes of any operand are not good enough for."""
@@ -51,8 +50,11 @@ class Operand(Waiting):
                     each.read()
                 if each.lacking:
                     return each.lacking
-        elif super().lack():
-            return self.lacking
+        else:
+            if self.numbers is not None:
+                self.read()
+            if self.lacking:
+                return self.lacking
         return "features" if self.centred and not self.features else ""
 
 

@@ -32,7 +32,7 @@ class Waiting:
     # Once numbers were read, and are None: what codes are not good enough for, and whether they are
     # where features are centred.
     lacking, features = "", False
-    is_final = True  # whether nothing that may come forbids codes that are good enough
+    may_be_centred = False  # by what may come: codes that do for the rest may not do for that
     is_closed = False  # behind the limit: nothing that comes does
 
     def __init__(self, entry: Entry, guard: Guard, nbytes: int, numbers: Any, event: Any) -> None:
@@ -179,7 +179,7 @@ class Window(Locked):
     def _settle(self, waiting: Waiting, entry: Entry) -> bool:
         """Decide, if nothing that may come changes the decision."""
         lack = waiting.lack()
-        if not lack and not waiting.is_final:
+        if not lack and waiting.may_be_centred and not waiting.features:
             return False
         self._decide(waiting, entry, lack)
         return True
