@@ -49,13 +49,13 @@ def traced(trace: Any) -> Iterator[None]:
 
 
 def lines_of(call: Callable[[], object], folder: str = PACKAGE) -> Counter[Line]:
-    """How often a call comes to each line below a folder, in the order in which it does so first."""
+    """How often a call comes to each line below a folder, in the order of the first times."""
     found: Counter[Line] = Counter()
 
-    def at_call(frame: FrameType, event: str, arg: object) -> Any:
+    def at_call(frame: FrameType, *_: object) -> Any:
         return at_line if frame.f_code.co_filename.startswith(folder) else None
 
-    def at_line(frame: FrameType, event: str, arg: object) -> Any:
+    def at_line(frame: FrameType, event: str, _: object) -> Any:
         if event == "line":
             found[Line(frame.f_code.co_filename, frame.f_lineno)] += 1
         return at_line
@@ -73,7 +73,7 @@ def interrupted(
     with_line: dict[CodeType, bool] = {}
     times = itertools.count(1)
 
-    def at_call(frame: FrameType, event: str, arg: object) -> Any:
+    def at_call(frame: FrameType, *_: object) -> Any:
         code = frame.f_code
         if code.co_filename != line.file:
             return None
@@ -81,7 +81,7 @@ def interrupted(
             with_line[code] = any(number == line.number for *_, number in code.co_lines())
         return at_line if with_line[code] else None
 
-    def at_line(frame: FrameType, event: str, arg: object) -> Any:
+    def at_line(frame: FrameType, event: str, _: object) -> Any:
         if event == "line" and frame.f_lineno == line.number and next(times) == nth:
             sys.settrace(None)
             raise error(f"at {line}")
