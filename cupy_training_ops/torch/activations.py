@@ -202,7 +202,7 @@ class CompressedActivations:
         else:
             kept, look = saved
             if type(kept) is not Kept:
-                return kept if kept._version == look else lent(saved)  # type: ignore[no-any-return]
+                return kept if kept._version == look else lent(saved)
         if kept.waiting:
             self._guarding.window.finish(kept)
         if kept.original is not None:
@@ -367,7 +367,8 @@ class Checked(NamedTuple):
 
 def _pack_checked(pack: Hook, x: Tensor) -> Checked | Saved | Passed:
     saved: Saved | Passed = pack(x)
-    if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not STRIDED or x.is_nested:
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is STRIDED and not x.is_nested
+    if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
         return saved
     with torch._C.DisableTorchFunction():
         return Checked(saved, x.detach(), x._version, x.detach().clone())
@@ -387,12 +388,13 @@ def _unpack_checked(unpack: Hook, saved: Checked | Saved | Passed) -> Tensor:
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors are equal, also where they are not equal to themselves."""
-    return torch.equal(*[each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y)])
+    now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y))
+    return bool(torch.equal(now, then))
 
 
 def _n_modes(mode: Consumers) -> int:
     """How often a mode is on the thread's stack."""
-    return torch.overrides._get_current_function_mode_stack().count(mode)
+    return int(torch.overrides._get_current_function_mode_stack().count(mode))
 
 
 def _take_off_mode(mode: Consumers) -> None:
