@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def calls(monkeypatch):
     """Counts calls of functions of the package within a step, launches left out."""
     coding, moves = kinds.coding, dict.fromkeys(("encode", "encode_unaligned", "decode"), nothing)
     monkeypatch.setattr(kinds, "coding", lambda *form: coding(*form)._replace(**moves))
+    monkeypatch.setattr(kinds, "_kinds", weakref.WeakKeyDictionary())
     monkeypatch.setattr(activations, "room", lambda *_: Good())
 
     def counted(forward):
