@@ -27,6 +27,8 @@ SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub")
 SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
 LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
 STEPS = 64  # nodes that a norm looks back
+# The sequence number of the node that comes next: one less is that of the node that saves.
+next_node = torch._C._autograd._get_sequence_nr
 
 
 class Thread(threading.local):
@@ -87,7 +89,7 @@ class Guarding:
             device = kind.look.device
             self._later[device] = torch.zeros((), dtype=torch.int64, device=device)
         kept.original = original
-        node = _node_under_way() if kind.use.need == PRODUCT else -1
+        node = next_node() - 1 if kind.use.need == PRODUCT else -1
         operands = None if node == self._thread.product == -1 else self._operands(node)
         waiting = Operand(kept, kind, *late(numbers, index), operands)
         self.window.add(waiting, kept, kind.coding.code_nbytes)
@@ -119,7 +121,7 @@ class Guarding:
         products = self._thread.products
         if len(products) >= MANY:
             products.clear()
-        products[_node_under_way()] = weakref.ref(kept)
+        products[next_node() - 1] = weakref.ref(kept)
 
     def centre(self, x: Tensor) -> None:
         """A norm saves x: products that it is the sum of are centred, and those before them."""
@@ -161,11 +163,3 @@ def room(kind: Kind, captured: bool) -> Tensor | Late:
 def is_captured(kind: Kind) -> bool:
     """Whether a CUDA graph takes what is queued."""
     return kind.index >= 0 and torch.cuda.is_current_stream_capturing()
-
-
-def _node_under_way() -> int:
-    """The sequence number of the node that saves what is packed now."""
-    return _sequence_nr() - 1  # type: ignore[no-any-return]
-
-
-_sequence_nr = torch._C._autograd._get_sequence_nr

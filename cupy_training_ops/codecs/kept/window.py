@@ -109,7 +109,8 @@ class Window(Locked):
             if nbytes > self._limit:
                 self._limit = nbytes
             self._look(waiting)
-            self._shrink(waiting)
+            if self._closed or self._open_nbytes > self._limit:
+                self._shrink(waiting)
             if self._open_nbytes + self._closed_nbytes > self.most:
                 self.most = self._open_nbytes + self._closed_nbytes
 
@@ -141,14 +142,13 @@ class Window(Locked):
     def _look(self, newest: Waiting | None) -> None:
         """Let go of originals whose codes are known to be good for everything."""
         unread, closed = self._unread, self._closed
-        while unread and unread[0].may_end(newest):
-            entry = unread[0].entry()
-            if entry is None:
-                unread.popleft()
-            elif unread[0].is_there():
-                self._settle(unread.popleft(), entry)
-            else:
+        while unread and (waiting := unread[0]).may_end(newest):
+            entry = waiting.entry()
+            if entry is not None and not waiting.is_there():
                 break
+            unread.popleft()
+            if entry is not None:
+                self._settle(waiting, entry)
         while closed and (closed[0].entry() is None or closed[0].is_there()):
             self._finish_closed()
 
@@ -156,8 +156,6 @@ class Window(Locked):
         """Close what is behind the limit; wait where too many bytes do."""
         while self._open_nbytes > self._limit and self._open[0].may_end(newest):
             self._close(self._open.popleft())
-        if not self._closed:
-            return
         room = max(self._limit, self.last.room_beside(self._step))
         while self._closed and self._open_nbytes + self._closed_nbytes > room:
             self._finish_closed()
