@@ -28,6 +28,8 @@ from .coding import ALIGNED, Stream, current_stream
 from .compiled import is_compiled
 from .consumers import (
     CENTRING,
+    LEAF_NODE,
+    SAME_NODES,
     Consumers,
     InThread,
     Lent,
@@ -182,10 +184,14 @@ class CompressedActivations:
             return self._passed(x, "small", nbytes)
         if x.is_neg():
             return self._passed(x, "layout", nbytes)
-        node = x.grad_fn  # an object that lives as long as the graph: only where it is needed
+        # Nodes are objects that live as long as the graph: none is made before it is needed.
+        source = node = x.grad_fn
+        if type(node) in SAME_NODES:
+            source = source_of(node)
+            if type(source) is LEAF_NODE:
+                return self._passed(x, "parameter", nbytes)
         seen = type(node), x.dtype, x.shape, x.stride(), x.device
         look = self._looks.get(seen) or new_look(self._looks, seen)
-        source = source_of(node) if look.views else node
         reason = look.reason or (look.is_told_apart and look.reason_of(x, source))
         if reason and (look.reason or policy.by_consumer):
             return self._passed(x, reason, nbytes)

@@ -17,7 +17,7 @@ from ..codecs.kept.guards import MEASURES, Guard
 from ..families.gist_guard.sample import Grouping
 from ..frame.layout import order_of
 from .coding import coding
-from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, use_of
+from .consumers import SAME_NUMBERS, Asked, Use, use_of
 from .policies import TorchPolicy
 
 SMALL = 64 * 1024  # bytes below which a tensor is not worth its launches
@@ -48,7 +48,7 @@ class Look:
         self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
         self.order = order_of(self.shape, self.strides, 1)
-        # They may be a parameter or log-probabilities in other words.
+        # They may be log-probabilities in other words.
         self.views = self.name in SAME_NUMBERS
         # Of a normalisation all results but the first are statistics, a few numbers a row.
         self.is_told_apart = self.views or "Norm" in self.name
@@ -63,8 +63,6 @@ class Look:
         """Why a tensor passes that is like others but for its history; empty where it does not."""
         if not self.views:
             return "statistics" if x.output_nr else ""
-        if type(source) is LEAF_NODE:
-            return "parameter"
         return "log-probabilities" if type(source).__name__ in LOG_PROBABILITIES else ""
 
 
