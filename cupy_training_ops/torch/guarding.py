@@ -141,13 +141,13 @@ class Guarding:
 
 
 def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """The largest magnitude of float16 codes, and how far numbers deviate beside their means.
+    """The largest magnitude of float16 codes; of operands also how far they are from their means.
 
     A product of two activations may be followed by what does not see means, as a softmax is.
     """
     largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
     if kind.use.need != PRODUCT:
-        return torch.stack([largest, torch.ones_like(largest), torch.zeros_like(largest)])
+        return largest.reshape(1)
     others = [d for d in range(x.dim()) if d not in kind.use.groups]
     variance, mean = torch.var_mean(x, others, correction=0)
     return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
