@@ -179,7 +179,7 @@ def compressed() -> dict[str, Action]:
     model, (tokens, _) = task.make(), task.data(0)
 
     def step(context: Any) -> None:
-        with context:
+        with context, torch.autocast("cpu", torch.bfloat16):
             loss = model(tokens).sum()
         loss.backward()
 
