@@ -68,7 +68,8 @@ class SavedActivations:
         """The same for tensors over the same memory, under whatever shapes, until it is written.
 
         Two weak references are equal while both storages live and are one: memory that is freed
-        and given to another activation is not taken for the first.
+        and given to another activation is not taken for the first. Writes that PyTorch does not
+        count, as through `x.data`, are not seen; `cto.torch.compressed_activations` looks for them.
         """
         storage = weakref.ref(x.untyped_storage())
         return storage, x.storage_offset(), x.numel(), x.dtype, x._version

@@ -28,14 +28,14 @@ class Account(entry.Account):
         """A tensor became codes."""
         with self.lock:
             self._kinds[kind][0] += 1
-            self._add(kind.coding.code_nbytes)
+            self.add(kind.coding.code_nbytes)
 
     def undone(self, kind: Kind, nbytes: int) -> None:
         """Codes of so many bytes were given up for the tensor itself, or for longer ones."""
         with self.lock:
             self._kinds[kind][0] -= 1
             self._kinds[kind][2] -= kind.coding.code_nbytes - nbytes
-            self._add(-nbytes)
+            self.add(-nbytes)
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
         """Codes turned out to have no more bytes than that."""

@@ -11,28 +11,40 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch._C import _is_torch_function_mode_enabled as is_mode_enabled
 
 from ..codecs.kept.entry import Lengths
-from ..codecs.kept.guards import TILES
+from ..codecs.kept.guards import LINEAR, TILES
 from ..codecs.kept.window import Step
 from ..errors import ProviderError
 from .account import Account
 from .coding import ALIGNED, Stream, current_stream
 from .compiled import is_compiled
-from .consumers import CENTRING, Consumers, asked_of, centres, is_trusted
-from .guarding import Guarding
+from .consumers import (
+    CENTRING,
+    LEAF_NODE,
+    SAME_NODES,
+    Consumers,
+    InThread,
+    Lent,
+    asked_of,
+    centres,
+    is_trusted,
+    source_of,
+)
+from .guarding import Guarding, is_captured, room
 from .kinds import MANY, SMALL, Kind, Look, looks
 from .kinds import kind as new_kind
 from .kinds import look as new_look
 from .late import copied
 from .policies import NAME, TorchPolicy, policy_of
-from .saved import Kept, Passed
+from .saved import Kept, Passed, lent, passed
 
 STRIDED = torch.strided
 # Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
@@ -40,32 +52,40 @@ STRIDED = torch.strided
 HELD = 2
 NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
 
-Saved = tuple[Kept, Look]
+# Those that share what is held have it under their own shapes.
+Saved = Kept | tuple[Kept, Look]
+Hook = Callable[[Any], Any]
 # The newest step under each policy: one who makes a context for every step goes on where the last
 # one was, else the host would wait for the device within all of them.
 _steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
+
+
+class Entry:
+    """One entry of a thread: what there was before, and the hook by which it is known."""
+
+    def __init__(self, pack: Hook, n_modes: int, sees_all: bool) -> None:
+        self.pack, self.n_modes, self.sees_all = pack, n_modes, sees_all
 
 
 class Entered(threading.local):
     """What a thread has to undo."""
 
     def __init__(self) -> None:
-        self.modes: list[Consumers | None] = []
+        self.entries: list[Entry] = []
 
 
 class CompressedActivations:
     """A context in which what autograd saves is kept as codes; see `compressed_activations`."""
 
-    def __init__(self, policy: object) -> None:
-        self._given, self._policy = policy, policy_of(policy)
+    def __init__(self, policy: object, check: bool = False) -> None:
+        self._given, self._policy, self._check = policy, policy_of(policy), check
         self._looks = looks(self._policy)
         self._account = Account()
-        self._hooks = saved_tensors_hooks(self.pack, self.unpack)
-        self._consumers = Consumers()
-        self._under_way = self._consumers.local
+        self._lent: Lent = {}
+        self._thread = InThread(self._lent)
         self._entered = Entered()
-        # By place in memory; the storage behind it tells whether it is the same tensor still.
-        self._known: dict[tuple[object, ...], weakref.ref[Kept]] = {}
+        # By address and size, as numbers, which the garbage collector does not count.
+        self._known: dict[int, weakref.ref[Kept]] = {}
         self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
         self._lengths = Lengths()
         self._guarding = Guarding(_steps.get(self._policy))
@@ -73,31 +93,52 @@ class CompressedActivations:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy, as of a model that has one, has the same policy, and begins anew."""
-        return type(self), (self._given,)
+        return type(self), (self._given, self._check)
 
     def __enter__(self) -> CompressedActivations:
         if is_compiled():
             raise ProviderError(
                 f"{NAME}: expected to be entered outside of what torch.compile compiles"
             )
-        mode = self._consumers if self._policy.told and is_trusted() else None
-        self._entered.modes.append(mode)
-        if mode is not None:
-            mode.__enter__()
-        self._hooks.__enter__()
-        self._guarding.begin()
-        return self
+        pack: Hook = self.pack  # a new object
+        unpack: Hook = self.unpack
+        if self._check:
+            pack, unpack = partial(_pack_checked, pack), partial(_unpack_checked, unpack)
+        mode = self._thread.mode
+        entry = Entry(pack, _n_modes(mode), mode.sees_all)
+        try:
+            self._entered.entries.append(entry)
+            mode.sees_all = is_trusted()
+            if mode.sees_all:
+                torch._C._push_on_torch_function_stack(mode)
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            self._guarding.begin()
+            return self
+        except BaseException:
+            self._leave(entry)
+            raise
 
     def __exit__(self, *error: object) -> None:
-        self._hooks.__exit__(*error)
-        mode = self._entered.modes.pop()
-        if mode is not None:
-            mode.__exit__(*error)
+        # On one line: an interrupt comes between two, and would find nothing that is undone.
+        try: self._leave(self._entered.entries[-1])  # noqa: E701  # fmt: skip
+        except BaseException:
+            self._leave(self._entered.entries[-1])
+            raise
+        if error[0] is None:
+            self._warn_of_little()
+
+    def _leave(self, entry: Entry) -> None:
+        """Undo an entry, or what there is of it: it may be done twice."""
+        _take_off_hooks(entry.pack)
+        mode = self._thread.mode
+        if _n_modes(mode) > entry.n_modes:
+            _take_off_mode(mode)
+        mode.sees_all = entry.sees_all
         self._known.clear()
         self._guarding.end()
         _steps[self._policy] = self._guarding.window.last
-        if error[0] is None:
-            self._warn_of_little()
+        if self._entered.entries[-1:] == [entry]:
+            self._entered.entries.pop()
 
     def report(self) -> dict[str, object]:
         """Counts and bytes since this object was made.
@@ -122,41 +163,56 @@ class CompressedActivations:
 
     def pack(self, x: Tensor) -> Saved | Passed:
         """An activation's codes, or the tensor itself."""
-        call = self._under_way.call
-        if call is not None and call[0] in CENTRING and centres(x, call):
-            self._guarding.centre(x)
-        node = x.grad_fn
+        call = self._thread.mode.call
+        if call is None and is_mode_enabled():  # in a custom function: the mode sees what is asked
+            with torch._C.DisableTorchFunction():
+                return self.pack(x)
         if x.layout is not STRIDED or x.is_nested:
             return self._passed(x, self._reason_of_odd(x), 0)
-        nbytes = x.nbytes
-        if node is None and (x.requires_grad or not self._is_mask(x)):
-            return self._passed(x, _reason_of_leaf(x, nbytes), nbytes)
+        policy, nbytes = self._policy, x.nbytes
+        if x.is_leaf:
+            if x.requires_grad:
+                self._account.passed("parameter", nbytes)
+                return x, x._version
+            if not self._is_mask(x):
+                return self._passed(x, _reason_of_leaf(x, nbytes), nbytes)
+        if call is not None and call[0] in CENTRING and centres(x, call):
+            self._guarding.centre(x)
         if type(x) is not Tensor:
             return self._passed(x, "subclass", nbytes)
         if nbytes < SMALL:
             return self._passed(x, "small", nbytes)
         if x.is_neg():
             return self._passed(x, "layout", nbytes)
+        # Nodes are objects that live as long as the graph: none is made before it is needed.
+        source = node = x.grad_fn
+        if type(node) in SAME_NODES:
+            source = source_of(node)
+            if type(source) is LEAF_NODE:
+                return self._passed(x, "parameter", nbytes)
         seen = type(node), x.dtype, x.shape, x.stride(), x.device
         look = self._looks.get(seen) or new_look(self._looks, seen)
-        reason = look.reason or (look.is_told_apart and look.reason_of(x, node))
-        if reason and (look.reason or self._policy.by_consumer):
+        reason = look.reason or (look.is_told_apart and look.reason_of(x, source))
+        if reason and (look.reason or policy.by_consumer):
             return self._passed(x, reason, nbytes)
-        asked = asked_of(x, call) if self._policy.told else None
-        found = look.kinds.get(asked) or new_kind(self._policy, look, x, asked)
-        if not found.is_exact and (reason := found.reason or reason):
+        asked = asked_of(x, call) if policy.told else None
+        kind = look.kinds.get(asked) or new_kind(policy, look, x, asked)
+        if not kind.is_exact and (reason := kind.reason or reason):
             return self._passed(x, reason, nbytes)
-        return self._kept(x, found), look
+        return self._kept(x, kind, source)
 
-    def unpack(self, saved: Saved | Passed) -> Tensor:
-        """What gradients are computed from."""
-        if type(saved) is Passed:
-            return saved.lent()
-        kept, look = saved  # type: ignore[misc]
+    def unpack(self, saved: Any) -> Tensor:
+        """What gradients are computed from, of what `pack` returned."""
+        if type(saved) is Kept:
+            kept, look = saved, saved.look
+        else:
+            kept, look = saved
+            if type(kept) is not Kept:
+                return kept if kept._version == look else lent(saved)
         if kept.waiting:
             self._guarding.window.finish(kept)
         if kept.original is not None:
-            return _shaped(kept.original.lent(), look)
+            return _shaped(lent(kept.original), look)
         stream = current_stream(look.index)
         kept.left -= 1
         decoded = kept.decoded if stream is kept.stream else None
@@ -172,7 +228,7 @@ class CompressedActivations:
 
     def _passed(self, x: Tensor, reason: str, nbytes: int) -> Passed:
         self._account.passed(reason, nbytes)
-        return Passed(x)
+        return passed(x)
 
     def _reason_of_odd(self, x: Tensor) -> str:
         """Why a sparse or nested tensor passes."""
@@ -184,62 +240,63 @@ class CompressedActivations:
         """Whether a leaf is compressed: bools, whoever made them."""
         return x.dtype is torch.bool and self._policy.by_consumer
 
-    def _kept(self, x: Tensor, kind: Kind) -> Kept:
+    def _kept(self, x: Tensor, kind: Kind, source: Any) -> Saved:
         """What is held for a tensor, which may be there already."""
-        look = kind.look
-        stream = current_stream(look.index)
-        # Dense memory is the same under any shape. Codes of another stream may not be there yet.
-        place = x.data_ptr(), x._version, look.size, look.dtype, stream
-        known = self._known.get(place)
-        kept = known() if known else None
-        if kept is not None and kept.storage() is x.untyped_storage():
-            self._share(kept, x, kind)
-            return kept
-        kept = Kept(x, kind, stream, self._account)
+        look, storage, lends = kind.look, x.untyped_storage(), self._lent
+        stream = current_stream(look.index)  # codes of another stream may not be there yet
+        history = None if source is None else source._sequence_nr()
+        lent_at = lends.get(weakref.ref(storage)) if lends else None
+        sees_all, place = self._thread.mode.sees_all, x.data_ptr() + look.size
+        known = self._known.get(place) if sees_all else None
+        before = known() if known else None
+        if before and before.is_of(storage, x._version, look, stream, history, lent_at):
+            self._share(before, x, kind)
+            return before, look
+        kept = Kept(storage, x._version, kind, stream, history, lent_at, self._account)
         self._hold_more(kept, x, kind)
-        if len(self._known) >= MANY:
-            self._known.clear()
-        self._known[place] = weakref.ref(kept)
+        if sees_all:
+            if len(self._known) >= MANY:
+                self._known.clear()
+            self._known[place] = weakref.ref(kept)
         return kept
 
     def _share(self, kept: Kept, x: Tensor, kind: Kind) -> None:
         """Let one more have what is held, and more of it where it needs more."""
         if kind.rank > kept.rank:
             self._hold_more(kept, x, kind)
-        elif kind.coding is not None and not self._guarding.answers(kept, kind):
-            self._encode(kept, x, kind, self._guarding.is_captured(kind))
+        elif kind.measure and not self._guarding.answers(kept, kind):
+            self._encode(kept, x, kind, is_captured(kind))
         kept.again()
-        self._guarding.link(kept, kind)
+        if kind.use.need == LINEAR:
+            self._guarding.link(kept)
 
     def _hold_more(self, kept: Kept, x: Tensor, kind: Kind) -> None:
         """Hold what a consumer needs."""
         if kind.is_exact:
-            kept.whole(Passed(x), kind.reason, kind.use.consumer)
-            return
-        is_captured = self._guarding.is_captured(kind)
-        if kind.guard.measure and self._guarding.refuses(kept, kind, is_captured):
-            kept.whole(Passed(x), "guard", kind.use.consumer)
+            kept.whole(passed(x), kind.reason, kind.use.consumer)
+        elif kind.measure and self._guarding.refuses(kept, kind, captured := is_captured(kind)):
+            kept.whole(passed(x), "guard", kind.use.consumer)
         else:
-            self._encode(kept, x, kind, is_captured)
-            self._guarding.link(kept, kind)
+            self._encode(kept, x, kind, bool(kind.measure) and captured)
+            if kind.use.need == LINEAR:
+                self._guarding.link(kept)
 
-    def _encode(self, kept: Kept, x: Tensor, kind: Kind, is_captured: bool) -> None:
+    def _encode(self, kept: Kept, x: Tensor, kind: Kind, captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
         ready, stream, address = kind.coding, kept.stream, x.data_ptr()
         if ready.leaves_room or kept.code is not None:  # codes that are replaced have a length, too
             self._lengths.trim(stream)
-        code, numbers = kind.empty(), None
-        addresses: tuple[int, ...] = (address, code.data_ptr())
-        if kind.guard.measure == TILES:
-            numbers = self._guarding.room(kind, is_captured)
-            addresses = (*addresses, numbers.data_ptr())
+        code, measure, numbers = kind.empty(), kind.measure, None
         encode = ready.encode_unaligned if address % ALIGNED else ready.encode
-        encode(addresses, stream)
+        if measure == TILES:
+            numbers = room(kind, captured)
+            encode((address, code.data_ptr(), numbers.data_ptr()), stream)
+        else:
+            encode((address, code.data_ptr()), stream)
         if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
             kept.encoded(kind, code)
-        if kind.guard.measure:
-            original = None if is_captured else Passed(x)
-            self._guarding.add(kept, x, kind, numbers, original)
+        if measure:
+            self._guarding.add(kept, x, kind, numbers, None if captured else passed(x))
         if ready.leaves_room:
             length = copied(code[:8].view(torch.int64), kind.index)
             self._lengths.add(stream, kept, partial(self._account.shortened, kind), *length)
@@ -277,7 +334,9 @@ class CompressedActivations:
         )
 
 
-def compressed_activations(policy: object = "default") -> CompressedActivations:
+def compressed_activations(
+    policy: object = "default", *, check: bool = False
+) -> CompressedActivations:
     """A context for the forward pass: what autograd saves in it is kept as codes.
 
         activations = cto.torch.compressed_activations("default")
@@ -292,13 +351,77 @@ def compressed_activations(policy: object = "default") -> CompressedActivations:
     that gives a codec's name, or None for a tensor that stays as it is. A parameter `consumer` of
     it is given the name of the torch function that saves the tensor, empty where it is not known.
     One object may be entered again and again, and by several threads; `report()` says what it did.
+    check: hold every tensor and a copy of it, and refuse in the backward pass one that was written
+    without PyTorch's knowing, for whose sharing nobody answers. It is for tests.
 
     Parameters, their views and casts, leaves, log-probabilities, statistics of normalisation and
     attention, integers, small tensors and memory with gaps pass untouched, and an error says where
     one of them was changed before the backward pass. Raises ArgumentError for a policy that names
     no codec, ProviderError inside of a function that torch.compile compiles.
     """
-    return CompressedActivations(policy)
+    return CompressedActivations(policy, check)
+
+
+class Checked(NamedTuple):
+    """In checking mode: what is held of a tensor, the tensor, and a copy."""
+
+    saved: Saved | Passed
+    original: Tensor
+    version: int
+    copy: Tensor
+
+
+def _pack_checked(pack: Hook, x: Tensor) -> Checked | Saved | Passed:
+    saved: Saved | Passed = pack(x)
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is STRIDED and not x.is_nested
+    if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
+        return saved
+    with torch._C.DisableTorchFunction():
+        return Checked(saved, x.detach(), x._version, x.detach().clone())
+
+
+def _unpack_checked(unpack: Hook, saved: Checked | Saved | Passed) -> Tensor:
+    if type(saved) is not Checked:
+        return unpack(saved)
+    x, version = saved.original, saved.version
+    if x._version == version and not _same_bits(x, saved.copy):
+        raise RuntimeError(
+            f"{NAME}: a tensor of {x.type()} {list(x.shape)} was written after it was saved, and "
+            f"PyTorch was not told: expected writes that raise its version"
+        )
+    return unpack(saved.saved)
+
+
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are equal, also where they are not equal to themselves."""
+    now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y))
+    return bool(torch.equal(now, then))
+
+
+def _n_modes(mode: Consumers) -> int:
+    """How often a mode is on the thread's stack."""
+    return int(torch.overrides._get_current_function_mode_stack().count(mode))
+
+
+def _take_off_mode(mode: Consumers) -> None:
+    """Take a mode off the stack, whatever is above it."""
+    others = []
+    while (top := torch._C._pop_torch_function_stack()) is not mode:
+        others.append(top)
+    for other in reversed(others):
+        torch._C._push_on_torch_function_stack(other)
+
+
+def _take_off_hooks(pack: Hook) -> None:
+    """Take hooks off the stack, whatever is above them; none where they are not there."""
+    others = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        if top[0] is pack:
+            break
+        others.append(top)
+    for other in reversed(others):
+        torch._C._autograd._push_saved_tensors_default_hooks(*other)
 
 
 def _shaped(x: Tensor, look: Look) -> Tensor:
@@ -314,7 +437,7 @@ def _has_decoded(kept: Kept | None) -> bool:
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
     """Why a leaf passes: it is a parameter, or it is nobody's result."""
-    if x.requires_grad or isinstance(x, torch.nn.Parameter):
+    if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"
 

@@ -161,7 +161,8 @@ def current_stream(index: int) -> Stream:
     if index < 0:
         return NO_STREAM
     if raw_stream is not None:
-        return stream_of(raw_stream(index))
+        address = raw_stream(index)
+        return _STREAMS.get(address) or stream_of(address)
     return stream_of(torch.cuda.current_stream(index).cuda_stream)
 
 

@@ -2,7 +2,8 @@
 """Who saves a tensor: the torch function under way, and what its gradient takes of the tensor.
 
 A saved-tensor hook sees who made a tensor, not who saves it. A function that is not in the table is
-unknown, as all is that C++, scripts, compiled regions and custom functions call.
+unknown, as all is that C++, scripts, compiled regions and custom functions call. The same mode sees
+what gives memory away to those that write without raising a tensor's version.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -56,10 +58,21 @@ class Use(NamedTuple):
 UNKNOWN = Use("", EXACT)
 
 
-class UnderWay(threading.local):
-    """The torch function that a thread is in."""
-
-    call: Call | None = None
+# Give memory to what writes without raising the version: at any time, or before they return (a
+# kernel that is launched with an address does as well). Setting `data` gives that of both tensors.
+LENDING = {
+    **dict.fromkeys((Tensor.data_ptr, Tensor.apply_, Tensor.map_), True),
+    **dict.fromkeys(
+        (
+            *(Tensor.data.__get__, Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__),
+            *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
+            *(Tensor.storage, Tensor.untyped_storage),
+        ),
+        False,
+    ),
+}
+AT_ANY_TIME = object()
+Lent: TypeAlias = dict[weakref.ref[torch.UntypedStorage], object]
 
 
 PLAIN = frozenset(
@@ -70,10 +83,15 @@ PLAIN = frozenset(
 
 
 class Consumers(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which torch function is under way."""
+    """Notes which torch function a thread is in, and memory that may be written unseen.
 
-    def __init__(self) -> None:
-        self.local = UnderWay()
+    lent: for storages that were lent, when that was; AT_ANY_TIME where it does not end.
+    """
+
+    def __init__(self, lent: Lent) -> None:
+        self.call: Call | None = None
+        self.lent = lent  # all threads'
+        self.sees_all = False  # whether it is on the stack, and none below it calls what it likes
 
     def __torch_function__(
         self,
@@ -82,19 +100,44 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         args: Given = (),
         kwargs: Named = None,
     ) -> Any:
-        local = self.local
-        before = local.call
+        before = self.call
         # A class of tensors does what it likes under the function's name.
-        is_plain = not types or types in PLAIN
-        local.call = (func, args, kwargs) if is_plain else None
+        self.call = (func, args, kwargs) if not types or types in PLAIN else None
         try:
-            if func in LOOKED_THROUGH and is_plain:
-                local.call = None
-                with self:
-                    return body(func)(*args, **kwargs or {})
+            if func in SPECIAL:
+                return self._special(func, args, kwargs)
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
-            local.call = before
+            self.call = before
+
+    def _special(self, func: Any, args: Given, kwargs: Named) -> Any:
+        """Call what lends memory, or what is looked through."""
+        if func in LENDING:
+            for x in args:
+                if isinstance(x, Tensor) and x.layout is torch.strided:
+                    self._lend(x.untyped_storage(), LENDING[func])
+        elif self.call is not None:
+            self.call = None
+            with self:
+                return body(func)(*args, **kwargs or {})
+        return func(*args, **kwargs or {})
+
+    def _lend(self, storage: torch.UntypedStorage, ends: bool) -> None:
+        """Note that memory may be written unseen."""
+        reference = weakref.ref(storage, self._forget)
+        if self.lent.get(reference) is not AT_ANY_TIME:
+            self.lent[reference] = object() if ends else AT_ANY_TIME
+
+    def _forget(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        """The memory is gone."""
+        self.lent.pop(reference, None)
+
+
+class InThread(threading.local):
+    """The mode of a thread."""
+
+    def __init__(self, lent: Lent) -> None:
+        self.mode = Consumers(lent)
 
 
 def is_trusted() -> bool:
@@ -107,6 +150,7 @@ def is_trusted() -> bool:
 
 # They call functions that the table has. Others stay closed: what they save is untouched.
 LOOKED_THROUGH = frozenset({functional.multi_head_attention_forward})
+SPECIAL = LOOKED_THROUGH | LENDING.keys()
 
 
 @functools.cache
@@ -143,16 +187,12 @@ def source_of(node: Any) -> object:
     return node
 
 
-def is_parameter(x: Tensor) -> bool:
-    """Whether a tensor is a parameter, or one in other words."""
-    if x.is_leaf:
-        return bool(x.requires_grad)
-    return type(source_of(x.grad_fn)) is LEAF_NODE
-
-
-def is_made(given: object) -> bool:
-    """Whether an argument is a tensor that is no parameter."""
-    return isinstance(given, Tensor) and not is_parameter(given)
+def is_made(x: Tensor) -> bool:
+    """Return True if a tensor is neither a parameter nor one in other words."""
+    node = x.grad_fn
+    if node is None:
+        return not x.requires_grad
+    return type(node) not in SAME_NODES or type(source_of(node)) is not LEAF_NODE
 
 
 def n_made(args: Iterable[object]) -> int:
@@ -162,9 +202,9 @@ def n_made(args: Iterable[object]) -> int:
         if given is None:
             continue
         if isinstance(given, Tensor):
-            n += not is_parameter(given)
+            n += not given.requires_grad if given.grad_fn is None else is_made(given)
         elif isinstance(given, list | tuple):
-            n += sum(map(is_made, given))
+            n += n_made(given)
     return n
 
 
@@ -217,9 +257,9 @@ def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
     """Linear in what is saved, where all other operands are parameters."""
 
     def ask(_: Tensor, args: Given, kwargs: Named) -> tuple[bool, bool]:
-        is_left = bool(args) and is_made(args[0])
-        made = is_left + n_made(args[1:] if is_left else args)
-        return made + (n_made(kwargs.values()) if kwargs else 0) <= 1, is_left
+        is_left = bool(args) and isinstance(args[0], Tensor) and is_made(args[0])
+        n = is_left + n_made(args[1:] if is_left else args)
+        return n <= 1 and (not kwargs or n + n_made(kwargs.values()) <= 1), is_left
 
     def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
         is_linear, is_left = answer
@@ -262,8 +302,9 @@ def _attention(name: str) -> Rule:
     """Query, key, value and result; not the statistics of rows."""
 
     def ask(x: Tensor, args: Given, kwargs: Named) -> bool:
-        if any([x is given for given in args[:3]]):
-            return True
+        for given in args[:3]:
+            if x is given:
+                return True
         if type(x.grad_fn).__name__.startswith("ScaledDotProduct"):
             return not x.output_nr
         parts = enumerate(("query", "key", "value"))

@@ -27,6 +27,8 @@ SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub")
 SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
 LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
 STEPS = 64  # nodes that a norm looks back
+# The sequence number of the node that comes next: one less is that of the node that saves.
+next_node = torch._C._autograd._get_sequence_nr
 
 
 class Thread(threading.local):
@@ -68,26 +70,16 @@ class Guarding:
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def is_captured(self, kind: Kind) -> bool:
-        """Whether codes that are guarded are made in a CUDA graph: to be asked once a tensor."""
-        return bool(kind.guard.measure) and _is_capturing(kind)
-
     def refuses(self, kept: Kept, kind: Kind, is_captured: bool) -> bool:
         """Whether a tensor of a graph that is captured was not good enough in the steps before."""
         counts = self._thread.counts
         n = counts.get(kind, 0)
-        counts[kind], kept.place = n + 1, (kind, n)
+        counts[kind], kept.place = n + 1, kind.number + n
         return is_captured and not self.window.decided.get(kept.place, False)
-
-    def room(self, kind: Kind, is_captured: bool) -> Tensor | Late:
-        """Memory for what the encoder measures: the host's, where the host is to read it."""
-        if kind.index >= 0 and not is_captured:
-            return Late(kind.index)
-        return torch.empty(NUMBERS, dtype=torch.float32, device=kind.look.device)
 
     def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any, original: Passed | None) -> None:
         """New codes with what was measured; the original waits, None where a graph is captured."""
-        if kind.guard.measure == RANGE:
+        if kind.measure == RANGE:
             numbers = range_of(kept.code, x.detach(), kind)
         if original is None:
             self._thread.captured.append((kind.guard, numbers))
@@ -97,8 +89,8 @@ class Guarding:
             device = kind.look.device
             self._later[device] = torch.zeros((), dtype=torch.int64, device=device)
         kept.original = original
-        is_operand = kind.use.need == PRODUCT
-        operands = self._operands(_node_under_way() if is_operand else -1)
+        node = next_node() - 1 if kind.use.need == PRODUCT else -1
+        operands = None if node == self._thread.product == -1 else self._operands(node)
         waiting = Operand(kept, kind, *late(numbers, index), operands)
         self.window.add(waiting, kept, kind.coding.code_nbytes)
 
@@ -113,7 +105,7 @@ class Guarding:
 
     def answers(self, kept: Kept, kind: Kind) -> bool:
         """Whether what was measured, or needs no measure, does for one more consumer."""
-        if kept.code is None or kind.guard.measure != TILES:
+        if kept.code is None or kind.measure != TILES:
             return True
         had, guard = kept.kind.guard, kind.guard
         if guard.need in (NORMALISED, PRODUCT):
@@ -122,14 +114,14 @@ class Guarding:
 
     # ---- products whose results are centred ------------------------------------------------------
 
-    def link(self, kept: Kept, kind: Kind) -> None:
+    def link(self, kept: Kept) -> None:
         """Remember a product by the node that is being made."""
-        if kind.use.need != LINEAR or not kept.waiting:
+        if not kept.waiting:
             return
         products = self._thread.products
         if len(products) >= MANY:
             products.clear()
-        products[_node_under_way()] = weakref.ref(kept)
+        products[next_node() - 1] = weakref.ref(kept)
 
     def centre(self, x: Tensor) -> None:
         """A norm saves x: products that it is the sum of are centred, and those before them."""
@@ -149,23 +141,25 @@ class Guarding:
 
 
 def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """The largest magnitude of float16 codes, and how far numbers deviate beside their means.
+    """The largest magnitude of float16 codes; of operands also how far they are from their means.
 
     A product of two activations may be followed by what does not see means, as a softmax is.
     """
     largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
     if kind.use.need != PRODUCT:
-        return torch.stack([largest, torch.ones_like(largest), torch.zeros_like(largest)])
+        return largest.reshape(1)
     others = [d for d in range(x.dim()) if d not in kind.use.groups]
     variance, mean = torch.var_mean(x, others, correction=0)
     return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
 
 
-def _node_under_way() -> int:
-    """The sequence number of the node that saves what is packed now."""
-    return int(torch._C._autograd._get_sequence_nr()) - 1
+def room(kind: Kind, captured: bool) -> Tensor | Late:
+    """Memory for what the encoder measures: the host's, where the host is to read it."""
+    if kind.index >= 0 and not captured:
+        return Late(kind.index)
+    return torch.empty(NUMBERS, dtype=torch.float32, device=kind.look.device)
 
 
-def _is_capturing(kind: Kind) -> bool:
+def is_captured(kind: Kind) -> bool:
     """Whether a CUDA graph takes what is queued."""
     return kind.index >= 0 and torch.cuda.is_current_stream_capturing()

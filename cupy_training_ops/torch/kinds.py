@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, MutableMapping
@@ -16,7 +17,7 @@ from ..codecs.kept.guards import MEASURES, Guard
 from ..families.gist_guard.sample import Grouping
 from ..frame.layout import order_of
 from .coding import coding
-from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, source_of, use_of
+from .consumers import SAME_NUMBERS, Asked, Use, use_of
 from .policies import TorchPolicy
 
 SMALL = 64 * 1024  # bytes below which a tensor is not worth its launches
@@ -47,7 +48,7 @@ class Look:
         self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
         self.order = order_of(self.shape, self.strides, 1)
-        # They may be a parameter or log-probabilities in other words.
+        # They may be log-probabilities in other words.
         self.views = self.name in SAME_NUMBERS
         # Of a normalisation all results but the first are statistics, a few numbers a row.
         self.is_told_apart = self.views or "Norm" in self.name
@@ -58,14 +59,11 @@ class Look:
             one = torch.empty(0, dtype=self.dtype, device=self.device)
             self.empty = partial(one.new_empty_strided, self.shape, self.strides)
 
-    def reason_of(self, x: torch.Tensor, node: object) -> str:
+    def reason_of(self, x: torch.Tensor, source: object) -> str:
         """Why a tensor passes that is like others but for its history; empty where it does not."""
         if not self.views:
             return "statistics" if x.output_nr else ""
-        source = type(source_of(node))
-        if source is LEAF_NODE:
-            return "parameter"
-        return "log-probabilities" if source.__name__ in LOG_PROBABILITIES else ""
+        return "log-probabilities" if type(source).__name__ in LOG_PROBABILITIES else ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)  # known by identity: its hash is taken at each save
@@ -79,14 +77,17 @@ class Kind:
     codec: str
     coding: Any  # a Coding, or None where they pass
     guard: Guard  # of the codes
+    measure: str  # the guard's
     rank: int  # who needs more has more
     empty: Any  # makes room for codes; None where they pass
     nbytes: int  # of the tensor
     index: int  # of the GPU, -1 for the host
+    number: int  # its own
 
 
 Seen = tuple[Any, ...]  # type of the node that made a tensor, dtype, shape, strides, device
 CODES, HALF, WHOLE = range(3)  # ranks
+_numbers = itertools.count(step=1 << 32)  # more than a step has of one kind
 _kinds: MutableMapping[TorchPolicy, dict[Seen, Look]] = weakref.WeakKeyDictionary()
 
 
@@ -130,10 +131,12 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         codec=codec,
         coding=ready,
         guard=guard,
+        measure=guard.measure,
         rank=WHOLE if not codec else HALF if codec == "pack16" else CODES,
         empty=ready and _room(ready.code_nbytes, look.device),
         nbytes=look.nbytes,
         index=look.index,
+        number=next(_numbers),
     )
 
 

@@ -74,16 +74,16 @@ _ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU: an event is one GPU
 class Late:
     """Numbers to come, with the event behind them."""
 
-    __slots__ = ("_index", "_is_recorded", "_n", "_row", "_rows")
+    __slots__ = ("_index", "_is_recorded", "_n", "_row", "event")
 
     def __init__(self, index: int, n: int = NUMBERS) -> None:
-        rows = _ROWS[index]
-        self._index, self._n, self._rows, self._row = index, n, rows, rows.take()
-        self._is_recorded = False
+        self._index, self._n, self._is_recorded = index, n, False
+        self._row = row = _ROWS[index].take()
+        self.event = row.event  # behind what writes them: while these are held it is nobody else's
 
     def __del__(self) -> None:
         if self._is_recorded:  # else nobody knows when it is written
-            self._rows.give_back(self._row)
+            _ROWS[self._index].give_back(self._row)
 
     def data_ptr(self) -> int:
         """Where a kernel writes them."""
@@ -95,13 +95,8 @@ class Late:
 
     def record(self) -> None:
         """What writes them has been queued on the current stream."""
-        self._row.event.record(_current_stream(self._index))
+        self.event.record(_current_stream(self._index))
         self._is_recorded = True
-
-    @property
-    def event(self) -> torch.cuda.Event:
-        """Behind what writes them; while these numbers are held it is nobody else's."""
-        return self._row.event
 
     def tolist(self) -> list[float]:
         """The numbers, once they are there."""

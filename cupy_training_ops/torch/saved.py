@@ -4,38 +4,39 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from ..codecs.kept.entry import Entry
 from .account import Account
 from .coding import Stream, current_stream
-from .kinds import WHOLE, Kind
+from .consumers import AT_ANY_TIME
+from .kinds import WHOLE, Kind, Look
+
+# A tensor that stays as it is, and the version that it was saved in.
+Passed: TypeAlias = tuple[Tensor, int]
 
 
-class Passed:
-    """A tensor that stays as it is, with the version that it was saved in.
+def passed(x: Tensor) -> Passed:
+    """What is held of a tensor that stays as it is.
 
     A tensor holds its own graph, which would keep itself alive without a backward where the tensor
     is a result, or is written after it was saved.
     """
+    return x if x.is_leaf else x.detach(), x._version
 
-    __slots__ = ("tensor", "version")
 
-    def __init__(self, x: Tensor) -> None:
-        self.tensor = x if x.is_leaf else x.detach()
-        self.version = x._version
-
-    def lent(self) -> Tensor:
-        """The tensor, if nobody wrote into it."""
-        if self.tensor._version != self.version:
-            raise RuntimeError(
-                f"one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {self.tensor.type()} {list(self.tensor.shape)} is at "
-                f"version {self.tensor._version}; expected version {self.version} instead"
-            )
-        return self.tensor
+def lent(saved: Passed) -> Tensor:
+    """The tensor, if nobody wrote into it."""
+    x, version = saved
+    if x._version != version:
+        raise RuntimeError(
+            f"one of the variables needed for gradient computation has been modified by an "
+            f"inplace operation: {x.type()} {list(x.shape)} is at version {x._version}; expected "
+            f"version {version} instead"
+        )
+    return x
 
 
 class Kept(Entry):
@@ -47,9 +48,46 @@ class Kept(Entry):
     centred = False  # features are, by the norm that took the product's result
     account: Account  # `code` is a tensor or None, `original` a Passed or None
 
-    def __init__(self, x: Tensor, kind: Kind, stream: Stream, account: Account) -> None:
-        self.kind, self.stream, self.account = kind, stream, account
-        self.storage = weakref.ref(x.untyped_storage())
+    def __init__(
+        self,
+        storage: UntypedStorage,
+        version: int,
+        kind: Kind,
+        stream: Stream,
+        history: int | None,
+        lent_at: object,
+        account: Account,
+    ) -> None:
+        """history: the number of the node that made the tensor. lent_at: when its memory was."""
+        self.storage, self.version, self.stream = weakref.ref(storage), version, stream
+        self.history, self.lent_at = history, lent_at
+        self.kind, self.account = kind, account
+        self.look = kind.look  # of the first that saved it
+
+    def is_of(
+        self,
+        storage: UntypedStorage,
+        version: int,
+        look: Look,
+        stream: Stream,
+        history: int | None,
+        lent_at: object,
+    ) -> bool:
+        """Return True if it is of the same bits, and codes are there on the stream.
+
+        Whatever else may write the memory was seen, and has not begun since. Dense memory is the
+        same under any shape.
+        """
+        own = self.look
+        return (
+            self.storage() is storage
+            and self.version == version
+            and self.history == history
+            and self.lent_at is lent_at is not AT_ANY_TIME
+            and self.stream is stream
+            and own.size == look.size
+            and own.dtype is look.dtype
+        )
 
     def __del__(self) -> None:
         if self.code is not None:

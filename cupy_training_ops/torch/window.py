@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from ..codecs.kept import window
@@ -18,11 +19,13 @@ class Operand(Waiting):
     by the means of the other.
     """
 
+    may_be_centred = True
+
     def __init__(
         self, kept: Kept, kind: Kind, numbers: Any, event: Any, operands: list[Operand] | None
     ) -> None:
-        super().__init__(kept, kind.guard, kind.nbytes, numbers, event)
-        self.kind, self.centred = kind, kept.centred
+        self.entry, self.kind, self.centred = weakref.ref(kept), kind, kept.centred
+        self.guard, self.nbytes, self.numbers, self.event = kind.guard, kind.nbytes, numbers, event
         self.operands = operands  # all of its product; None where it is alone
         if operands is not None:
             operands.append(self)
@@ -34,21 +37,24 @@ class Operand(Waiting):
     def is_there(self) -> bool:
         """Those of all operands."""
         if self.operands is None:
-            return super().is_there()
+            if self.event is not None and self.event.query():
+                self.event = None
+            return self.event is None
         return all([Waiting.is_there(each) for each in self.operands])
-
-    @property
-    def is_final(self) -> bool:  # type: ignore[override]
-        """Whether codes do for a norm that centres the product's result, too."""
-        return self.features
 
     def lack(self) -> str:
         """What the codes of any operand are not good enough for."""
-        for each in self.operands or (self,):
-            if each.numbers is not None:
-                each.read()
-            if each.lacking:
-                return each.lacking
+        if self.operands is not None:
+            for each in self.operands:
+                if each.numbers is not None:
+                    each.read()
+                if each.lacking:
+                    return each.lacking
+        else:
+            if self.numbers is not None:
+                self.read()
+            if self.lacking:
+                return self.lacking
         return "features" if self.centred and not self.features else ""
 
 

@@ -171,8 +171,8 @@ def test_hooks_of_another_stream_follow_it(tensor, monkeypatch) -> None:
     first = kept.pack(x)
     streams["now"] = stream_of(8)
     second = kept.pack(x)
-    assert first[0] is not second[0]
+    assert first is not second
     kept.unpack(second)
     assert not followed
     kept.unpack(first)
-    assert followed == [first[0]]
+    assert followed == [first]

@@ -181,7 +181,7 @@ def test_decisions_do_not_depend_on_when_they_are_made(weight) -> None:
 
 
 def test_under_capture_decisions_of_steps_before_hold(tensor, weight, monkeypatch) -> None:
-    from cupy_training_ops.torch import guarding
+    from cupy_training_ops.torch import activations
 
     kept, x = cto.torch.compressed_activations(), tensor()
 
@@ -192,16 +192,16 @@ def test_under_capture_decisions_of_steps_before_hold(tensor, weight, monkeypatc
 
     step(100).backward()
     kept._guarding._later[x.device] = torch.zeros((), dtype=torch.int64)
-    monkeypatch.setattr(guarding, "_is_capturing", lambda _: True)
+    monkeypatch.setattr(activations, "is_captured", lambda _: True)
     captured = step(100)
     assert kept.report()["failed_later"] == 0
     assert kept.report()["held"] == NBYTES // 4
     assert captured is not None
-    monkeypatch.setattr(guarding, "_is_capturing", lambda _: False)
+    monkeypatch.setattr(activations, "is_captured", lambda _: False)
     fresh = cto.torch.compressed_activations()
     kept = fresh
     step(0).backward()
     kept._guarding._later[x.device] = torch.zeros((), dtype=torch.int64)
-    monkeypatch.setattr(guarding, "_is_capturing", lambda _: True)
+    monkeypatch.setattr(activations, "is_captured", lambda _: True)
     captured = step(100)
     assert kept.report()["failed_later"] == 1  # what replays would show

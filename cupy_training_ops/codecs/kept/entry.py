@@ -22,12 +22,9 @@ class Account(Locked):
     def add(self, nbytes: int) -> None:
         """More is held, or less. A finalizer calls it: nothing under the lock may free codes."""
         with self.lock:
-            self._add(nbytes)
-
-    def _add(self, nbytes: int) -> None:
-        self.held += nbytes
-        if self.held > self.peak:
-            self.peak = self.held
+            self.held += nbytes
+            if self.held > self.peak:
+                self.peak = self.held
 
 
 class Entry:

@@ -20,7 +20,8 @@ SMOOTH = "smooth"  # takes a smooth function of each number
 
 # Measures of codes, by what those that fail are not good enough for.
 TILES = "tiles"  # by the encoder, GistGuardedMsfp15Encoder: its four numbers
-RANGE = "range"  # of float16: the largest magnitude; deviation and means of features, squared
+# Of float16: the largest magnitude; for products deviation and means of features, squared, too.
+RANGE = "range"
 INDEX = "index"  # whether a number was not from 0 to 15
 MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
 
@@ -52,9 +53,12 @@ class Guard(NamedTuple):
         if self.measure == INDEX:
             (is_outside,) = numbers
             return is_outside == 0, True, True
-        largest, deviation, means = numbers
+        largest, *spread = numbers
         in_range = (largest >= LEAST) & (largest <= LARGEST)
-        return in_range & (means <= MEANS * deviation), True, True
+        if spread:
+            deviation, means = spread
+            in_range = in_range & (means <= MEANS * deviation)
+        return in_range, True, True
 
     def does(self, numbers: Any) -> Any:
         """Whether codes do for the need."""

@@ -32,7 +32,7 @@ class Waiting:
     # Once numbers were read, and are None: what codes are not good enough for, and whether they are
     # where features are centred.
     lacking, features = "", False
-    is_final = True  # whether nothing that may come forbids codes that are good enough
+    may_be_centred = False  # by what may come: codes that do for the rest may not do for that
     is_closed = False  # behind the limit: nothing that comes does
 
     def __init__(self, entry: Entry, guard: Guard, nbytes: int, numbers: Any, event: Any) -> None:
@@ -97,7 +97,7 @@ class Window(Locked):
     def add(self, waiting: Waiting, entry: Entry, code_nbytes: int) -> None:
         """An entry with codes and original."""
         with self.lock:
-            entry.waiting = (*entry.waiting, waiting)
+            entry.waiting = (*entry.waiting, waiting) if entry.waiting else (waiting,)
             if waiting.event is None and waiting.may_end(waiting) and self._settle(waiting, entry):
                 return
             nbytes = waiting.nbytes
@@ -109,7 +109,8 @@ class Window(Locked):
             if nbytes > self._limit:
                 self._limit = nbytes
             self._look(waiting)
-            self._shrink(waiting)
+            if self._closed or self._open_nbytes > self._limit:
+                self._shrink(waiting)
             if self._open_nbytes + self._closed_nbytes > self.most:
                 self.most = self._open_nbytes + self._closed_nbytes
 
@@ -147,14 +148,13 @@ class Window(Locked):
     def _look(self, newest: Waiting | None) -> None:
         """Let go of originals whose codes are known to be good for everything."""
         unread, closed = self._unread, self._closed
-        while unread and unread[0].may_end(newest):
-            entry = unread[0].entry()
-            if entry is None:
-                unread.popleft()
-            elif unread[0].is_there():
-                self._settle(unread.popleft(), entry)
-            else:
+        while unread and (waiting := unread[0]).may_end(newest):
+            entry = waiting.entry()
+            if entry is not None and not waiting.is_there():
                 break
+            unread.popleft()
+            if entry is not None:
+                self._settle(waiting, entry)
         while closed and (closed[0].entry() is None or closed[0].is_there()):
             self._finish_closed()
 
@@ -183,7 +183,7 @@ class Window(Locked):
     def _settle(self, waiting: Waiting, entry: Entry) -> bool:
         """Decide, if nothing that may come changes the decision."""
         lack = waiting.lack()
-        if not lack and not waiting.is_final:
+        if not lack and waiting.may_be_centred and not waiting.features:
             return False
         self._decide(waiting, entry, lack)
         return True
