@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 MAX_TEXT = 300  # characters of what was expected, and of what came
-MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
+MAX_HINT = 200  # characters about an unknown name; a few words may stand before them
 MAX_BITS = 1024  # of an integer that is written out: float64's range
 MAX_MESSAGE = 10_000  # characters of a message, whatever it quotes
 

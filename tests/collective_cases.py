@@ -29,8 +29,8 @@ def inputs(rank: int, dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) ->
     low = 0 if kind == "u" else -9
     made = [np.asarray(rng.uniform(low, 9, shape)) for shape in shapes]
     if kind == "c":
-        return [(x + 1j * np.roll(x, 1)).astype(dtype) for x in made]
-    return [(x > 0 if kind == "b" else x).astype(dtype) for x in made]
+        return [np.asarray(x + 1j * np.roll(x, 1)).astype(dtype) for x in made]
+    return [np.asarray(x > 0 if kind == "b" else x).astype(dtype) for x in made]
 
 
 def all_inputs(n: int, dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Any]:

@@ -268,7 +268,8 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
     scales = np.maximum(largest, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
     scale = np.repeat(scales.astype(FLOAT64), INT8_BLOCK)[: x.size]
     allowed = scale * np.where(signed & (np.abs(x) < 0.5 * scale), 1, 0.51)
-    right: Mask = np.abs(y - x) <= allowed + float(of_type.eps) / 2 * np.abs(y)
+    rounding = np.maximum(float(of_type.eps) * np.abs(y), float(of_type.smallest_subnormal)) / 2
+    right: Mask = np.abs(y - x) <= allowed + rounding
     if signed:
         right &= np.sign(y) == np.sign(x)
     right |= (127.5 * scale > float(of_type.max)) & (y == np.copysign(np.inf, x))

@@ -90,11 +90,11 @@ def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
     if outputs is None:
         return declared
     if isinstance(outputs, list | tuple):
-        outputs = checks.entries(op.name, "outputs", outputs)
-    known = isinstance(outputs, list | tuple) and all(
-        isinstance(name, str) and (name in declared or name in op.other_outputs) for name in outputs
-    )
-    if not known:
+        outputs = tuple(checks.entries(op.name, "outputs", outputs))
+    names = {*declared, *op.other_outputs}
+    if not isinstance(outputs, tuple) or not all(
+        isinstance(n, str) and n in names for n in outputs
+    ):
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
     return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
 

@@ -50,10 +50,11 @@ class Known:
 
         by_memory: arrays are the same ones also where they were given another shape.
         """
-        found, gone = _arrays(declared, inputs, out), list[object]()
-        if not backend.runs_kernels or all(array is None for array in found):
-            return None
+        gone = list[object]()
         try:
+            found = _arrays(declared, inputs, out)
+            if not backend.runs_kernels or all(array is None for array in found):
+                return None
             held = tuple([weakref.ref(a, gone.append) for a in found if a is not None])
             keys = _keys(declared, readers, inputs, out)
         except (KeyError, TypeError) as error:
@@ -130,8 +131,8 @@ def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> lis
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """A list as it is: an array would take itself apart."""
-    if not isinstance(value, list | tuple):
+    """A list as it is; an array would take itself apart, and another class may have no end."""
+    if type(value) not in (list, tuple):
         raise TypeError
     return value
 

@@ -30,8 +30,8 @@ _marks: dict[int, Marks] = {}  # of the next call of an operator, by thread
 def marked(marks: Marks, function: Callable[..., T], *args: object) -> T:
     """The result of a function, whose first call of an operator has these marks."""
     thread = get_ident()
-    _marks[thread] = marks
     try:
+        _marks[thread] = marks
         return function(*args)
     finally:
         if _marks:

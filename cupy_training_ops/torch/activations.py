@@ -11,9 +11,9 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ from ..codecs.kept.guards import LINEAR, TILES
 from ..codecs.kept.window import Step
 from ..errors import ProviderError
 from .account import Account
+from .checking import pack_checked, unpack_checked
 from .coding import ALIGNED, Stream, current_stream
 from .compiled import is_compiled
 from .consumers import (
     CENTRING,
     LEAF_NODE,
     SAME_NODES,
-    Consumers,
     InThread,
     Lent,
     asked_of,
@@ -45,6 +45,7 @@ from .kinds import look as new_look
 from .late import copied
 from .policies import NAME, TorchPolicy, policy_of
 from .saved import Kept, Passed, lent, passed
+from .stacks import Hook, n_modes, take_off_hooks, take_off_mode
 
 STRIDED = torch.strided
 # Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
@@ -54,7 +55,6 @@ NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was
 
 # Those that share what is held have it under their own shapes.
 Saved = Kept | tuple[Kept, Look]
-Hook = Callable[[Any], Any]
 # The newest step under each policy: one who makes a context for every step goes on where the last
 # one was, else the host would wait for the device within all of them.
 _steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
@@ -103,9 +103,9 @@ class CompressedActivations:
         pack: Hook = self.pack  # a new object
         unpack: Hook = self.unpack
         if self._check:
-            pack, unpack = partial(_pack_checked, pack), partial(_unpack_checked, unpack)
+            pack, unpack = partial(pack_checked, pack), partial(unpack_checked, unpack)
         mode = self._thread.mode
-        entry = Entry(pack, _n_modes(mode), mode.sees_all)
+        entry = Entry(pack, n_modes(mode), mode.sees_all)
         try:
             self._entered.entries.append(entry)
             mode.sees_all = is_trusted()
@@ -129,10 +129,10 @@ class CompressedActivations:
 
     def _leave(self, entry: Entry) -> None:
         """Undo an entry, or what there is of it: it may be done twice."""
-        _take_off_hooks(entry.pack)
+        take_off_hooks(entry.pack)
         mode = self._thread.mode
-        if _n_modes(mode) > entry.n_modes:
-            _take_off_mode(mode)
+        if n_modes(mode) > entry.n_modes:
+            take_off_mode(mode)
         mode.sees_all = entry.sees_all
         self._known.clear()
         self._guarding.end()
@@ -360,68 +360,6 @@ def compressed_activations(
     no codec, ProviderError inside of a function that torch.compile compiles.
     """
     return CompressedActivations(policy, check)
-
-
-class Checked(NamedTuple):
-    """In checking mode: what is held of a tensor, the tensor, and a copy."""
-
-    saved: Saved | Passed
-    original: Tensor
-    version: int
-    copy: Tensor
-
-
-def _pack_checked(pack: Hook, x: Tensor) -> Checked | Saved | Passed:
-    saved: Saved | Passed = pack(x)
-    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is STRIDED and not x.is_nested
-    if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
-        return saved
-    with torch._C.DisableTorchFunction():
-        return Checked(saved, x.detach(), x._version, x.detach().clone())
-
-
-def _unpack_checked(unpack: Hook, saved: Checked | Saved | Passed) -> Tensor:
-    if type(saved) is not Checked:
-        return unpack(saved)
-    x, version = saved.original, saved.version
-    if x._version == version and not _same_bits(x, saved.copy):
-        raise RuntimeError(
-            f"{NAME}: a tensor of {x.type()} {list(x.shape)} was written after it was saved, and "
-            f"PyTorch was not told: expected writes that raise its version"
-        )
-    return unpack(saved.saved)
-
-
-def _same_bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are equal, also where they are not equal to themselves."""
-    now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y))
-    return bool(torch.equal(now, then))
-
-
-def _n_modes(mode: Consumers) -> int:
-    """How often a mode is on the thread's stack."""
-    return int(torch.overrides._get_current_function_mode_stack().count(mode))
-
-
-def _take_off_mode(mode: Consumers) -> None:
-    """Take a mode off the stack, whatever is above it."""
-    others = []
-    while (top := torch._C._pop_torch_function_stack()) is not mode:
-        others.append(top)
-    for other in reversed(others):
-        torch._C._push_on_torch_function_stack(other)
-
-
-def _take_off_hooks(pack: Hook) -> None:
-    """Take hooks off the stack, whatever is above them; none where they are not there."""
-    others = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        if top[0] is pack:
-            break
-        others.append(top)
-    for other in reversed(others):
-        torch._C._autograd._push_saved_tensors_default_hooks(*other)
 
 
 def _shaped(x: Tensor, look: Look) -> Tensor:

@@ -261,6 +261,9 @@ class GistInt8Encoder(_BlockEncoder):
     with a NaN or an infinity has NaN as s and zeros as codes, so that it comes back as NaN. The
     error is at most 0.51 s, below s / 2 with keep_sign s; s is at most 1 / 126 of the block's
     largest.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, MXINT8, but for the scale, which is a
+    power of two there.
     """
 
     scales_nbytes = INT8_SCALES_NBYTES
@@ -277,6 +280,9 @@ class GistInt8Decoder(_BlockDecoder):
 
     Of a block whose s is NaN all elements are; what is beyond T becomes infinity. GistInt8Encoder
     draws where the bytes lie. An s below 2^-126, which no encoder makes, counts as 0.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, MXINT8, but for the scale, which is a
+    power of two there.
     """
 
     scales_nbytes = INT8_SCALES_NBYTES
