@@ -316,9 +316,7 @@ def _of_tensor(tensor: Any) -> Any:
     """The array over a tensor's memory; by way of integers, as `as_tensor`."""
     torch = sys.modules["torch"]
     if tensor.layout != torch.strided:
-        raise BufferError(
-            f"Sparse tensors ({tensor.layout}) have no memory of all elements: to_dense()"
-        )
+        raise BufferError(f"Sparse tensors ({tensor.layout}) are not dense: see to_dense")
     data = tensor.detach()  # a tensor that requires gradients lends nothing
     bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
     if data.device.type not in ("cpu", "cuda"):

@@ -91,10 +91,8 @@ def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
         return declared
     if isinstance(outputs, list | tuple):
         outputs = tuple(checks.entries(op.name, "outputs", outputs))
-    names = {*declared, *op.other_outputs}
-    if not isinstance(outputs, tuple) or not all(
-        isinstance(n, str) and n in names for n in outputs
-    ):
+    known = {*declared, *op.other_outputs}
+    if type(outputs) is not tuple or not all(isinstance(n, str) and n in known for n in outputs):
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
     return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
 

@@ -134,7 +134,8 @@ def _listed(value: Any) -> Sequence[Any]:
     """A list as it is; an array would take itself apart, and another class may have no end."""
     if type(value) not in (list, tuple):
         raise TypeError
-    return value
+    values: Sequence[Any] = value
+    return values
 
 
 def _keys(

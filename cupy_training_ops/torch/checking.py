@@ -24,9 +24,8 @@ class Checked(NamedTuple):
 def pack_checked(pack: Hook, x: Tensor) -> Any:
     """Save a tensor by a hook, and hold it and a copy beside."""
     saved = pack(x)
-    is_plain = (
-        type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and not x.is_nested
-    )
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_nested
+    is_plain = is_plain and x.layout is torch.strided
     if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
         return saved
     with torch._C.DisableTorchFunction():
