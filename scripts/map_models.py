@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ class UNet(nn.Module):
     def __init__(self, width: int, depth: int, classes: int) -> None:
         super().__init__()
         widths = [width << i for i in range(depth + 1)]
-        pairs = list(zip(widths[:-1], widths[1:], strict=True))
+        pairs = list(itertools.pairwise(widths))
         self.first = twice(3, width)
         self.downs = nn.ModuleList(twice(a, b) for a, b in pairs)
         self.rises = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(pairs))

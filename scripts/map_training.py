@@ -150,7 +150,8 @@ def _options(way: Way, prototype: Path | None) -> dict[str, Any] | None:
     settings = dict(way.codes)
     torch._functorch.config.activation_memory_budget = settings.pop("budget", 1.0)
     spec = importlib.util.spec_from_file_location("prototype", prototype)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return {"custom_partitioner_fn": module.Codes(**settings)}

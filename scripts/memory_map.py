@@ -118,7 +118,8 @@ class Row:
 
     def heard(self) -> Line:
         """The next line of the process."""
-        assert self.process is not None and self.process.stdout is not None
+        assert self.process is not None
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if line:
             return json.loads(line)
@@ -240,7 +241,8 @@ class Measuring:
                 other.stop()
             try:
                 time.sleep(0.3)  # until what they launched has ended
-                assert row.process is not None and row.process.stdin is not None
+                assert row.process is not None
+                assert row.process.stdin is not None
                 with contextlib.suppress(BrokenPipeError):
                     row.process.stdin.write("go\n")
                     row.process.stdin.flush()
