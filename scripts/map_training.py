@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import statistics
 import sys
 import time
@@ -149,12 +149,9 @@ def _options(way: Way, prototype: Path | None) -> dict[str, Any] | None:
         return cto.torch.activation_codes(**way.codes)
     settings = dict(way.codes)
     torch._functorch.config.activation_memory_budget = settings.pop("budget", 1.0)
-    spec = importlib.util.spec_from_file_location("prototype", prototype)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {"custom_partitioner_fn": module.Codes(**settings)}
+    sys.path.insert(0, str(prototype.parent))
+    codes = importlib.import_module(prototype.stem).Codes
+    return {"custom_partitioner_fn": codes(**settings)}
 
 
 def row(

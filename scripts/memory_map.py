@@ -3,13 +3,12 @@
 
     python scripts/memory_map.py measure --models gpt --models llama --out FILE      (one GPU)
     python scripts/memory_map.py measure --tiny --models gpt --out FILE      (on the CPU too)
-    python scripts/memory_map.py report FILE... --out FOLDER
 
 Every way is measured alike: the loss inside what is compiled, PyTorch's fused AdamW, bfloat16 by
 autocast over float32 parameters or bfloat16 throughout. A row is a process; several compile at
 once, and all but one are stopped (SIGSTOP) while that one is timed. FILE gets a line of JSON as
 soon as a row is measured: first where and with what, then rows, how far gradients are from those of
-the model compiled without codes, and what no time was left for.
+the model compiled without codes, and what no time was left for; `memory_map_report.py` shows them.
 """
 
 from __future__ import annotations
@@ -87,6 +86,12 @@ WAYS = {  # the first are measured first
     "offloaded": Way(is_offloaded=True),
 }
 CONTROL = "compiled"
+
+
+def way_of(name: str) -> Way:
+    """A listed way, or codes with arguments that follow the name in JSON."""
+    return WAYS[name] if name in WAYS else Way(True, codes=json.loads(name.partition(" ")[2]))
+
 
 
 class Row:
@@ -218,7 +223,7 @@ class Measuring:
             if "first_s" in line:
                 line["first_s"] -= waited
         assert row.process is not None
-        row.process.wait()
+        row.process.communicate()  # ends, its pipes are closed
         self.running.remove(row)
         seconds = time.monotonic() - row.start
         click.echo(f"{row.model} {row.way}: {seconds:.0f} s {line.get('error', '')}", err=True)
@@ -296,7 +301,7 @@ def about(tiny: bool) -> Line:
 
 @click.group(help=(__doc__ or "").partition("\n")[0])
 def main() -> None:
-    """Measure, or show what was measured."""
+    """Measure."""
 
 
 @main.command()
@@ -357,8 +362,7 @@ def row(model: str, way: str, samples: Path, prototype: Path | None, tiny: bool)
 
     from map_training import attempted
 
-    settings = WAYS[way] if way in WAYS else Way(True, codes=json.loads(way.partition(" ")[2]))
-    line = attempted(model, settings, tiny, prototype, samples, turn)
+    line = attempted(model, way_of(way), tiny, prototype, samples, turn)
     print(json.dumps(line), file=lines, flush=True)
 
 

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""Table and picture of what `memory_map.py` measured.
+
+    python scripts/memory_map_report.py FILE... --out FOLDER
+
+FOLDER gets memory_map.md and memory_map.png. Times are divided by those of the control, which each
+command measures; a row of a later file replaces one of an earlier file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from memory_map import CONTROL, MODELS, WAYS, Line, way_of
+
+GB = 1e9
+WIDEST = 2.4  # times the control's time: what is slower is named, not drawn
+SLOWER = 1.08  # from here on a way of PyTorch's is one that pays time for memory
+PYTORCH, OURS, CONVERTED = "tab:blue", "tab:orange", "tab:purple"
+Panels = dict[str, dict[str, Line]]  # rows by model and way
+
+
+def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
+    """Where was measured, and rows with the distance of their gradients and their relative time."""
+    abouts: list[Line] = []
+    panels: Panels = {}
+    for file in files:
+        of_file: Panels = {}
+        for line in map(json.loads, file.read_text().splitlines()):
+            if line["kind"] == "about":
+                abouts.append(line)
+            elif line["kind"] == "row" and "error" not in line:
+                of_file.setdefault(line["model"], {})[line["way"]] = line
+            elif line["kind"] == "gradients":
+                row = of_file[line["model"]][line["way"]]
+                row["gradients"] = (line["median"], line["worst"])
+        for model, rows in of_file.items():
+            for row in rows.values() if CONTROL in rows else ():
+                row["ratio"] = row["least_ms"] / rows[CONTROL]["least_ms"]
+                panels.setdefault(model, {})[row["way"]] = row
+    return abouts, {model: panels[model] for model in MODELS if model in panels}
+
+
+def ordered(rows: dict[str, Line]) -> list[Line]:
+    """Rows as the ways are listed, more of them last."""
+    names = list(WAYS)
+    return sorted(rows.values(), key=lambda row: (*names, row["way"]).index(row["way"]))
+
+
+def table(panels: Panels) -> str:
+    """Rows of Markdown, those of a model together."""
+    lines = [
+        "| model | way | peak GB | held GB | ms, least (median) | of compiled | coded GB | "
+        "first call s | gradients off, median, worst |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_line(row) for rows in panels.values() for row in ordered(rows)]
+    return "\n".join(lines)
+
+
+def _line(row: Line) -> str:
+    gradients = ", ".join(f"{error:.2%}" for error in row.get("gradients", ()))
+    coded = coded_bytes(row)
+    cells = (
+        row["label"],
+        row["way"],
+        f"{row['peak_bytes'] / GB:.2f}",
+        f"{row['held_bytes'] / GB:.2f}",
+        f"{row['least_ms']:.1f} ({row['median_ms']:.1f})",
+        f"{row['ratio']:.2f}",
+        "" if coded is None else f"{coded / GB:.2f}",
+        f"{row['first_s']:.0f}",
+        gradients,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def coded_bytes(row: Line) -> float | None:
+    """Bytes, as they were before, of what waits as codes."""
+    said = row.get("coded")
+    if not isinstance(said, dict):
+        return None
+    if "coded" in said:  # gigabytes: the prototype's
+        return said["coded"] * GB
+    return None
+
+
+def comparison(panels: Panels) -> str:
+    """For each compiled way of PyTorch's that pays time: ours that come closest to both."""
+    lines = [
+        "| model | PyTorch's way | its time of compiled | ours | its peak | its time |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rows in panels.values():
+        ours = [row for row in rows.values() if way_of(row["way"]).codes is not None]
+        for row in ordered(rows):
+            way = way_of(row["way"])
+            pays = row["ratio"] >= SLOWER and way.is_compiled and way.codes is None
+            if not pays or way.is_converted or not ours:
+                continue
+            best = min(ours, key=lambda each: max(_against(each, row)))
+            peak, time = _against(best, row)
+            cells = (row["label"], row["way"], f"{row['ratio']:.2f}", best["way"])
+            lines.append(f"| {' | '.join(cells)} | {peak:.3f} | {time:.3f} |")
+    return "\n".join(lines)
+
+
+def _against(ours: Line, theirs: Line) -> tuple[float, float]:
+    peak = ours["peak_bytes"] / max(theirs["peak_bytes"], 1)
+    return peak, ours["ratio"] / theirs["ratio"]
+
+
+def draw(panels: Panels, path: Path) -> None:
+    """Memory against time, a panel a model."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    columns = min(len(panels), 3)
+    n = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.2 * columns, 4.2 * n + 0.6), layout="constrained")
+    axes = figure.subplots(n, columns, squeeze=False).flatten()
+    for axis, rows in zip(axes, panels.values(), strict=False):
+        _panel(axis, rows)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    entries = [
+        ("PyTorch", PYTORCH, "o", True),
+        ("converted", CONVERTED, "o", True),
+        ("codes", OURS, "o", True),
+        ("every block checkpointed", "black", "^", True),
+        ("eager", "black", "o", False),
+    ]
+    handles = [
+        Line2D([], [], color=color, marker=mark, ls="", mfc=color if full else "none", label=label)
+        for label, color, mark, full in entries
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.savefig(path, format="png", dpi=110)
+
+
+def _panel(axis: Any, rows: dict[str, Line]) -> None:
+    slow = []
+    budgets: list[tuple[float, float]] = []
+    for row in ordered(rows):
+        way, at = way_of(row["way"]), (row["ratio"], row["peak_bytes"] / GB)
+        if row["ratio"] > WIDEST:
+            slow.append(f"{row['way']} {row['ratio']:.1f}, {at[1]:.1f} GB")
+            continue
+        if row["way"] == CONTROL or way.budget is not None:
+            budgets.append(at)
+        is_ours = way.codes is not None or way.policy is not None
+        color = OURS if is_ours else CONVERTED if way.is_converted else PYTORCH
+        axis.plot(
+            *at,
+            marker="^" if way.is_checkpointed else "o",
+            color=color,
+            markerfacecolor=color if way.is_compiled else "none",
+            linestyle="",
+        )
+        axis.annotate(short(row["way"]), at, (4, 3), textcoords="offset points", fontsize=7)
+    axis.plot(*zip(*sorted(budgets), strict=True), color=PYTORCH, linewidth=0.8, zorder=0)
+    label = next(iter(rows.values()))["label"]
+    axis.set(title=label, xlabel="time of a step, compiled = 1", ylabel="peak GB")
+    axis.set_ylim(bottom=0)
+    axis.margins(x=0.12)
+    if slow:
+        axis.text(0.98, 0.02, "slower: " + "; ".join(slow), fontsize=7, ha="right",
+                  transform=axis.transAxes)  # fmt: skip
+
+
+def short(way: str) -> str:
+    """A way's name without what marker and colour say."""
+    for word in ("eager", "converted", "checkpointed", "compressed", "codes", "budget"):
+        way = way.replace(word, "")
+    return way.strip(" ,")
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path())
+def main(files: tuple[Path, ...], out: Path) -> None:
+    """Write the table and the picture."""
+    abouts, panels = read(files)
+    where = "\n".join(
+        f"* {', '.join(f'{name} {what}' for name, what in about.items() if name != 'kind')}"
+        for about in abouts
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    text = f"{where}\n\n{table(panels)}\n\n{comparison(panels)}\n"
+    (out / "memory_map.md").write_text(text)
+    click.echo(text, nl=False)
+    draw(panels, out / "memory_map.png")
+
+
+if __name__ == "__main__":
+    main()
