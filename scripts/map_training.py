@@ -110,12 +110,13 @@ class Training:
                 found[name] = flat[at.to(self.device)].float().cpu().numpy()
         return found
 
-    def coded(self) -> Any:
-        """What a partitioner says of its graphs."""
-        partitioner = (self.codes or {}).get("custom_partitioner_fn")
-        if partitioner is None:
+    def coded(self) -> dict[str, Any] | None:
+        """What is said of the graphs, tensor by tensor left out."""
+        if self.codes is None:
             return None
-        return partitioner.summary() if hasattr(partitioner, "summary") else partitioner.report()
+        if not hasattr(self.codes, "report"):
+            return self.codes["custom_partitioner_fn"].summary()
+        return {name: said for name, said in self.codes.report().items() if name != "graphs"}
 
 
 def _loss(
@@ -136,7 +137,7 @@ def _checkpoint(block: nn.Module) -> None:
     block.forward = again
 
 
-def _options(way: Way, prototype: Path | None) -> dict[str, Any] | None:
+def _options(way: Way, prototype: Path | None) -> Any:
     """Options of a compilation; PyTorch's own settings are set."""
     if way.budget is not None:
         torch._functorch.config.activation_memory_budget = way.budget

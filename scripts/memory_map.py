@@ -93,7 +93,6 @@ def way_of(name: str) -> Way:
     return WAYS[name] if name in WAYS else Way(True, codes=json.loads(name.partition(" ")[2]))
 
 
-
 class Row:
     """A process that measures one row."""
 

@@ -82,11 +82,11 @@ def _line(row: Line) -> str:
 def coded_bytes(row: Line) -> float | None:
     """Bytes, as they were before, of what waits as codes."""
     said = row.get("coded")
-    if not isinstance(said, dict):
+    if said is None:
         return None
-    if "coded" in said:  # gigabytes: the prototype's
-        return said["coded"] * GB
-    return None
+    if isinstance(said["coded"], dict):
+        return sum(each["before"] for name, each in said["coded"].items() if name != "nothing")
+    return said["coded"] * GB  # the prototype's
 
 
 def comparison(panels: Panels) -> str:
