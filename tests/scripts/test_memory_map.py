@@ -19,6 +19,7 @@ from memory_map import Measuring, Row, differences
 from memory_map_report import comparison, draw, read, table
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "memory_map.py"
+ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 BUSY = """
 import json, sys, time
@@ -144,8 +145,7 @@ def test_a_model_is_measured(tmp_path: Path) -> None:
     command += ["--out", str(tmp_path / "lines")]
     for way in ways:
         command += ["--ways", way]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, capture_output=True, env=alone)
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **ALONE})
     _, panels = read([tmp_path / "lines"])
     rows = panels["gpt"]
     assert rows.keys() == {"compiled", *ways}
@@ -156,3 +156,17 @@ def test_a_model_is_measured(tmp_path: Path) -> None:
     assert all(row["gradients"][1] < 0.01 for row in rows.values())
     assert rows["checkpointed"]["graphs"] == 1
     assert rows["eager"]["graphs"] == 0
+
+
+@pytest.mark.thorough
+def test_losses_with_and_without_codes(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT.with_name("code_losses.py")), "--tiny", "--steps", "6"]
+    command += ["--models", "gpt", "--seeds", "2", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **ALONE})
+    losses = json.loads((tmp_path / "code_losses.json").read_text())["losses"]["gpt"]
+    plain, codes = losses["plain"], losses["codes"]
+    assert plain[0] != plain[1]
+    for a, b in zip(plain, codes, strict=True):
+        assert len(a) == 6
+        assert a == pytest.approx(b, rel=1e-2)
+    assert "| gpt | " in (tmp_path / "code_losses.md").read_text()
