@@ -156,8 +156,10 @@ class Row:
 class Measuring:
     """Rows that run at once, one of them timed."""
 
-    def __init__(self, out: Path, folder: Path, threads: int, limit: float) -> None:
-        self.out, self.folder, self.limit = out, folder, limit
+    def __init__(
+        self, out: Path, folder: Path, threads: int, limit: float, cold: bool = False
+    ) -> None:
+        self.out, self.folder, self.limit, self.cold = out, folder, limit, cold
         self.end = math.inf
         self.running: list[Row] = []
         self.alone = threading.Lock()  # who has it may time, or start
@@ -166,7 +168,6 @@ class Measuring:
         self.environment = {
             **os.environ,
             "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
             "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
             "OMP_NUM_THREADS": str(threads),
@@ -212,7 +213,8 @@ class Measuring:
             if time.monotonic() > self.end:
                 self._skip(row)
                 return
-            row.begin(self.environment)
+            cache = row.samples.with_suffix(".cache") if self.cold else self.folder / "cache"
+            row.begin(self.environment | {"TORCHINDUCTOR_CACHE_DIR": str(cache)})
             self.running.append(row)
         line = row.heard()
         if "ready" in line:
@@ -312,6 +314,7 @@ def main() -> None:
 @click.option("--seconds", default=540.0, show_default=True, help="Of all rows at most.")
 @click.option("--limit", default=240.0, show_default=True, help="Seconds of one row at most.")
 @click.option("--jobs", default=8, show_default=True, help="Rows at once.")
+@click.option("--cold", is_flag=True, help="Rows share no kernels: what compiling takes.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def measure(
     models: tuple[str, ...],
@@ -322,6 +325,7 @@ def measure(
     seconds: float,
     limit: float,
     jobs: int,
+    cold: bool,
     out: Path,
 ) -> None:
     """Measure way by way, so that what time is short for is the last of all models."""
@@ -333,8 +337,8 @@ def measure(
     out.parent.mkdir(parents=True, exist_ok=True)
     threads = max((os.cpu_count() or 1) // jobs, 1)
     with tempfile.TemporaryDirectory() as name:
-        measuring = Measuring(out, Path(name), threads, limit)
-        measuring.write(about(tiny) | {"jobs": jobs, "prototype": prototype is not None})
+        measuring = Measuring(out, Path(name), threads, limit, cold)
+        measuring.write(about(tiny) | {"jobs": jobs, "cold": cold})
         rows = [
             Row(model, way, Path(name), words)
             for way in chosen

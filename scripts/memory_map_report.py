@@ -51,22 +51,21 @@ def ordered(rows: dict[str, Line]) -> list[Line]:
     return sorted(rows.values(), key=lambda row: (*names, row["way"]).index(row["way"]))
 
 
-def table(panels: Panels) -> str:
-    """Rows of Markdown, those of a model together."""
+def table(rows: dict[str, Line]) -> str:
+    """A panel's name, and rows of Markdown."""
     lines = [
-        "| model | way | peak GB | held GB | ms, least (median) | of compiled | coded GB | "
-        "first call s | gradients off, median, worst |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"{next(iter(rows.values()))['label']}:",
+        "",
+        "| way | peak GB | held GB | ms, least (median) | of compiled | coded GB | first call s | "
+        "gradients off, median, worst |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_line(row) for rows in panels.values() for row in ordered(rows)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_line, ordered(rows))])
 
 
 def _line(row: Line) -> str:
-    gradients = ", ".join(f"{error:.2%}" for error in row.get("gradients", ()))
     coded = coded_bytes(row)
     cells = (
-        row["label"],
         row["way"],
         f"{row['peak_bytes'] / GB:.2f}",
         f"{row['held_bytes'] / GB:.2f}",
@@ -74,7 +73,7 @@ def _line(row: Line) -> str:
         f"{row['ratio']:.2f}",
         "" if coded is None else f"{coded / GB:.2f}",
         f"{row['first_s']:.0f}",
-        gradients,
+        ", ".join(f"{error:.2%}" for error in row.get("gradients", ())),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -190,7 +189,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
         for about in abouts
     )
     out.mkdir(parents=True, exist_ok=True)
-    text = f"{where}\n\n{table(panels)}\n\n{comparison(panels)}\n"
+    text = "\n\n".join([where, *map(table, panels.values()), comparison(panels)]) + "\n"
     (out / "memory_map.md").write_text(text)
     click.echo(text, nl=False)
     draw(panels, out / "memory_map.png")

@@ -130,7 +130,7 @@ def test_commands_meet_in_their_control(tmp_path: Path) -> None:
         "budget 0": 1.05,
         'codes {"budget": 0.5}': 1.1,
     }
-    assert '| codes {"budget": 0.5} | 5.70 | 2.85 | 22.0 (23.0) | 1.10 |' in table(panels)
+    assert '| codes {"budget": 0.5} | 5.70 | 2.85 | 22.0 (23.0) | 1.10 |' in table(panels["gpt"])
     (line,) = comparison(panels).splitlines()[2:]  # the other budget takes no time
     assert line == '| A model | budget 0.5 | 1.20 | codes {"budget": 0.5} | 0.950 | 0.917 |'
     pytest.importorskip("matplotlib", reason="the extra 'plot' is missing")
