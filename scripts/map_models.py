@@ -161,9 +161,15 @@ def vit(tiny: bool, large: bool) -> Panel:
         ("H/14", 32, 14, 32, 16, 1280) if large else ("B/16", 64, 16, 12, 12, 768)
     )
     n, side, depth, width = (2, 2 * patch, 2, 2 * n_heads) if tiny else (n, 224, depth, width)
+
+    def made() -> nn.Module:
+        model = VisionTransformer(side, patch, depth, n_heads, width, 4 * width)
+        nn.init.normal_(model.heads.head.weight, std=0.02)  # of zeros no other gradient is left
+        return model
+
     return Panel(
         f"ViT-{name}, {n} x {side} x {side}",
-        lambda: VisionTransformer(side, patch, depth, n_heads, width, 4 * width),
+        made,
         images(n, side, 1000),
         lambda model: model.encoder.layers,
     )

@@ -83,6 +83,7 @@ WAYS = {  # the first are measured first
     "eager, converted": Way(False, True),
     "eager, converted, checkpointed": Way(False, True, True),
     "eager, converted, compressed": Way(False, True, policy="default"),
+    "eager, converted, checkpointed, compressed": Way(False, True, True, policy="default"),
     "offloaded": Way(is_offloaded=True),
 }
 CONTROL = "compiled"
