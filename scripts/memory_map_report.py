@@ -2,8 +2,9 @@
 """Table and picture of what `memory_map.py` measured.
 
     python scripts/memory_map_report.py FILE... --out FOLDER
+    python scripts/memory_map_report.py docs/memory_map.jsonl --out docs --page docs/stash.md
 
-FOLDER gets memory_map.md and memory_map.png. Times are divided by those of the control, which each
+FOLDER gets memory_map.png, a page its tables; without a page they are printed. Times are divided by those of the control, which each
 command measures; a row of a later file replaces one of an earlier file.
 """
 
@@ -178,21 +179,38 @@ def short(way: str) -> str:
     return way.strip(" ,")
 
 
+def filled(page: str, text: str) -> str:
+    """The page with these tables."""
+    begin, middle, rest = page.partition("<!-- measured: memory_map -->\n")
+    if not middle:
+        raise ValueError("no place for the map: expected '<!-- measured: memory_map -->'")
+    _, end, after = rest.partition("\n<!-- end -->")
+    return f"{begin}{middle}{text}{end}{after}"
+
+
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path())
-def main(files: tuple[Path, ...], out: Path) -> None:
-    """Write the table and the picture."""
+@click.option("--page", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def main(files: tuple[Path, ...], out: Path, page: Path | None) -> None:
+    """Write the tables and the picture."""
     abouts, panels = read(files)
+    out.mkdir(parents=True, exist_ok=True)
+    draw(panels, out / "memory_map.png")
+    text = tables(abouts, panels)
+    if page is None:
+        click.echo(f"{text}\n\n{comparison(panels)}")
+    else:
+        page.write_text(filled(page.read_text("utf-8"), text), "utf-8")
+
+
+def tables(abouts: Sequence[Line], panels: Panels) -> str:
+    """Where was measured, and a table a panel."""
     where = "\n".join(
         f"* {', '.join(f'{name} {what}' for name, what in about.items() if name != 'kind')}"
         for about in abouts
     )
-    out.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join([where, *map(table, panels.values()), comparison(panels)]) + "\n"
-    (out / "memory_map.md").write_text(text)
-    click.echo(text, nl=False)
-    draw(panels, out / "memory_map.png")
+    return "\n\n".join([where, *map(table, panels.values())])
 
 
 if __name__ == "__main__":
