@@ -4,8 +4,8 @@
     python scripts/memory_map_report.py FILE... --out FOLDER
     python scripts/memory_map_report.py docs/memory_map.jsonl --out docs --page docs/stash.md
 
-FOLDER gets memory_map.png, a page its tables; without a page they are printed. Times are divided by those of the control, which each
-command measures; a row of a later file replaces one of an earlier file.
+FOLDER gets memory_map.png, a page its tables; without a page they are printed. Times are divided by
+those of the control, which each command measures; later rows replace earlier ones.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Panels = dict[str, dict[str, Line]]  # rows by model and way
 def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
     """Where was measured, and rows with the distance of their gradients and their relative time."""
     abouts: list[Line] = []
+    commands: list[Panels] = []
+    for line in (json.loads(each) for file in files for each in file.read_text().splitlines()):
+        if line["kind"] == "about":
+            abouts.append(line)
+            commands.append({})
+        elif line["kind"] == "row" and "error" not in line:
+            commands[-1].setdefault(line["model"], {})[line["way"]] = line
+        elif line["kind"] == "gradients":
+            row = commands[-1][line["model"]][line["way"]]
+            row["gradients"] = (line["median"], line["worst"])
     panels: Panels = {}
-    for file in files:
-        of_file: Panels = {}
-        for line in map(json.loads, file.read_text().splitlines()):
-            if line["kind"] == "about":
-                abouts.append(line)
-            elif line["kind"] == "row" and "error" not in line:
-                of_file.setdefault(line["model"], {})[line["way"]] = line
-            elif line["kind"] == "gradients":
-                row = of_file[line["model"]][line["way"]]
-                row["gradients"] = (line["median"], line["worst"])
-        for model, rows in of_file.items():
-            for row in rows.values() if CONTROL in rows else ():
-                row["ratio"] = row["least_ms"] / rows[CONTROL]["least_ms"]
-                panels.setdefault(model, {})[row["way"]] = row
+    for model, rows in (each for command in commands for each in command.items()):
+        for row in rows.values() if CONTROL in rows else ():
+            row["ratio"] = row["least_ms"] / rows[CONTROL]["least_ms"]
+            panels.setdefault(model, {})[row["way"]] = row
     return abouts, {model: panels[model] for model in MODELS if model in panels}
 
 
