@@ -153,11 +153,8 @@ def end(losses: list[float]) -> float:
 @click.option("--models", multiple=True, type=click.Choice(list(courses(tiny=True))))
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(2))
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(2))
-@click.option("--prototype", type=click.Path(path_type=Path, exists=True, resolve_path=True))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True)
-def main(
-    tiny: bool, models: tuple[str, ...], steps: int, seeds: int, prototype: Path | None, out: Path
-) -> None:
+def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path) -> None:
     """Train, and write JSON and a table."""
     if not tiny and not torch.cuda.is_available():
         raise click.UsageError("expected a GPU; without one there is --tiny")
@@ -172,7 +169,7 @@ def main(
         found[model] = {}
         for name, way in WAYS.items():
             torch.compiler.reset()
-            trained = Trained(course, options(way, prototype), device)
+            trained = Trained(course, options(way), device)
             found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
         lines.append(line(model, found[model]))
         click.echo(lines[-1])

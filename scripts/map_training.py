@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import statistics
 import sys
 import time
@@ -44,9 +43,7 @@ FP8 = {
 class Training:
     """One model, trained one way."""
 
-    def __init__(
-        self, model: str, way: Way, device: torch.device, tiny: bool, prototype: Path | None
-    ) -> None:
+    def __init__(self, model: str, way: Way, device: torch.device, tiny: bool) -> None:
         torch.manual_seed(0)
         panel = PANELS[model](tiny)
         self.way, self.device, self.label = way, device, panel.label
@@ -62,7 +59,7 @@ class Training:
         if way.is_checkpointed:
             for block in panel.blocks(self.model):
                 _checkpoint(block)
-        self.codes = options(way, prototype) if way.is_compiled else None
+        self.codes = options(way) if way.is_compiled else None
         loss = functools.partial(_loss, self.model, panel.scores, way.is_converted)
         self.loss = torch.compile(loss, options=self.codes) if way.is_compiled else loss
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
@@ -111,11 +108,9 @@ class Training:
         return found
 
     def coded(self) -> dict[str, Any] | None:
-        """What is said of the graphs, tensor by tensor left out."""
+        """What codes say of the graphs, single tensors left out."""
         if self.codes is None:
             return None
-        if not hasattr(self.codes, "report"):
-            return self.codes["custom_partitioner_fn"].summary()
         return {name: said for name, said in self.codes.report().items() if name != "graphs"}
 
 
@@ -137,31 +132,21 @@ def _checkpoint(block: nn.Module) -> None:
     block.forward = again
 
 
-def options(way: Way, prototype: Path | None) -> Any:
+def options(way: Way) -> Any:
     """Options of a compilation; PyTorch's own settings are set."""
     if way.budget is not None:
         torch._functorch.config.activation_memory_budget = way.budget
     if way.is_fp8:
         passes = torch._inductor.config.post_grad_fusion_options
         passes["activation_quantization_aten_pass"] = FP8
-    if way.codes is None:
-        return None
-    if prototype is None:
-        return cto.torch.activation_codes(**way.codes)
-    settings = dict(way.codes)
-    torch._functorch.config.activation_memory_budget = settings.pop("budget", 1.0)
-    sys.path.insert(0, str(prototype.parent))
-    codes = importlib.import_module(prototype.stem).Codes
-    return {"custom_partitioner_fn": codes(**settings)}
+    return None if way.codes is None else cto.torch.activation_codes(**way.codes)
 
 
-def row(
-    model: str, way: Way, tiny: bool, prototype: Path | None, samples: Path, turn: Callable[[], Any]
-) -> dict[str, Any]:
+def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]) -> dict[str, Any]:
     """Figures of a training; what is timed waits for its turn."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    training = Training(model, way, device, tiny, prototype)
+    training = Training(model, way, device, tiny)
     start = time.perf_counter()
     loss = training.gradients().item()
     first = time.perf_counter() - start

@@ -63,27 +63,33 @@ class Way(NamedTuple):
 
 WAYS = {  # the first are measured first
     "compiled": Way(True),
-    "codes": Way(True, codes={}),
     "checkpointed": Way(True, is_checkpointed=True),
+    "codes": Way(True, codes={}),
+    "codes, budget 0.5": Way(True, codes={"budget": 0.5}),
     "budget 0.5": Way(True, budget=0.5),
     "budget 0.2": Way(True, budget=0.2),
-    "codes, budget 0.5": Way(True, codes={"budget": 0.5}),
+    "codes wide": Way(True, codes={"policy": "wide"}),
+    "codes small": Way(True, codes={"policy": "small"}),
+    "codes, budget 0.3": Way(True, codes={"budget": 0.3}),
+    "codes, checkpointed": Way(True, is_checkpointed=True, codes={}),
     "eager": Way(),
     "eager, checkpointed": Way(is_checkpointed=True),
     "eager, compressed": Way(policy="default"),
+    "eager, converted": Way(False, True),
+    "eager, converted, compressed": Way(False, True, policy="default"),
+    "eager, converted, checkpointed": Way(False, True, True),
+    "eager, converted, checkpointed, compressed": Way(False, True, True, policy="default"),
+    "budget 0.99": Way(True, budget=0.99),
     "budget 0.8": Way(True, budget=0.8),
     "budget 0.3": Way(True, budget=0.3),
     "budget 0": Way(True, budget=0.0),
+    "codes, budget 0.8": Way(True, codes={"budget": 0.8}),
+    "codes, budget 0.15": Way(True, codes={"budget": 0.15}),
+    "codes small, budget 0.3": Way(True, codes={"policy": "small", "budget": 0.3}),
     "fp8 pass": Way(True, is_fp8=True),
-    "codes, budget 0.3": Way(True, codes={"budget": 0.3}),
-    "codes, checkpointed": Way(True, is_checkpointed=True, codes={}),
     "converted": Way(True, True),
     "converted, codes": Way(True, True, codes={}),
     "converted, checkpointed": Way(True, True, True),
-    "eager, converted": Way(False, True),
-    "eager, converted, checkpointed": Way(False, True, True),
-    "eager, converted, compressed": Way(False, True, policy="default"),
-    "eager, converted, checkpointed, compressed": Way(False, True, True, policy="default"),
     "offloaded": Way(is_offloaded=True),
 }
 CONTROL = "compiled"
@@ -310,7 +316,6 @@ def main() -> None:
 @click.option("--models", multiple=True, type=click.Choice(list(MODELS)))
 @click.option("--ways", multiple=True, type=click.Choice(list(WAYS)))
 @click.option("--codes", multiple=True, help="One more way: arguments of activation_codes, JSON.")
-@click.option("--prototype", type=click.Path(path_type=Path, exists=True, resolve_path=True))
 @click.option("--tiny", is_flag=True, help="Small sizes and two steps.")
 @click.option("--seconds", default=540.0, show_default=True, help="Of all rows at most.")
 @click.option("--limit", default=240.0, show_default=True, help="Seconds of one row at most.")
@@ -321,7 +326,6 @@ def measure(
     models: tuple[str, ...],
     ways: tuple[str, ...],
     codes: tuple[str, ...],
-    prototype: Path | None,
     tiny: bool,
     seconds: float,
     limit: float,
@@ -332,7 +336,6 @@ def measure(
     """Measure way by way, so that what time is short for is the last of all models."""
     start = time.monotonic()
     words = ["--tiny"] if tiny else []
-    words += ["--prototype", str(prototype)] if prototype else []
     chosen = [way for way in WAYS if way in (CONTROL, *(ways or WAYS))]
     chosen += [f"codes {json.dumps(json.loads(each))}" for each in codes]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -353,9 +356,8 @@ def measure(
 @click.argument("model", type=click.Choice(list(MODELS)))
 @click.argument("way")
 @click.argument("samples", type=click.Path(path_type=Path))
-@click.option("--prototype", type=click.Path(path_type=Path))
 @click.option("--tiny", is_flag=True)
-def row(model: str, way: str, samples: Path, prototype: Path | None, tiny: bool) -> None:
+def row(model: str, way: str, samples: Path, tiny: bool) -> None:
     """Measure one row, as the process of its own that `measure` starts."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no line of ours
@@ -366,7 +368,7 @@ def row(model: str, way: str, samples: Path, prototype: Path | None, tiny: bool)
 
     from map_training import attempted
 
-    line = attempted(model, way_of(way), tiny, prototype, samples, turn)
+    line = attempted(model, way_of(way), tiny, samples, turn)
     print(json.dumps(line), file=lines, flush=True)
 
 

@@ -79,14 +79,13 @@ def _line(row: Line) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def coded_bytes(row: Line) -> float | None:
+def coded_bytes(row: Line) -> int | None:
     """Bytes, as they were before, of what waits as codes."""
     said = row.get("coded")
     if said is None:
         return None
-    if isinstance(said["coded"], dict):
-        return sum(each["before"] for name, each in said["coded"].items() if name != "nothing")
-    return said["coded"] * GB  # the prototype's
+    others = ("nothing", "recomputed")
+    return sum(each["before"] for name, each in said["coded"].items() if name not in others)
 
 
 def comparison(panels: Panels) -> str:
