@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 STEPS, FEWEST, SECONDS = 25, 5, 12.0  # fewer than 25 where they took longer than that
 WARM_UP = 3
 ENTRIES = 1 << 17  # of each gradient, drawn at random, that are compared
+NAME = "activation_codes"  # begins a warning that nothing is coded
 FP8 = {
     "quant_type": "torch.float8_e5m2",
     "use_scaling": True,
@@ -148,7 +150,8 @@ def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     training = Training(model, way, device, tiny)
     start = time.perf_counter()
-    loss = training.gradients().item()
+    with warnings.catch_warnings(record=True) as warned:
+        loss = training.gradients().item()
     first = time.perf_counter() - start
     np.savez(samples, **training.sampled())
     training.update()
@@ -176,6 +179,7 @@ def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]
         "first_s": first,
         "graphs": counters["stats"].get("unique_graphs", 0),
         "coded": training.coded(),
+        "warned": [str(each.message) for each in warned if NAME in str(each.message)],
     }
 
 

@@ -234,7 +234,8 @@ class Measuring:
         row.process.communicate()  # ends, its pipes are closed
         self.running.remove(row)
         seconds = time.monotonic() - row.start
-        click.echo(f"{row.model} {row.way}: {seconds:.0f} s {line.get('error', '')}", err=True)
+        said = line.get("error", line.get("warned", ""))
+        click.echo(f"{row.model} {row.way}: {seconds:.0f} s {said}", err=True)
         if "OutOfMemory" in line.get("error", "") and row.gigabytes < GIGABYTES:
             row.ended = "memory"
             return
