@@ -79,7 +79,7 @@ WAYS = {  # the first are measured first
     "eager, converted, compressed": Way(False, True, policy="default"),
     "eager, converted, checkpointed": Way(False, True, True),
     "eager, converted, checkpointed, compressed": Way(False, True, True, policy="default"),
-    "budget 0.99": Way(True, budget=0.99),
+    "budget 0.999": Way(True, budget=0.999),
     "budget 0.8": Way(True, budget=0.8),
     "budget 0.3": Way(True, budget=0.3),
     "budget 0": Way(True, budget=0.0),

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Table and picture of what `memory_map.py` measured.
+r"""Table and picture of what `memory_map.py` measured.
 
-    python scripts/memory_map_report.py FILE... --out FOLDER
-    python scripts/memory_map_report.py docs/memory_map.jsonl --out docs --page docs/stash.md
+    python scripts/memory_map_report.py FILE...
+    python scripts/memory_map_report.py docs/memory_map.jsonl \
+        --picture docs/memory_map.png --page docs/stash.md
 
-FOLDER gets memory_map.png, a page its tables; without a page they are printed. Times are divided by
-those of the control, which each command measures; later rows replace earlier ones.
+The picture shows peaks; a second, whose name ends in `_held`, what waits for the backward pass. A
+page gets the tables; without one they are printed, and which of ours come closest to PyTorch's.
+Times are divided by those of the control, which each command measures; later rows replace earlier.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from memory_map import CONTROL, MODELS, WAYS, Line, way_of
+from memory_map import CONTROL, MODELS, Line, way_of
 
 GB = 1e9
 WIDEST = 2.4  # times the control's time: what is slower is named, not drawn
@@ -47,9 +50,23 @@ def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
 
 
 def ordered(rows: dict[str, Line]) -> list[Line]:
-    """Rows as the ways are listed, more of them last."""
-    names = list(WAYS)
-    return sorted(rows.values(), key=lambda row: (*names, row["way"]).index(row["way"]))
+    """Rows by what is done: compiled ones first, plain ones first, large budgets first."""
+
+    def place(row: Line) -> tuple[float, ...]:
+        way = way_of(row["way"])
+        codes = way.codes or {}
+        budget = way.budget if way.budget is not None else codes.get("budget", 2)
+        return (
+            not way.is_compiled,
+            way.is_offloaded,
+            way.is_converted,
+            way.codes is not None or way.policy is not None,
+            way.is_fp8,
+            way.is_checkpointed,
+            -budget if isinstance(budget, (int, float)) else 0,
+        )
+
+    return sorted(rows.values(), key=place)
 
 
 def table(rows: dict[str, Line]) -> str:
@@ -113,7 +130,7 @@ def _against(ours: Line, theirs: Line) -> tuple[float, float]:
     return peak, ours["ratio"] / theirs["ratio"]
 
 
-def draw(panels: Panels, path: Path) -> None:
+def draw(panels: Panels, path: Path, memory: str = "peak") -> None:
     """Memory against time, a panel a model."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -123,7 +140,7 @@ def draw(panels: Panels, path: Path) -> None:
     figure = Figure(figsize=(5.2 * columns, 4.2 * n + 0.6), layout="constrained")
     axes = figure.subplots(n, columns, squeeze=False).flatten()
     for axis, rows in zip(axes, panels.values(), strict=False):
-        _panel(axis, rows)
+        _panel(axis, rows, memory)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     entries = [
@@ -141,11 +158,11 @@ def draw(panels: Panels, path: Path) -> None:
     figure.savefig(path, format="png", dpi=110)
 
 
-def _panel(axis: Any, rows: dict[str, Line]) -> None:
+def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
     slow = []
     budgets: list[tuple[float, float]] = []
     for row in ordered(rows):
-        way, at = way_of(row["way"]), (row["ratio"], row["peak_bytes"] / GB)
+        way, at = way_of(row["way"]), (row["ratio"], row[f"{memory}_bytes"] / GB)
         if row["ratio"] > WIDEST:
             slow.append(f"{row['way']} {row['ratio']:.1f}, {at[1]:.1f} GB")
             continue
@@ -160,12 +177,13 @@ def _panel(axis: Any, rows: dict[str, Line]) -> None:
             markerfacecolor=color if way.is_compiled else "none",
             linestyle="",
         )
-        axis.annotate(short(row["way"]), at, (4, 3), textcoords="offset points", fontsize=7)
+        place = {"textcoords": "offset points", "fontsize": 7, "color": color}
+        axis.annotate(short(row["way"]), at, (4, 3), **place)
     axis.plot(*zip(*sorted(budgets), strict=True), color=PYTORCH, linewidth=0.8, zorder=0)
     label = next(iter(rows.values()))["label"]
-    axis.set(title=label, xlabel="time of a step, compiled = 1", ylabel="peak GB")
+    axis.set(title=label, xlabel="time of a step, compiled = 1", ylabel=f"{memory} GB")
+    axis.margins(x=0.12, y=0.12)
     axis.set_ylim(bottom=0)
-    axis.margins(x=0.12)
     if slow:
         axis.text(0.98, 0.02, "slower: " + "; ".join(slow), fontsize=7, ha="right",
                   transform=axis.transAxes)  # fmt: skip
@@ -178,38 +196,43 @@ def short(way: str) -> str:
     return way.strip(" ,")
 
 
+def tables(abouts: Sequence[Line], panels: Panels) -> str:
+    """Where was measured, and a table a panel."""
+    where = dict.fromkeys(
+        f"{about['gpu']}, PyTorch {about.get('torch')}, {about['date']}, commit {about['commit']}"
+        for about in abouts
+    )
+    return "\n\n".join(["; ".join(where) + ".", *map(table, panels.values())])
+
+
 def filled(page: str, text: str) -> str:
     """The page with these tables."""
-    begin, middle, rest = page.partition("<!-- measured: memory_map -->\n")
-    if not middle:
-        raise ValueError("no place for the map: expected '<!-- measured: memory_map -->'")
-    _, end, after = rest.partition("\n<!-- end -->")
-    return f"{begin}{middle}{text}{end}{after}"
+    place = "(<!-- measured: memory_map -->\n).*?(<!-- end -->)"
+    page, n = re.subn(place, lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
+    if n != 1:
+        raise ValueError(f"expected one '<!-- measured: memory_map -->' with an end, not {n}")
+    return page
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path())
+@click.option("--models", multiple=True, type=click.Choice(list(MODELS)))
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--page", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def main(files: tuple[Path, ...], out: Path, page: Path | None) -> None:
+def main(
+    files: tuple[Path, ...], models: tuple[str, ...], picture: Path | None, page: Path | None
+) -> None:
     """Write the tables and the picture."""
     abouts, panels = read(files)
-    out.mkdir(parents=True, exist_ok=True)
-    draw(panels, out / "memory_map.png")
+    panels = {model: panels[model] for model in panels if model in (models or panels)}
+    if picture:
+        draw(panels, picture)
+        draw(panels, picture.with_stem(f"{picture.stem}_held"), "held")
     text = tables(abouts, panels)
     if page is None:
         click.echo(f"{text}\n\n{comparison(panels)}")
     else:
         page.write_text(filled(page.read_text("utf-8"), text), "utf-8")
-
-
-def tables(abouts: Sequence[Line], panels: Panels) -> str:
-    """Where was measured, and a table a panel."""
-    where = "\n".join(
-        f"* {', '.join(f'{name} {what}' for name, what in about.items() if name != 'kind')}"
-        for about in abouts
-    )
-    return "\n\n".join([where, *map(table, panels.values())])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 from memory_map import Measuring, Row, differences
-from memory_map_report import comparison, draw, filled, read, table
+from memory_map_report import comparison, draw, filled, read, table, tables
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "memory_map.py"
+DOCS = SCRIPT.parents[1] / "docs"
 ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 BUSY = """
@@ -107,7 +108,9 @@ def test_errors_of_gradients(tmp_path: Path) -> None:
 
 def lines_of(ways: dict[str, tuple[float, float]]) -> str:
     """Milliseconds and peak gigabytes, in a file's lines."""
-    lines: list[dict[str, Any]] = [{"kind": "about", "gpu": "made up"}]
+    lines: list[dict[str, Any]] = [
+        {"kind": "about", "gpu": "made up", "date": "today", "commit": "none"}
+    ]
     for way, (ms, peak) in ways.items():
         figures = {"least_ms": ms, "median_ms": ms + 1, "first_s": 9.0, "coded": None}
         sizes = {"peak_bytes": peak * 1e9, "held_bytes": peak * 5e8, "label": "A model"}
@@ -139,10 +142,17 @@ def test_commands_meet_in_their_control(tmp_path: Path) -> None:
 
 
 def test_the_page_gets_the_tables() -> None:
-    page = "before\n<!-- measured: memory_map -->\nold\n<!-- end -->\nafter <!-- end -->\n"
-    assert filled(page, "new") == page.replace("old", "new")
-    with pytest.raises(ValueError, match="no place for the map"):
+    page = "before\n<!-- measured: memory_map -->\n<!-- end -->\nafter <!-- end -->\n"
+    once = filled(page, "new")
+    assert once == page.replace("<!-- end -->", "new\n<!-- end -->", 1)
+    assert filled(once, "newer") == once.replace("new", "newer")
+    with pytest.raises(ValueError, match=r"expected one .* not 0"):
         filled("a page", "new")
+
+
+def test_the_page_is_that_of_its_figures() -> None:
+    page = (DOCS / "stash.md").read_text("utf-8")
+    assert filled(page, tables(*read([DOCS / "memory_map.jsonl"]))) == page
 
 
 @pytest.mark.thorough
