@@ -234,6 +234,7 @@ class Measuring:
         row.process.communicate()  # ends, its pipes are closed
         self.running.remove(row)
         seconds = time.monotonic() - row.start
+        line["seconds"] = round(seconds, 1)
         said = line.get("error", line.get("warned", ""))
         click.echo(f"{row.model} {row.way}: {seconds:.0f} s {said}", err=True)
         if "OutOfMemory" in line.get("error", "") and row.gigabytes < GIGABYTES:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 from memory_map import Measuring, Row, differences
-from memory_map_report import comparison, draw, filled, read, table, tables
+from memory_map_report import comparison, draw, filled, read, shares, table, tables
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "memory_map.py"
 DOCS = SCRIPT.parents[1] / "docs"
@@ -112,9 +112,11 @@ def lines_of(ways: dict[str, tuple[float, float]]) -> str:
         {"kind": "about", "gpu": "made up", "date": "today", "commit": "none"}
     ]
     for way, (ms, peak) in ways.items():
-        figures = {"least_ms": ms, "median_ms": ms + 1, "first_s": 9.0, "coded": None}
-        sizes = {"peak_bytes": peak * 1e9, "held_bytes": peak * 5e8, "label": "A model"}
-        lines.append({"kind": "row", "model": "gpt", "way": way, **figures, **sizes})
+        formats = {"int8": {"before": 2e9}, "recomputed": {"before": 1e9}}
+        figures = {"least_ms": ms, "median_ms": ms + 1, "first_s": 9.0, "label": "A model"}
+        sizes = {"peak_bytes": peak * 1e9, "held_bytes": peak * 5e8}
+        said = {"coded": {"coded": formats} if "codes" in way else None}
+        lines.append({"kind": "row", "model": "gpt", "way": way, **figures, **sizes, **said})
         lines.append({"kind": "gradients", "model": "gpt", "way": way, "median": 0, "worst": 0.01})
     lines.append({"kind": "row", "model": "gpt", "way": "offloaded", "error": "no"})
     lines.append({"kind": "skipped", "model": "gpt", "way": "fp8 pass"})
@@ -123,7 +125,7 @@ def lines_of(ways: dict[str, tuple[float, float]]) -> str:
 
 def test_commands_meet_in_their_control(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    first.write_text(lines_of({"compiled": (10, 8), "budget 0.5": (12, 6), "budget 0": (10.5, 5)}))
+    first.write_text(lines_of({"compiled": (10, 8), "budget 0.5": (12, 6), "budget 0": (10.5, 4)}))
     second.write_text(lines_of({"compiled": (20, 8), 'codes {"budget": 0.5}': (22, 5.7)}))
     abouts, panels = read([first, second])
     assert len(abouts) == 2
@@ -133,9 +135,13 @@ def test_commands_meet_in_their_control(tmp_path: Path) -> None:
         "budget 0": 1.05,
         'codes {"budget": 0.5}': 1.1,
     }
-    assert '| codes {"budget": 0.5} | 5.70 | 2.85 | 22.0 (23.0) | 1.10 |' in table(panels["gpt"])
+    row = '| codes {"budget": 0.5} | 5.70 | 2.85 | 22.0 (23.0) | 1.10 | 2.00 | 9 | 0.00%, 1.00% |'
+    assert row in table(panels["gpt"])
     (line,) = comparison(panels).splitlines()[2:]  # the other budget takes no time
     assert line == '| A model | budget 0.5 | 1.20 | codes {"budget": 0.5} | 0.950 | 0.917 |'
+    half, third = shares(panels).splitlines()[2:]
+    assert half == "| A model | 1/2 | none |  | budget 0 | 1.050 |"
+    assert third == "| A model | 1/3 | none |  | none |  |"
     pytest.importorskip("matplotlib", reason="the extra 'plot' is missing")
     draw(panels, tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 10_000
