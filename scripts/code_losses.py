@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from front_door_models import GPT
 from map_models import Llama, undropped
-from map_training import options
-from memory_map import Way
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_models import ResNet, plainly
 from train_torch import about
 
+import cupy_training_ops as cto
+
 LEARNING_RATE = 5e-4
-WAYS = {"plain": Way(True), "codes": Way(True, codes={})}
+WAYS = ("plain", "codes")
 Batch = tuple[Tensor, Tensor]
 
 
@@ -108,8 +108,8 @@ def courses(tiny: bool) -> dict[str, Course]:
 class Trained:
     """One model, compiled once and trained from several starts."""
 
-    def __init__(self, course: Course, options: object, device: torch.device) -> None:
-        self.course, self.device = course, device
+    def __init__(self, course: Course, options: Any, device: torch.device) -> None:
+        self.course, self.options, self.device = course, options, device
         with device:
             self.model = course.make()
         self.loss = torch.compile(self._loss, options=options)
@@ -131,16 +131,22 @@ class Trained:
             found.append(loss.detach())
         return torch.stack(found).tolist()
 
+    def coded(self) -> float:
+        """Gigabytes, as they were, of what a step encodes."""
+        formats = self.options.report()["coded"] if self.options else {}
+        return sum(each["before"] for each in formats.values()) / 1e9
+
     def _loss(self, x: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(self.course.scores(self.model, x).float(), target)
 
 
-def line(model: str, losses: dict[str, list[list[float]]]) -> str:
+def line(model: str, losses: dict[str, list[list[float]]], coded: float) -> str:
     """Ends of both, their largest distance, and how far seeds are apart."""
     plain, codes = ([end(each) for each in losses[name]] for name in WAYS)
     off = max(abs(a - b) for a, b in zip(plain, codes, strict=True))
     ends = (", ".join(f"{each:.4f}" for each in found) for found in (plain, codes))
-    return f"| {model} | {' | '.join(ends)} | {off:.4f} | {max(plain) - min(plain):.4f} |"
+    figures = f"{off:.4f} | {max(plain) - min(plain):.4f} | {coded:.3f}"
+    return f"| {model} | {' | '.join(ends)} | {figures} |"
 
 
 def end(losses: list[float]) -> float:
@@ -161,17 +167,22 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     out.mkdir(parents=True, exist_ok=True)
-    lines = ["| model | plain | codes | apart | seeds apart |", "|---|---|---|---|---|"]
+    lines = [
+        "| model | plain | codes | apart | seeds apart | coded GB |",
+        "|---|---|---|---|---|---|",
+    ]
+    least = {"least": 0} if tiny else {}
     found: dict[str, dict[str, list[list[float]]]] = {}
     for model, course in courses(tiny).items():
         if models and model not in models:
             continue
         found[model] = {}
-        for name, way in WAYS.items():
+        for name in WAYS:
             torch.compiler.reset()
-            trained = Trained(course, options(way), device)
+            codes = cto.torch.activation_codes(**least) if name == "codes" else None
+            trained = Trained(course, codes, device)
             found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
-        lines.append(line(model, found[model]))
+        lines.append(line(model, found[model], trained.coded()))
         click.echo(lines[-1])
         text = json.dumps({"about": about(device), "losses": found})
         (out / "code_losses.json").write_text(text + "\n")

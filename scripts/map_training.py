@@ -61,7 +61,7 @@ class Training:
         if way.is_checkpointed:
             for block in panel.blocks(self.model):
                 _checkpoint(block)
-        self.codes = options(way) if way.is_compiled else None
+        self.codes = _options(way) if way.is_compiled else None
         loss = functools.partial(_loss, self.model, panel.scores, way.is_converted)
         self.loss = torch.compile(loss, options=self.codes) if way.is_compiled else loss
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
@@ -134,7 +134,7 @@ def _checkpoint(block: nn.Module) -> None:
     block.forward = again
 
 
-def options(way: Way) -> Any:
+def _options(way: Way) -> Any:
     """Options of a compilation; PyTorch's own settings are set."""
     if way.budget is not None:
         torch._functorch.config.activation_memory_budget = way.budget

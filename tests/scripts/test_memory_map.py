@@ -191,5 +191,6 @@ def test_losses_with_and_without_codes(tmp_path: Path) -> None:
     assert plain[0] != plain[1]
     for a, b in zip(plain, codes, strict=True):
         assert len(a) == 6
+        assert a != b
         assert a == pytest.approx(b, rel=1e-2)
     assert "| gpt | " in (tmp_path / "code_losses.md").read_text()
