@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from front_door_models import GPT
 from map_models import Llama, undropped
+from memory_map_report import coded_bytes
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_models import ResNet, plainly
@@ -131,21 +132,20 @@ class Trained:
             found.append(loss.detach())
         return torch.stack(found).tolist()
 
-    def coded(self) -> float:
-        """Gigabytes, as they were, of what a step encodes."""
-        formats = self.options.report()["coded"] if self.options else {}
-        return sum(each["before"] for each in formats.values()) / 1e9
+    def coded(self) -> int:
+        """Bytes, as they were, of what a step encodes."""
+        return coded_bytes({"coded": self.options.report()}) or 0
 
     def _loss(self, x: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(self.course.scores(self.model, x).float(), target)
 
 
-def line(model: str, losses: dict[str, list[list[float]]], coded: float) -> str:
+def line(model: str, losses: dict[str, list[list[float]]], coded: int) -> str:
     """Ends of both, their largest distance, and how far seeds are apart."""
     plain, codes = ([end(each) for each in losses[name]] for name in WAYS)
     off = max(abs(a - b) for a, b in zip(plain, codes, strict=True))
     ends = (", ".join(f"{each:.4f}" for each in found) for found in (plain, codes))
-    figures = f"{off:.4f} | {max(plain) - min(plain):.4f} | {coded:.3f}"
+    figures = f"{off:.4f} | {max(plain) - min(plain):.4f} | {coded / 1e6:,.1f}"
     return f"| {model} | {' | '.join(ends)} | {figures} |"
 
 
@@ -168,7 +168,7 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     out.mkdir(parents=True, exist_ok=True)
     lines = [
-        "| model | plain | codes | apart | seeds apart | coded GB |",
+        "| model | plain | codes | apart | seeds apart | coded MB |",
         "|---|---|---|---|---|---|",
     ]
     least = {"least": 0} if tiny else {}
