@@ -221,9 +221,8 @@ def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
 
 def short(way: str) -> str:
     """A way's name without what marker and colour say."""
-    for word in ("eager", "converted", "checkpointed", "compressed", "codes", "budget"):
-        way = way.replace(word, "")
-    return way.strip(" ,")
+    said = "eager|converted|checkpointed|compressed|codes|budget|policy"
+    return re.sub(rf"{said}|[{{}}\":]", "", way).strip(" ,")
 
 
 def tables(abouts: Sequence[Line], panels: Panels) -> str:
