@@ -101,8 +101,7 @@ def coded_bytes(row: Line) -> int | None:
     said = row.get("coded")
     if said is None:
         return None
-    others = ("nothing", "recomputed")
-    return sum(each["before"] for name, each in said["coded"].items() if name not in others)
+    return sum(each["before"] for name, each in said["coded"].items() if name != "made again")
 
 
 def comparison(panels: Panels) -> str:
