@@ -43,6 +43,14 @@ METHODS = (PLAIN, *POLICIES, CHECKPOINTING, ON_CPU)
 WARM_UP, TIMED = 10, 20  # steps
 SLOW = {ON_CPU: (2, 5)}  # the same where a step takes a second
 CURVES = ("plain", "default", "wide")
+WORDS = {  # what the picture says of a method beside its name
+    "default": "8 or 16 bits, guarded",
+    "wide": "more of it in 8 bits, guarded",
+    "plain_msfp15": "8 bits, not guarded",
+    "small": "fewest bits, not guarded",
+    "lossless": "zeros left out",
+    CHECKPOINTING: "every block",
+}
 GB = 1e9
 
 
@@ -300,9 +308,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 losses.plot(range(1, len(row["losses"]) + 1), row["losses"], label=row["method"])
         memory.set(title=label, xlabel="forward and backward of a step", ylabel="GB allocated")
         losses.set(xlabel="step", ylabel="cross-entropy")
-        for each in (memory, losses):
-            if each.lines:
-                each.legend()
+    lines = {line.get_label(): line for axis in axes.flatten() for line in axis.lines}
+    names = [f"{name}: {WORDS[name]}" if name in WORDS else name for name in lines]
+    figure.legend(lines.values(), names, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, format="png", dpi=110)
 
 

@@ -58,6 +58,19 @@ def test_the_readme_is_a_page_that_works_on_an_index() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_figures_of_the_readme_stand_in_the_pages_it_cites() -> None:
+    """Those with a decimal point, outside of code; a section without pages has none measured."""
+    checked = 0
+    for section in re.sub(r"```.*?```", "", README, flags=re.DOTALL).split("\n## "):
+        names = re.findall(r"docs/\w+\.md", section)
+        text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+        figures = re.findall(r"(?<![\w.,])\d[\d,]*\.\d+", section) if names else []
+        checked += len(figures)
+        found = [re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text) for figure in figures]
+        assert [f for f, place in zip(figures, found, strict=True) if not place] == []
+    assert checked > 20
+
+
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""The models of `memory_map.py` and made data for them; none drops anything out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from front_door_models import GPT, Data, images, text
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Panel(NamedTuple):
+    """A model, what it is trained on, and how."""
+
+    label: str
+    make: Callable[[], nn.Module]
+    data: Callable[[int], Data]  # of a seed
+    blocks: Callable[[Any], Sequence[nn.Module]]
+    scores: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x)
+    dtype: torch.dtype = torch.float32  # of the parameters; autocast where it is this one
+    channels_last: bool = False
+
+
+class LlamaBlock(nn.Module):
+    """Attention with rotated heads and a gated feed-forward part, each normalised first."""
+
+    def __init__(self, width: int, n_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.before_attention, self.before_dense = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, turn: Tensor) -> Tensor:
+        y = self.before_attention(x)
+        query, key = (rotated(self._heads(part(y)), turn) for part in (self.query, self.key))
+        heads = self._heads(self.value(y))
+        y = functional.scaled_dot_product_attention(query, key, heads, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        y = self.before_dense(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+def rotated(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn pairs of values by angles that depend on the place."""
+    cos, sin = turn.to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Llama(nn.Module):
+    """A decoder in the shape of Llama."""
+
+    turn: Tensor
+
+    def __init__(
+        self, depth: int, width: int, n_heads: int, hidden: int, classes: int, length: int
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(classes, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, n_heads, hidden) for _ in range(depth))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, classes, bias=False)
+        half = width // n_heads // 2
+        angles = torch.arange(length)[:, None] * 1e4 ** -(torch.arange(half) / half)
+        self.register_buffer("turn", torch.stack((angles.cos(), angles.sin())))
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, self.turn)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+def twice(n_in: int, n_out: int) -> nn.Sequential:
+    """Two convolutions, each normalised and rectified."""
+    layers: list[nn.Module] = []
+    for n in (n_in, n_out):
+        layers += [nn.Conv2d(n, n_out, 3, padding=1, bias=False), nn.BatchNorm2d(n_out), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """Maps are halved and doubled again, beside them shortcuts; a class for each pixel."""
+
+    def __init__(self, width: int, depth: int, classes: int) -> None:
+        super().__init__()
+        widths = [width << i for i in range(depth + 1)]
+        pairs = list(itertools.pairwise(widths))
+        self.first = twice(3, width)
+        self.downs = nn.ModuleList(twice(a, b) for a, b in pairs)
+        self.rises = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(pairs))
+        self.ups = nn.ModuleList(twice(b, a) for a, b in reversed(pairs))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        beside = []
+        for down in self.downs:
+            beside.append(x)
+            x = down(functional.max_pool2d(x, 2))
+        for rise, up in zip(self.rises, self.ups, strict=True):
+            x = up(torch.cat((rise(x), beside.pop()), 1))
+        return self.head(x).permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def pixels(n: int, side: int, classes: int) -> Callable[[int], Data]:
+    """Noise, and a class for each pixel: which of its colours is the largest, or none."""
+
+    def drawn(seed: int) -> Data:
+        x, _ = images(n, side, classes)(seed)
+        return x, x.argmax(1).flatten() % classes
+
+    return drawn
+
+
+def gpt(tiny: bool) -> Panel:
+    """Written by hand."""
+    depth, width, n_heads, classes, n, length = (
+        (2, 32, 2, 64, 2, 32) if tiny else (12, 1024, 16, 32768, 8, 1024)
+    )
+    return Panel(
+        f"GPT, {depth} x {width:,}, {n} x {length:,} tokens",
+        lambda: undropped(GPT(depth, width, n_heads, classes, length)),
+        text(n, length, classes),
+        lambda model: model.blocks,
+    )
+
+
+def llama(tiny: bool, depth: int, length: int, dtype: torch.dtype) -> Panel:
+    """Written by hand; of float32 parameters under autocast, or all of bfloat16."""
+    width, n_heads, hidden, classes = (32, 2, 64, 64) if tiny else (4096, 32, 11008, 32000)
+    depth, length = (2, 32) if tiny else (depth, length)
+    return Panel(
+        f"Llama, {depth} x {width:,}, {length:,} tokens, {str(dtype).removeprefix('torch.')}",
+        lambda: Llama(depth, width, n_heads, hidden, classes, length),
+        text(1, length, classes),
+        lambda model: model.blocks,
+        dtype=dtype,
+    )
+
+
+def vit(tiny: bool, large: bool) -> Panel:
+    """torchvision's B/16 and H/14."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    name, n, patch, depth, n_heads, width = (
+        ("H/14", 32, 14, 32, 16, 1280) if large else ("B/16", 64, 16, 12, 12, 768)
+    )
+    n, side, depth, width = (2, 2 * patch, 2, 2 * n_heads) if tiny else (n, 224, depth, width)
+
+    def made() -> nn.Module:
+        model = VisionTransformer(side, patch, depth, n_heads, width, 4 * width)
+        nn.init.normal_(model.heads.head.weight, std=0.02)  # of zeros no other gradient is left
+        return model
+
+    return Panel(
+        f"ViT-{name}, {n} x {side} x {side}",
+        made,
+        images(n, side, 1000),
+        lambda model: model.encoder.layers,
+    )
+
+
+def resnet50(tiny: bool) -> Panel:
+    """torchvision's."""
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    n, side, layers = (4, 32, [1, 1, 1, 1]) if tiny else (128, 224, [3, 4, 6, 3])
+    return Panel(
+        f"ResNet-50, {n} x {side} x {side}",
+        lambda: ResNet(Bottleneck, layers),
+        images(n, side, 1000),
+        lambda model: [b for i in range(1, 5) for b in getattr(model, f"layer{i}")],
+        channels_last=True,
+    )
+
+
+def convnext(tiny: bool) -> Panel:
+    """torchvision's, of which every layer is run."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    n, side, depths, width = (2, 32, (1, 1, 1, 1), 8) if tiny else (128, 224, (3, 3, 9, 3), 96)
+    stages = [
+        CNBlockConfig(width << i, width << (i + 1) if i < 3 else None, depth)
+        for i, depth in enumerate(depths)
+    ]
+    return Panel(
+        f"ConvNeXt-T, {n} x {side} x {side}",
+        lambda: ConvNeXt(stages, stochastic_depth_prob=0.0),
+        images(n, side, 1000),
+        lambda model: [block for stage in model.features[1::2] for block in stage],
+        channels_last=True,
+    )
+
+
+def unet(tiny: bool) -> Panel:
+    """Written by hand."""
+    n, side, width, depth, classes = (2, 32, 8, 2, 3) if tiny else (8, 512, 64, 4, 21)
+    return Panel(
+        f"U-Net, {n} x {side} x {side}",
+        lambda: UNet(width, depth, classes),
+        pixels(n, side, classes),
+        lambda model: [model.first, *model.downs, *model.ups],
+        channels_last=True,
+    )
+
+
+def bert(tiny: bool) -> Panel:
+    """transformers', of which every token is predicted."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    n, length = (2, 32) if tiny else (32, 512)
+    sizes = (
+        {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
+        if tiny
+        else {}
+    )
+    config = BertConfig(**sizes, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    return Panel(
+        f"BERT-base, {n} x {length} tokens",
+        lambda: BertForMaskedLM(config),
+        text(n, length, config.vocab_size),
+        lambda model: model.bert.encoder.layer,
+        lambda model, tokens: model(input_ids=tokens).logits.flatten(0, 1),
+    )
+
+
+def undropped(model: nn.Module) -> nn.Module:
+    """Let a model's dropout pass everything."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+PANELS: dict[str, Callable[[bool], Panel]] = {
+    "gpt": gpt,
+    "llama": functools.partial(llama, depth=4, length=4096, dtype=torch.float32),
+    "llama-long": functools.partial(llama, depth=4, length=16384, dtype=torch.float32),
+    "llama-bf16": functools.partial(llama, depth=8, length=4096, dtype=torch.bfloat16),
+    "llama-bf16-long": functools.partial(llama, depth=8, length=16384, dtype=torch.bfloat16),
+    "vit-b": functools.partial(vit, large=False),
+    "vit-h": functools.partial(vit, large=True),
+    "resnet50": resnet50,
+    "convnext": convnext,
+    "unet": unet,
+    "bert": bert,
+}
