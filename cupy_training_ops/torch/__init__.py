@@ -13,6 +13,7 @@ from .activations import CompressedActivations, compressed_activations
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {
+    "activation_codes": ".graph_codes",
     "Conversion": ".conversion",
     "convert": ".conversion",
     "GradientBuckets": ".buckets",

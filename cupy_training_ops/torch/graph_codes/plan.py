@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""What becomes of each saved value: which stays, which waits as codes, and in which place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from .consumers import VIEWS, Backward, Need, Uses, is_tensor, is_uneven, name_of, packet
+from .formats import BITS, FLOATS, TILE, Format
+from .policies import GraphPolicy
+
+UNKNOWN_SIZE = 4096  # what PyTorch's partitioner takes for a size that nobody knows
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that the forward pass saves, and what becomes of it."""
+
+    forward: Node
+    backward: Node  # its placeholder
+    nbytes: int
+    point: Node  # of the backward graph: the value that is encoded in its place
+    format: Format | None
+    reason: str  # why it stays, or who needs it most exactly
+    order: tuple[int, ...] = ()  # of the dimensions in memory
+    is_dropped: bool = False  # it is computed from another one's codes
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the value itself is encoded, and not one that is computed from it."""
+        return self.point is self.backward
+
+    @property
+    def coded(self) -> int:
+        """Bytes that wait for the backward pass."""
+        if self.is_dropped:
+            return 0
+        if self.format is None:
+            return self.nbytes
+        return self.format.nbytes(numel_of(self.point.meta["val"]))
+
+
+class Planner:
+    """Decides for the saved tensors of one graph."""
+
+    def __init__(self, policy: GraphPolicy, least: int, static: Iterable[int]) -> None:
+        self._policy, self._least, self._static = policy, least, frozenset(static)
+
+    def plan(self, forward: Graph, backward: Graph, num_outputs: int) -> list[Saved]:
+        """A decision for each saved tensor, in the order of the forward graph's outputs."""
+        outputs = list(forward.output_node().args[0])
+        seen = Backward(backward)
+        parameters = self._of_parameters(forward)
+        choices = [
+            self._choices(node, seen, parameters)
+            for node in outputs[num_outputs:]
+            if is_tensor(node) and node.name in seen.placeholders
+        ]
+        saved = _chosen(choices)
+        alive = {_storage(node) for node in outputs[:num_outputs] if is_tensor(node)}
+        alive |= {_storage(n) for n in forward.nodes if n.op == "placeholder" and is_tensor(n)}
+        return _without_shared(saved, alive)
+
+    def _of_parameters(self, forward: Graph) -> set[Node]:
+        """Parameters, and what is computed from nothing else, as their casts."""
+        placeholders = forward.find_nodes(op="placeholder")
+        found = {node for i, node in enumerate(placeholders) if i in self._static}
+        for node in forward.nodes:
+            reads = node.all_input_nodes
+            if node.op == "call_function" and reads and all(read in found for read in reads):
+                found.add(node)
+        return found
+
+    def _choices(self, node: Node, seen: Backward, parameters: set[Node]) -> list[Saved]:
+        """What may become of a tensor: one choice for each value that could be encoded."""
+        placeholder = seen.placeholders[node.name]
+        value = node.meta["val"]
+        nbytes = numel_of(value) * value.dtype.itemsize
+        stays = _why_never(node, nbytes, self._least, parameters)
+        if stays:
+            return [Saved(node, placeholder, nbytes, placeholder, None, stays)]
+        return [
+            self._choice(node, placeholder, nbytes, point, seen.uses(point))
+            for point in seen.points(placeholder)
+        ]
+
+    def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
+        value = point.meta["val"]
+        if value.dtype is torch.bool:
+            chosen: Format | None = BITS
+            reason = "mask"
+        elif value.dtype not in FLOATS:
+            chosen, reason = None, "dtype"
+        elif uses.need < Need.EXACT and is_uneven(producer := _producer(node, point)):
+            chosen, reason = None, f"made by {name_of(producer)}"
+        else:
+            chosen, reason = self._policy.format_for(uses), uses.reason
+        order = memory_order(value) if chosen else ()
+        if chosen and not _is_divisible(value, order, chosen.multiple):
+            chosen, reason = None, "shape"
+        return Saved(node, placeholder, nbytes, point, chosen, reason, order)
+
+
+def numel_of(value: Tensor) -> int:
+    """How many numbers a tensor has; of symbolic sizes, for the example that is compiled."""
+    return math.prod(map(_number, value.shape))
+
+
+def _number(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
+
+
+def memory_order(value: Tensor) -> tuple[int, ...]:
+    """Dimensions from the one with the largest stride to the contiguous one.
+
+    Channels come last in what convolutions take: compilers for GPUs lay it out like that, whatever
+    the strides in the graph.
+    """
+    if _is_image(value):
+        return (0, 2, 3, 1)
+    strides = [(_number(stride), -dim) for dim, stride in enumerate(value.stride())]
+    return tuple(-dim for _, dim in sorted(strides, reverse=True))
+
+
+def _is_image(value: Tensor) -> bool:
+    """Whether it has four dimensions, contiguous, of which the second are channels for tiles."""
+    if value.dim() != 4 or not isinstance(value.shape[1], int) or value.shape[1] % TILE:
+        return False
+    return bool(value.is_contiguous())
+
+
+def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> str:
+    """The reason why a tensor stays whoever reads it."""
+    source = _producer(node, node)
+    if node in parameters or source in parameters:
+        return "parameter"
+    if source.op == "placeholder":
+        return "input"
+    return "small" if nbytes < least else ""
+
+
+def _producer(node: Node, point: Node) -> Node:
+    """Who computed a value, behind views and casts of it."""
+    found = point if point.op != "placeholder" else node
+    while found.op == "call_function" and packet(found.target) in VIEWS:
+        if len(found.all_input_nodes) != 1:
+            break
+        (found,) = found.all_input_nodes
+    return found
+
+
+def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
+    if not order:
+        return False
+    last = value.shape[order[-1]]
+    return isinstance(last, int) and last % multiple == 0 and last > 0
+
+
+def _chosen(choices: list[list[Saved]]) -> list[Saved]:
+    """The smallest choice of each; values that all lead to one are encoded there if that is less."""
+    saved = [min(some, key=lambda one: one.coded) for some in choices]
+    by_point: dict[Node, dict[int, Saved]] = {}
+    for i, some in enumerate(choices):
+        for one in some:
+            if one.format is not None and not one.is_in_place:
+                by_point.setdefault(one.point, {})[i] = one
+    for there in by_point.values():
+        first, *others = there
+        if any(saved[i].is_dropped for i in there):
+            continue
+        apart = sum(saved[i].coded for i in there)
+        if there[first].coded < apart or any(saved[i].point is there[i].point for i in there):
+            saved[first] = there[first]
+            for i in others:
+                saved[i] = replace(there[i], format=None, is_dropped=True, reason="behind a sum")
+    return saved
+
+
+def _storage(node: Node) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
+    """Codes of what stays in memory anyway, as a view of something that stays, save nothing."""
+    while True:
+        alive = alive | {_storage(one.forward) for one in saved if one.format is None}
+        shared = [one for one in saved if one.format and _storage(one.forward) in alive]
+        if not shared:
+            return saved
+        saved = [
+            replace(one, point=one.backward, format=None, reason="shared") if one in shared else one
+            for one in saved
+        ]
