@@ -46,7 +46,7 @@ def _scaled(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tenso
 
     A tile with a NaN or an infinity has a scale that is not finite, and comes back as such.
     """
-    tiles = cast(x.view(*x.shape[:-1], x.shape[-1] // TILE, TILE), torch.float32)
+    tiles = cast(x.reshape(*x.shape[:-1], x.shape[-1] // TILE, TILE), torch.float32)
     scale = (tiles.abs().amax(-1, keepdim=True) * (1 / largest)).clamp_min(LEAST_SCALE)
     scale = cast(scale, torch.bfloat16)
     scaled = tiles * cast(scale, torch.float32).reciprocal()
@@ -61,9 +61,17 @@ def _spread(scale: Tensor) -> Tensor:
     return scale.expand(*scale.shape[:-1], TILE).reshape(*scale.shape[:-2], -1)
 
 
+def _encode_int8(x: Tensor, *, keep_signs: bool) -> Parts:
+    q, scale = _scaled(x, 127, keep_signs=keep_signs)
+    return cast(q, torch.int8).reshape(x.shape), scale.squeeze(-1)
+
+
 def encode_int8(x: Tensor) -> Parts:
-    q, scale = _scaled(x, 127, keep_signs=True)
-    return cast(q, torch.int8).view(x.shape), scale.squeeze(-1)
+    return _encode_int8(x, keep_signs=False)
+
+
+def encode_int8_signed(x: Tensor) -> Parts:
+    return _encode_int8(x, keep_signs=True)
 
 
 def decode_int8(q: Tensor, scale: Tensor) -> Tensor:
@@ -75,7 +83,7 @@ def _encode_int4(x: Tensor, *, keep_signs: bool) -> Parts:
     q = cast(q + 8, torch.uint8)  # 1 to 15
     low, high = q.split(TILE // 2, -1)
     codes = low | (high << 4)
-    return codes.view(*x.shape[:-1], x.shape[-1] // 2), scale.squeeze(-1)
+    return codes.reshape(*x.shape[:-1], x.shape[-1] // 2), scale.squeeze(-1)
 
 
 def encode_int4(x: Tensor) -> Parts:
@@ -87,14 +95,14 @@ def encode_int4_signed(x: Tensor) -> Parts:
 
 
 def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
-    codes = codes.view(*codes.shape[:-1], codes.shape[-1] * 2 // TILE, TILE // 2)
+    codes = codes.reshape(*codes.shape[:-1], codes.shape[-1] * 2 // TILE, TILE // 2)
     q = torch.cat((codes & 15, codes >> 4), -1)
     values = (cast(q, torch.float32) - 8) * cast(scale, torch.float32).unsqueeze(-1)
-    return values.view(*values.shape[:-2], values.shape[-2] * TILE)
+    return values.reshape(*values.shape[:-2], values.shape[-2] * TILE)
 
 
 def encode_bits(x: Tensor) -> Parts:
-    octets = cast(x.view(*x.shape[:-1], x.shape[-1] // 8, 8), torch.uint8)
+    octets = cast(x.reshape(*x.shape[:-1], x.shape[-1] // 8, 8), torch.uint8)
     bits = octets[..., 0]
     for i in range(1, 8):
         bits = bits | (octets[..., i] << i)
@@ -104,11 +112,12 @@ def encode_bits(x: Tensor) -> Parts:
 def decode_bits(bits: Tensor) -> Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     octets = (bits.unsqueeze(-1) >> shifts) & 1
-    return (octets != 0).view(*bits.shape[:-1], bits.shape[-1] * 8)
+    return (octets != 0).reshape(*bits.shape[:-1], bits.shape[-1] * 8)
 
 
 SCALE_BITS = 16 / TILE
 INT8 = Format("int8", 8 + SCALE_BITS, TILE, encode_int8, decode_int8)
+INT8_SIGNED = Format("int8_signed", 8 + SCALE_BITS, TILE, encode_int8_signed, decode_int8)
 INT4 = Format("int4", 4 + SCALE_BITS, TILE, encode_int4, decode_int4)
 INT4_SIGNED = Format("int4_signed", 4 + SCALE_BITS, TILE, encode_int4_signed, decode_int4)
 BITS = Format("bits", 1, 8, encode_bits, decode_bits)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from .consumers import Need, Uses
-from .formats import INT4, INT4_SIGNED, INT8, Format
+from .formats import INT4, INT4_SIGNED, INT8, INT8_SIGNED, Format
+
+SIGNED = {INT8: INT8_SIGNED, INT4: INT4_SIGNED}
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class GraphPolicy:
 
     def format_for(self, uses: Uses) -> Format | None:
         chosen = self.formats.get(uses.need)
-        return INT4_SIGNED if chosen is INT4 and uses.signs else chosen
+        return SIGNED[chosen] if chosen and uses.signs else chosen
 
 
 def _policy(name: str, **formats: Format) -> GraphPolicy:
