@@ -27,8 +27,9 @@ class Need(enum.IntEnum):
     NOTHING = 0
     LINEAR = 1  # gradients are multiplied by it
     SMOOTH = 2  # a smooth function of each number is taken first
-    ATTENTION = 3  # scores are computed again from it
-    EXACT = 4
+    MIXED = 3  # attention mixes it by its weights, or made it so
+    SCORES = 4  # attention computes its weights from it again, behind an exponential
+    EXACT = 5
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,12 @@ UNEVEN = packets(
 )
 RELU = packets("relu", "threshold_backward", "leaky_relu", "leaky_relu_backward")
 ATTENTION = "attention"
-OPERANDS_OF_ATTENTION = {"query", "key", "value", "out"}
+NEEDS_OF_ATTENTION = {
+    "query": Need.SCORES,
+    "key": Need.SCORES,
+    "value": Need.MIXED,
+    "out": Need.MIXED,
+}
 
 
 def packet(target: object) -> object:
@@ -232,8 +238,14 @@ def _need_of_attention(node: Node, user: Node) -> Need:
     schema = getattr(user.target, "_schema", None)
     if schema is None:
         return Need.EXACT
-    names = [a.name for a, given in zip(schema.arguments, user.args, strict=False) if given is node]
-    return Need.ATTENTION if names and set(names) <= OPERANDS_OF_ATTENTION else Need.EXACT
+    return max(
+        (
+            NEEDS_OF_ATTENTION.get(argument.name, Need.EXACT)
+            for argument, operand in zip(schema.arguments, user.args, strict=False)
+            if operand is node
+        ),
+        default=Need.EXACT,
+    )
 
 
 def _is_at_most(a: object, b: object) -> bool:

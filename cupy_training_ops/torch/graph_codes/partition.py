@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,21 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch.fx import GraphModule
 
+from .budget import NAME, Budget, within
 from .plan import Planner
 from .policies import GraphPolicy
 from .report import Account
 from .rewrite import rewrite
 
-NAME = "activation_codes"
 SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     """Splits a joint graph for Inductor, and lets activations wait as codes."""
 
-    def __init__(self, policy: GraphPolicy, least: int, account: Account) -> None:
-        self.policy, self.least, self.account = policy, least, account
+    def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
+        self.policy, self.budget, self.least = policy, budget, least
+        self.account = Account()
         self._has_warned = False
 
     def __deepcopy__(self, _: object) -> CodesPartitioner:
@@ -34,7 +36,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
 
     def uuid(self) -> object:
         """All that a compiled graph depends on, for the caches of compiled code."""
-        settings = f"{self.policy} {self.least}"
+        settings = f"{self.policy} {self.budget} {self.least}"
         return get_hash_for_files(SOURCES, settings)
 
     def __call__(
@@ -51,16 +53,26 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
                     f"them: {type(error).__name__}: {error}",
                     stacklevel=2,
                 )
-            return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
+            return _without_codes(gm, joint_inputs, settings)
 
     def _partition(
         self, gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
     ) -> tuple[GraphModule, GraphModule]:
-        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **settings)
-        static = settings.get("static_lifetime_input_indices") or ()
+        planner = Planner(
+            self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
+        )
         num_outputs = settings["num_fwd_outputs"]
-        planner = Planner(self.policy, self.least, static)
-        plan = planner.plan(forward.graph, backward.graph, num_outputs)
-        rewrite(forward, backward, plan, num_outputs)
-        self.account.note(plan)
-        return forward, backward
+
+        split = partial(_without_codes, gm, joint_inputs, settings)
+        found = within(self.budget, split, planner, num_outputs)
+        rewrite(found.forward, found.backward, found.plan, num_outputs)
+        self.account.note(found.plan, found.recomputed)
+        return found.forward, found.backward
+
+
+def _without_codes(
+    gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
+) -> tuple[GraphModule, GraphModule]:
+    """PyTorch's own choice."""
+    forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **settings)
+    return forward, backward

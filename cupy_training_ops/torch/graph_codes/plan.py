@@ -15,6 +15,7 @@ from .consumers import VIEWS, Backward, Need, Uses, is_tensor, is_uneven, name_o
 from .formats import BITS, FLOATS, TILE, Format
 from .policies import GraphPolicy
 
+ANYWAY = {"parameter", "input"}
 UNKNOWN_SIZE = 4096  # what PyTorch's partitioner takes for a size that nobody knows
 
 
@@ -30,11 +31,17 @@ class Saved:
     reason: str  # why it stays, or who needs it most exactly
     order: tuple[int, ...] = ()  # of the dimensions in memory
     is_dropped: bool = False  # it is computed from another one's codes
+    absorbs: bool = False  # others are computed from its codes
 
     @property
     def is_in_place(self) -> bool:
         """Whether the value itself is encoded, and not one that is computed from it."""
         return self.point is self.backward
+
+    @property
+    def is_there_anyway(self) -> bool:
+        """Whether the memory is the caller's."""
+        return self.reason in ANYWAY
 
     @property
     def coded(self) -> int:
@@ -81,7 +88,7 @@ class Planner:
         """What may become of a tensor: one choice for each value that could be encoded."""
         placeholder = seen.placeholders[node.name]
         value = node.meta["val"]
-        nbytes = numel_of(value) * value.dtype.itemsize
+        nbytes = nbytes_of(value)
         stays = _why_never(node, nbytes, self._least, parameters)
         if stays:
             return [Saved(node, placeholder, nbytes, placeholder, None, stays)]
@@ -110,6 +117,11 @@ class Planner:
 def numel_of(value: Tensor) -> int:
     """How many numbers a tensor has; of symbolic sizes, for the example that is compiled."""
     return math.prod(map(_number, value.shape))
+
+
+def nbytes_of(value: Tensor) -> int:
+    """What a tensor takes."""
+    return numel_of(value) * int(value.dtype.itemsize)
 
 
 def _number(size: int | torch.SymInt) -> int:
@@ -165,7 +177,7 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
 
 
 def _chosen(choices: list[list[Saved]]) -> list[Saved]:
-    """The smallest choice of each; values that all lead to one are encoded there if that is less."""
+    """The smallest choice of each; those that lead to one value are encoded there if it is less."""
     saved = [min(some, key=lambda one: one.coded) for some in choices]
     by_point: dict[Node, dict[int, Saved]] = {}
     for i, some in enumerate(choices):
@@ -178,7 +190,7 @@ def _chosen(choices: list[list[Saved]]) -> list[Saved]:
             continue
         apart = sum(saved[i].coded for i in there)
         if there[first].coded < apart or any(saved[i].point is there[i].point for i in there):
-            saved[first] = there[first]
+            saved[first] = replace(there[first], absorbs=bool(others))
             for i in others:
                 saved[i] = replace(there[i], format=None, is_dropped=True, reason="behind a sum")
     return saved

@@ -23,7 +23,7 @@ def record(graph: Graph, before: Node, function: Callable[..., Any], *inputs: No
     return tree_map(recorder.node_of, results)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes each call of an operator as a node."""
 
     def __init__(self, graph: Graph, inputs: tuple[Node, ...]) -> None:
