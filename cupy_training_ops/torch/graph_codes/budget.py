@@ -23,7 +23,7 @@ from torch._functorch import config, partitioners
 from torch.fx import GraphModule, Node
 
 from ...errors import refuse
-from .consumers import ATTENTION, PRODUCTS, Backward, is_tensor, name_of, packet, packets
+from .consumers import PRODUCTS, Backward, is_attention, is_tensor, packet, packets
 from .plan import Planner, Saved, nbytes_of
 
 NAME = "activation_codes"
@@ -155,7 +155,7 @@ def _coding(one: Saved) -> float:
 
 def _is_heavy(node: Node) -> bool:
     """Whether an operator reads its operands from memory, and is worth its own estimate."""
-    return packet(node.target) in HEAVY or ATTENTION in name_of(node)
+    return packet(node.target) in HEAVY or is_attention(node)
 
 
 def _recomputing(forward: GraphModule, backward: GraphModule) -> float:

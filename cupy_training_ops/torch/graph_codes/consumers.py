@@ -79,7 +79,6 @@ UNEVEN = packets(
     *("erfinv", "lgamma", "digamma", "linalg_vector_norm"),
 )
 RELU = packets("relu", "threshold_backward", "leaky_relu", "leaky_relu_backward")
-ATTENTION = "attention"
 NEEDS_OF_ATTENTION = {
     "query": Need.SCORES,
     "key": Need.SCORES,
@@ -102,6 +101,11 @@ def name_of(node: Node) -> str:
     """The name of the operator that a node came from, for reports."""
     found = origin(node)
     return getattr(found, "__name__", str(found))
+
+
+def is_attention(node: Node) -> bool:
+    """Whether it is attention in one operator, or its gradient, of whatever backend."""
+    return "attention" in getattr(packet(node.target), "__name__", "")
 
 
 def is_tensor(node: object) -> bool:
@@ -190,7 +194,7 @@ class Backward:
 
     def _use_beside_gradients(self, node: Node, user: Node, made_by: object) -> Uses:
         target, name = packet(user.target), name_of(user)
-        if ATTENTION in name:
+        if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)
         if made_by in UNEVEN or target in UNEVEN:
             return Uses(Need.EXACT, reason=name)

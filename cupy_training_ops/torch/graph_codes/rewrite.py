@@ -99,12 +99,15 @@ class _Forward:
             or (twin.target == node.target and twin.all_input_nodes == list(reads.values()))
         ):
             return twin
-        last = max(reads.values(), key=self._order.__getitem__)
+        last = max(reads.values() or self._graph.find_nodes(op="placeholder"), key=self._place)
         with self._graph.inserting_after(last):
             copy = self._graph.node_copy(node, reads.__getitem__)
         self._order[copy] = self._order[last] + STEP
         self._nodes[node.name] = copy
         return copy
+
+    def _place(self, node: Node) -> float:
+        return self._order[node]
 
 
 def _put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
