@@ -64,6 +64,8 @@ VIEWS = packets(
     *("constant_pad_nd", "_to_copy", "detach", "as_strided", "flip", "unbind", "contiguous"),
 ) | {prims.convert_element_type, operator.getitem}
 PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution_backward", "_grouped_mm")
+FORWARD_PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution")
+SUMS = packets("add", "sub")
 MULTIPLIES = packets("mul", "neg")
 COMPARES = packets("le", "lt", "gt", "ge", "eq", "ne", "sign")
 SMOOTH = packets(
@@ -127,6 +129,30 @@ def _is_full(quotient: Node) -> bool:
     """Whether each number is divided by one of its own."""
     divisor = quotient.args[-1]
     return is_tensor(divisor) and divisor.meta["val"].shape == quotient.meta["val"].shape
+
+
+def is_blind_to_means(value: Node) -> bool:
+    """Whether a product reads a value, and a batch or instance norm its result.
+
+    The gradient of that product sums to zero over samples, so of the value only the distances
+    from the means of features count; those are small where something was added to a product.
+    """
+    read = _readers({value}, VIEWS)
+    results = {user for user in read if packet(user.target) in FORWARD_PRODUCTS}
+    return any("batch_norm" in name_of(user) for user in _readers(results, VIEWS | SUMS))
+
+
+def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
+    """Who reads some nodes, also through operators of some kinds."""
+    found: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found:
+                found.add(user)
+                if packet(user.target) in through:
+                    waiting.append(user)
+    return found
 
 
 class Backward:
@@ -220,7 +246,7 @@ class Backward:
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
         """Whether it is a sum that does not cancel: of values of one size, or 1 + tanh."""
-        if target not in (aten.add, aten.sub):
+        if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]
         if not isinstance(other, Node):

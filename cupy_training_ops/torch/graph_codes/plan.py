@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from .consumers import VIEWS, Backward, Need, Uses, is_tensor, is_uneven, name_of, packet
+from .consumers import (
+    SUMS,
+    VIEWS,
+    Backward,
+    Need,
+    Uses,
+    is_blind_to_means,
+    is_tensor,
+    is_uneven,
+    name_of,
+    packet,
+)
 from .formats import BITS, FLOATS, TILE, Format
 from .policies import GraphPolicy
 
@@ -98,14 +109,16 @@ class Planner:
         ]
 
     def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
-        value = point.meta["val"]
+        value, producer = point.meta["val"], _producer(node, point)
         if value.dtype is torch.bool:
             chosen: Format | None = BITS
             reason = "mask"
         elif value.dtype not in FLOATS:
             chosen, reason = None, "dtype"
-        elif uses.need < Need.EXACT and is_uneven(producer := _producer(node, point)):
+        elif uses.need < Need.EXACT and is_uneven(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
+        elif packet(producer.target) in SUMS and is_blind_to_means(producer):
+            chosen, reason = None, "before a batch norm"
         else:
             chosen, reason = self._policy.format_for(uses), uses.reason
         order = memory_order(value) if chosen else ()
