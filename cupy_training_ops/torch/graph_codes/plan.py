@@ -117,8 +117,8 @@ class Planner:
             chosen, reason = None, "dtype"
         elif uses.need < Need.EXACT and is_uneven(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
-        elif packet(producer.target) in SUMS and is_blind_to_means(producer):
-            chosen, reason = None, "before a batch norm"
+        elif _is_near_batch_norm(producer):
+            chosen, reason = None, "a sum before a batch norm"
         else:
             chosen, reason = self._policy.format_for(uses), uses.reason
         order = memory_order(value) if chosen else ()
@@ -180,6 +180,17 @@ def _producer(node: Node, point: Node) -> Node:
             break
         (found,) = found.all_input_nodes
     return found
+
+
+def _is_near_batch_norm(producer: Node) -> bool:
+    """Whether means may be large that a batch norm does not see: of a sum that a product before it
+    reads, and of that product's result."""
+    if packet(producer.target) in SUMS:
+        return is_blind_to_means(producer)
+    return packet(producer.target) in FORWARD_PRODUCTS and any(
+        packet(source.target) in SUMS and is_blind_to_means(source)
+        for source in (_producer(read, read) for read in producer.all_input_nodes)
+    )
 
 
 def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:

@@ -33,9 +33,9 @@ def _policy(name: str, **formats: Format) -> GraphPolicy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        _policy("default", linear=INT8, smooth=INT8, mixed=INT8),
+        _policy("default", linear=INT8, smooth=INT8),
         _policy("wide", linear=INT8, smooth=INT8, mixed=INT8, scores=INT8),
         _policy("products", linear=INT8),
-        _policy("small", linear=INT4, smooth=INT8, mixed=INT8),
+        _policy("small", linear=INT4, smooth=INT8),
     )
 }

@@ -38,9 +38,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        if func in self._decompositions:
+        if func.namespace == "aten":  # as to.dtype, which compilers know in other words alone
             with self:
-                result = self._decompositions[func](*args, **(kwargs or {}))
+                decomposed = self._decompositions.get(func, func.decompose)
+                result = decomposed(*args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
         result = func(*args, **(kwargs or {}))
