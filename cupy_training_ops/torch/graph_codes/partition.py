@@ -49,8 +49,8 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
             if not self._has_warned:
                 self._has_warned = True
                 warnings.warn(
-                    f"{NAME}: no codes with PyTorch {torch.__version__}, and graphs as without "
-                    f"them: {type(error).__name__}: {error}",
+                    f"{NAME}: a graph has no codes, and is as PyTorch {torch.__version__} makes it "
+                    f"(codes are tested with 2.11 and 2.13): {type(error).__name__}: {error}",
                     stacklevel=2,
                 )
             return _without_codes(gm, joint_inputs, settings)

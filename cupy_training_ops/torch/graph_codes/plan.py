@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from .consumers import (
+    FORWARD_PRODUCTS,
     SUMS,
     VIEWS,
     Backward,
