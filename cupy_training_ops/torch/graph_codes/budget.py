@@ -129,10 +129,9 @@ def _within(limit: float, partition: Partition) -> Partition:
     seconds = partition.seconds
     chosen = list(plan)
     for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].coded, 1)):
-        if left <= limit and costs[i] >= 0 and not plan[i].is_dropped and not plan[i].absorbs:
-            chosen[i] = replace(
-                plan[i], point=plan[i].backward, format=None, reason="within the budget"
-            )
+        is_alone = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
+        if left <= limit and costs[i] >= 0 and is_alone:
+            chosen[i] = plan[i].as_it_is("within the budget")
         else:
             left -= plan[i].nbytes - plan[i].coded
             seconds += costs[i]
@@ -141,6 +140,8 @@ def _within(limit: float, partition: Partition) -> Partition:
 
 def _coding(one: Saved) -> float:
     """Seconds for bytes that encoding and decoding move, beyond what is moved without codes."""
+    if one.source is not None:
+        return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES
     if one.is_dropped:
         return 0.0
     moved = (

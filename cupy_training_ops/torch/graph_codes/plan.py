@@ -27,6 +27,7 @@ from .consumers import (
 from .formats import BITS, FLOATS, TILE, Format
 from .policies import GraphPolicy
 
+CAST = "cast of a parameter"
 ANYWAY = {"parameter", "input"}
 UNKNOWN_SIZE = 4096  # what PyTorch's partitioner takes for a size that nobody knows
 
@@ -44,6 +45,11 @@ class Saved:
     order: tuple[int, ...] = ()  # of the dimensions in memory
     is_dropped: bool = False  # it is computed from another one's codes
     absorbs: bool = False  # others are computed from its codes
+    source: Node | None = None  # the parameter of which it is a cast that is made again
+
+    def as_it_is(self, reason: str) -> Saved:
+        """The tensor saved without codes."""
+        return Saved(self.forward, self.backward, self.nbytes, self.backward, None, reason)
 
     @property
     def is_in_place(self) -> bool:
@@ -102,6 +108,20 @@ class Planner:
         value = node.meta["val"]
         nbytes = nbytes_of(value)
         stays = _why_never(node, nbytes, self._least, parameters)
+        if stays == CAST and nbytes >= self._least:
+            source = _producer(node, node)
+            return [
+                Saved(
+                    node,
+                    placeholder,
+                    nbytes,
+                    placeholder,
+                    None,
+                    stays,
+                    is_dropped=True,
+                    source=source,
+                )
+            ]
         if stays:
             return [Saved(node, placeholder, nbytes, placeholder, None, stays)]
         return [
@@ -167,7 +187,8 @@ def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> st
     """The reason why a tensor stays whoever reads it."""
     source = _producer(node, node)
     if node in parameters or source in parameters:
-        return "parameter"
+        is_cast = source.op == "placeholder" and _storage(source) != _storage(node)
+        return CAST if is_cast else "parameter"
     if source.op == "placeholder":
         return "input"
     return "small" if nbytes < least else ""
@@ -228,11 +249,9 @@ def _storage(node: Node) -> int:
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
     """Codes of what stays in memory anyway, as a view of something that stays, save nothing."""
     while True:
-        alive = alive | {_storage(one.forward) for one in saved if one.format is None}
+        stays = [one for one in saved if one.format is None and not one.is_dropped]
+        alive = alive | {_storage(one.forward) for one in stays}
         shared = [one for one in saved if one.format and _storage(one.forward) in alive]
         if not shared:
             return saved
-        saved = [
-            replace(one, point=one.backward, format=None, reason="shared") if one in shared else one
-            for one in saved
-        ]
+        saved = [one.as_it_is("shared") if one in shared else one for one in saved]

@@ -37,7 +37,7 @@ class Account:
 
 
 def _line(one: Saved) -> dict[str, Any]:
-    form = "nothing" if one.is_dropped else "itself" if one.format is None else one.format.name
+    form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
     return {
         **_described(one.forward),
         "before": one.nbytes,
@@ -54,7 +54,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
         **_described(node),
         "before": nbytes_of(node.meta["val"]),
         "after": 0,
-        "as": "recomputed",
+        "as": "made again",
         "in_place_of": "",
         "reason": "budget",
     }

@@ -35,7 +35,9 @@ def rewrite(
     for one, source in zip(coded, sources, strict=True):
         places[one.forward] = _encoded(forward.graph, backward.graph, one, source)
     for one in plan:
-        if one.forward not in places and not one.backward.users:
+        if one.source is not None:
+            places[one.forward] = _made_again(backward.graph, one)
+        elif one.forward not in places and not one.backward.users:
             places[one.forward] = ()
         if one.forward in places:
             backward.graph.erase_node(one.backward)
@@ -70,6 +72,28 @@ def _encoded(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple
     one.point.replace_all_uses_with(record(backward, first, decode, *codes))
     _erase_unread(backward, one.point)
     return tuple(parts)
+
+
+def _made_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
+    """Cast a parameter in the backward graph too; the parameter, if it is not saved already."""
+    source = one.source
+    assert source is not None
+    chain = [one.forward]
+    while chain[-1] is not source:
+        chain += chain[-1].all_input_nodes
+    there = {node.name: node for node in backward.find_nodes(op="placeholder")}
+    made = there.get(source.name)
+    if made is None:
+        with backward.inserting_before(one.backward):
+            made = backward.placeholder(source.name)
+        made.meta.update(source.meta)
+    users = set(one.backward.users)
+    with backward.inserting_before(next(node for node in backward.nodes if node in users)):
+        for node in reversed(chain[:-1]):
+            read = made
+            made = backward.node_copy(node, lambda _, read=read: read)
+    one.backward.replace_all_uses_with(made)
+    return () if source.name in there else (source,)
 
 
 def _erase_unread(graph: Graph, node: Node) -> None:
