@@ -53,7 +53,7 @@ def _encoded(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple
     assert chosen is not None
 
     def encode(x: Tensor) -> Parts:
-        return chosen.encode(x.permute(one.order))
+        return chosen.encode(x.permute(one.order).contiguous())  # compilers keep codes as they lie
 
     def decode(*parts: Tensor) -> Tensor:
         back = [one.order.index(dim) for dim in range(value.dim())]
