@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 def record(graph: Graph, before: Node, function: Callable[..., Any], *inputs: Node) -> Any:
     """Write a function before a node; its results as nodes."""
     recorder = _Recorder(graph, inputs)
-    with graph.inserting_before(before), torch.no_grad(), recorder:
+    fake = inputs[0].meta["val"].fake_mode
+    with graph.inserting_before(before), torch.no_grad(), fake, recorder:
         results = function(*(node.meta["val"] for node in inputs))
     return tree_map(recorder.node_of, results)
 

@@ -57,7 +57,10 @@ def _encoded(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple
 
     def decode(*parts: Tensor) -> Tensor:
         back = [one.order.index(dim) for dim in range(value.dim())]
-        return cast(chosen.decode(*parts), value.dtype).permute(back)
+        decoded = cast(chosen.decode(*parts), value.dtype)
+        if back == sorted(back):
+            return decoded
+        return decoded.permute(back).clone()  # else Inductor lays out what is behind the view
 
     parts = record(forward, source.next, encode, source)
     codes = []
