@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.nn import functional as f
 
 from cupy_training_ops.torch.graph_codes import ActivationCodes
+
+with warnings.catch_warnings():  # of what Inductor imports
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
 
 Graphs = list[tuple[torch.fx.GraphModule, torch.fx.GraphModule, int]]
 

@@ -138,7 +138,7 @@ class Planner:
             chosen, reason = None, "dtype"
         elif uses.need < Need.EXACT and is_uneven(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
-        elif _is_near_batch_norm(producer):
+        elif _is_near_batch_norm(_producer(node, node)):
             chosen, reason = None, "a sum before a batch norm"
         else:
             chosen, reason = self._policy.format_for(uses), uses.reason
@@ -207,12 +207,18 @@ def _producer(node: Node, point: Node) -> Node:
 def _is_near_batch_norm(producer: Node) -> bool:
     """Whether means may be large that a batch norm does not see: of a sum that a product before it
     reads, and of that product's result."""
+    products = [producer]
     if packet(producer.target) in SUMS:
-        return is_blind_to_means(producer)
-    return packet(producer.target) in FORWARD_PRODUCTS and any(
-        packet(source.target) in SUMS and is_blind_to_means(source)
-        for source in (_producer(read, read) for read in producer.all_input_nodes)
-    )
+        if is_blind_to_means(producer):
+            return True
+        products = [_producer(read, read) for read in producer.all_input_nodes]
+    sources = [
+        _producer(read, read)
+        for product in products
+        if packet(product.target) in FORWARD_PRODUCTS
+        for read in product.all_input_nodes
+    ]
+    return any(packet(x.target) in SUMS and is_blind_to_means(x) for x in sources)
 
 
 def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
