@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,9 +76,11 @@ class Planner:
 
     def __init__(self, policy: GraphPolicy, least: int, static: Iterable[int]) -> None:
         self._policy, self._least, self._static = policy, least, frozenset(static)
+        self._nodes: dict[str, Node] = {}  # of the forward graph, by name
 
     def plan(self, forward: Graph, backward: Graph, num_outputs: int) -> list[Saved]:
         """A decision for each saved tensor, in the order of the forward graph's outputs."""
+        self._nodes = {node.name: node for node in forward.nodes}
         outputs = list(forward.output_node().args[0])
         seen = Backward(backward)
         parameters = self._of_parameters(forward)
@@ -91,6 +93,18 @@ class Planner:
         alive = {_storage(node) for node in outputs[:num_outputs] if is_tensor(node)}
         alive |= {_storage(n) for n in forward.nodes if n.op == "placeholder" and is_tensor(n)}
         return _without_shared(saved, alive)
+
+    def _made_of(self, node: Node, point: Node) -> Iterator[Node]:
+        """Saved values, as nodes of the forward graph, that a value is computed from."""
+        yield node
+        waiting, seen = [point], {point}
+        while waiting:
+            for read in waiting.pop().all_input_nodes:
+                if read.op == "placeholder" and read.name in self._nodes:
+                    yield self._nodes[read.name]
+                if read not in seen:
+                    seen.add(read)
+                    waiting.append(read)
 
     def _of_parameters(self, forward: Graph) -> set[Node]:
         """Parameters, and what is computed from nothing else, as their casts."""
@@ -138,7 +152,7 @@ class Planner:
             chosen, reason = None, "dtype"
         elif uses.need < Need.EXACT and is_uneven(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
-        elif _is_near_batch_norm(_producer(node, node)):
+        elif any(_is_near_batch_norm(_producer(x, x)) for x in self._made_of(node, point)):
             chosen, reason = None, "a sum before a batch norm"
         else:
             chosen, reason = self._policy.format_for(uses), uses.reason
