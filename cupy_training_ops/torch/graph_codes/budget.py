@@ -24,6 +24,7 @@ from torch.fx import GraphModule, Node
 
 from ...errors import refuse
 from .consumers import PRODUCTS, Backward, is_attention, is_tensor, packet, packets
+from .images import compute_again
 from .plan import Planner, Saved, nbytes_of
 
 NAME = "activation_codes"
@@ -86,9 +87,12 @@ def within(
     """
     if budget is None:
         forward, backward = split()
-        return Partition(
-            forward, backward, planner.plan(forward.graph, backward.graph, num_outputs)
-        )
+        plan = planner.plan(forward.graph, backward.graph, num_outputs)
+        parameters = planner.of_parameters(forward.graph)
+        again = compute_again(forward.graph, backward.graph, plan, parameters, num_outputs)
+        if again:
+            plan = planner.plan(forward.graph, backward.graph, num_outputs)
+        return Partition(forward, backward, plan, recomputed=again)
     best: Partition | None = None
     plain: dict[str, Saved] = {}
     limit = spent = math.inf

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -158,7 +158,8 @@ def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
 class Backward:
     """A backward graph: which nodes depend on gradients, and who reads what."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
+        self._parameters = parameters  # by name, and what is computed from them alone
         self.placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.gradients: set[Node] = set()
@@ -245,7 +246,7 @@ class Backward:
         return False
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
-        """Whether it is a sum that does not cancel: of values of one size, or 1 + tanh."""
+        """Whether it is a sum that does not cancel: of one size, with a bias, 1 + tanh."""
         if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]
@@ -253,6 +254,8 @@ class Backward:
             return image is Image.SMOOTHED
         if target is aten.sub or user.kwargs or not is_tensor(other):
             return False
+        if other.name in self._parameters:
+            return True
         return bool(other.meta["val"].shape == node.meta["val"].shape)
 
 

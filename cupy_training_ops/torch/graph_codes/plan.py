@@ -82,8 +82,8 @@ class Planner:
         """A decision for each saved tensor, in the order of the forward graph's outputs."""
         self._nodes = {node.name: node for node in forward.nodes}
         outputs = list(forward.output_node().args[0])
-        seen = Backward(backward)
-        parameters = self._of_parameters(forward)
+        parameters = self.of_parameters(forward)
+        seen = Backward(backward, {node.name for node in parameters})
         choices = [
             self._choices(node, seen, parameters)
             for node in outputs[num_outputs:]
@@ -106,7 +106,7 @@ class Planner:
                     seen.add(read)
                     waiting.append(read)
 
-    def _of_parameters(self, forward: Graph) -> set[Node]:
+    def of_parameters(self, forward: Graph) -> set[Node]:
         """Parameters, and what is computed from nothing else, as their casts."""
         placeholders = forward.find_nodes(op="placeholder")
         found = {node for i, node in enumerate(placeholders) if i in self._static}

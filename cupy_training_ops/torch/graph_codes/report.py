@@ -56,7 +56,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
         "after": 0,
         "as": "made again",
         "in_place_of": "",
-        "reason": "budget",
+        "reason": "computed from others",
     }
 
 

@@ -41,7 +41,7 @@ def rewrite(
             places[one.forward] = ()
         if one.forward in places:
             backward.graph.erase_node(one.backward)
-    _put_out(forward.graph, places, num_outputs)
+    put_out(forward.graph, places, num_outputs)
     for module in (forward, backward):
         module.graph.lint()
         module.recompile()
@@ -137,7 +137,7 @@ class _Forward:
         return self._order[node]
 
 
-def _put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
+def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
     """Give out codes in the places of what they stand for."""
     output = graph.output_node()
     before = list(output.args[0])
