@@ -174,9 +174,6 @@ class Backward:
     def _reads_one(self, node: Node) -> bool:
         return any(read in self.gradients for read in node.all_input_nodes)
 
-    def first_user(self, node: Node) -> Node:
-        return min(node.users, key=self.order.__getitem__)
-
     def points(self, saved: Node) -> list[Node]:
         """Values through which all uses of a saved one go, the value itself first."""
         found, size = [saved], saved.meta["val"].numel()

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
-from .consumers import MULTIPLIES, SMOOTH, SUMS, VIEWS, Backward, is_tensor, origin, packet
+from .consumers import MULTIPLIES, SMOOTH, SUMS, VIEWS, is_tensor, origin, packet
 from .formats import INT4_SIGNED, INT8_SIGNED
 from .plan import Saved, numel_of
-from .rewrite import put_out
+from .rewrite import first_user, put_out
 
 SIGNED = {INT8_SIGNED, INT4_SIGNED}  # whose signs, computed again, might be others
 MOST_SOURCES = 2  # of the value's own size
@@ -42,8 +42,7 @@ class _Images:
 
     def __init__(self, backward: Graph, plan: Sequence[Saved], parameters: set[Node]) -> None:
         self._graph, self._parameters = backward, parameters
-        self._seen = Backward(backward)
-        self._there = dict(self._seen.placeholders)
+        self._there = {node.name: node for node in backward.find_nodes(op="placeholder")}
         self._coded = {one.forward for one in plan if one.format is not None}
 
     def chain(self, one: Saved) -> list[Node]:
@@ -58,6 +57,8 @@ class _Images:
         if node in found or node in sources:
             return True
         if node is not value and node.name in self._there:
+            if not is_tensor(node):
+                return True
             if numel_of(node.meta["val"]) >= numel_of(value.meta["val"]):
                 sources.add(node)
                 return node in self._coded
@@ -93,7 +94,7 @@ class _Images:
                 self._there[read.name].meta.update(read.meta)
                 added.append(read)
             made[read] = self._there[read.name]
-        with self._graph.inserting_before(self._seen.first_user(one.backward)):
+        with self._graph.inserting_before(first_user(self._graph, one.backward)):
             for node in chain:
                 made[node] = self._graph.node_copy(node, made.__getitem__)
         one.backward.replace_all_uses_with(made[one.forward])

@@ -70,11 +70,15 @@ def _encoded(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple
             code = backward.placeholder(part.name)
             code.meta.update(part.meta)
             codes.append(code)
-    users = set(one.point.users)
-    first = next(node for node in backward.nodes if node in users)
+    first = first_user(backward, one.point)
     one.point.replace_all_uses_with(record(backward, first, decode, *codes))
     _erase_unread(backward, one.point)
     return tuple(parts)
+
+
+def first_user(graph: Graph, node: Node) -> Node:
+    """The user that stands first in the graph."""
+    return next(user for user in graph.nodes if user in node.users)
 
 
 def _made_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
@@ -90,8 +94,7 @@ def _made_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
         with backward.inserting_before(one.backward):
             made = backward.placeholder(source.name)
         made.meta.update(source.meta)
-    users = set(one.backward.users)
-    with backward.inserting_before(next(node for node in backward.nodes if node in users)):
+    with backward.inserting_before(first_user(backward, one.backward)):
         for node in reversed(chain[:-1]):
             read = made
             made = backward.node_copy(node, lambda _, read=read: read)
