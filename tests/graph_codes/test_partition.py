@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 
@@ -142,6 +144,20 @@ def test_casts_of_parameters_are_made_again(seed):
     assert errors(plain, coded)[-1] <= 0.02
 
 
+@pytest.mark.parametrize("name", ["gelu", "gated"])
+def test_what_follows_from_codes_is_computed_again(name, seed):
+    """Of a layer only the operands of GELU or of the gate wait, not its result too."""
+    model, inputs = made(name, seed)
+    codes = codes_of()
+    step(model, inputs, codes)
+    lines = codes.report()["graphs"][0]
+    hidden = 4 * 32 * 128 * 4
+    coded = [line for line in lines if line["before"] == hidden and line["as"] == "int8"]
+    again = [line for line in lines if line["before"] == hidden and line["as"] == "made again"]
+    assert len(coded) == (2 if name == "gelu" else 4)
+    assert len(again) == 2
+
+
 @pytest.mark.filterwarnings("ignore")  # of checkpoint, about its future
 def test_blocks_under_checkpointing(seed):
     model, inputs = made("gelu", seed)
@@ -223,6 +239,14 @@ def test_the_key_of_caches_has_all_settings():
     one = cto.torch.activation_codes()["custom_partitioner_fn"]
     assert one.uuid() == cto.torch.activation_codes()["custom_partitioner_fn"].uuid()
     assert copy.deepcopy(one) is one
+    other = "import cupy_training_ops as c; o = c.torch.activation_codes(budget=0.5); "
+    printed = subprocess.run(
+        [sys.executable, "-c", other + "print(o['custom_partitioner_fn'].uuid().hex())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() == keys[2].hex()  # in every process
 
 
 def test_another_pytorch_gets_its_own_graphs_and_a_warning(monkeypatch, seed):

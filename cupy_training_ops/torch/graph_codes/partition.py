@@ -36,7 +36,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
 
     def uuid(self) -> object:
         """All that a compiled graph depends on, for the caches of compiled code."""
-        settings = f"{self.policy} {self.budget} {self.least}"
+        settings = f"{self.policy.name} {self.budget} {self.least}"
         return get_hash_for_files(SOURCES, settings)
 
     def __call__(
