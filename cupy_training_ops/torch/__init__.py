@@ -17,6 +17,7 @@ leave_alone(__name__, __path__, apart={"conversion", "functional", "nn", "ops"})
 
 _MODULES = ("functional", "nn", "ops")
 _NAMES = {
+    "activation_codes": ".graph_codes",
     "Conversion": ".conversion",
     "convert": ".conversion",
     "GradientBuckets": ".buckets",

@@ -329,7 +329,8 @@ class CompressedActivations:
         self._has_warned = True
         warnings.warn(
             f"{NAME}: {before} bytes were compressed, {left} were not ("
-            f"{self._account.most_left()}): docs/stash.md says what is left alone, and why",
+            f"{self._account.most_left()}): docs/stash.md says what is left alone, and why; "
+            f"compiled models take cto.torch.activation_codes",
             stacklevel=3,
         )
 

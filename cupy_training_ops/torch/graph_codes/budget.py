@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+"""What waits, what waits as codes and what is computed again, so that a budget is kept in the
+least time.
+
+PyTorch's partitioner chooses what is computed again, for several budgets of its own; codes then
+take what is still too much, those first that save most for their time. The cheapest of these
+stays. Without codes it is PyTorch's choice, so by this reckoning it costs no more than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._functorch import config, partitioners
+from torch.fx import GraphModule, Node
+
+from ...errors import refuse
+from .consumers import PRODUCTS, Backward, is_attention, is_tensor, packet, packets
+from .images import compute_again
+from .plan import Planner, Saved, nbytes_of
+
+NAME = "activation_codes"
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+SHARES = (1.0, 0.999, 0.7, 0.4, 0.2, 0.1)  # PyTorch's budgets: 0.999 takes what is pointwise again
+BYTES = 3.0e12  # a second, of a card of 2023; that these are in proportion is what counts
+OPERATIONS = {2: 6.0e14, 4: 2.5e14}  # a second, by the size of a number
+HEAVY = PRODUCTS | packets("convolution")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes, or a share of what PyTorch's own choice saves."""
+
+    share: float | None = None
+    nbytes: float = math.inf
+
+    def limit(self, plain: int) -> float:
+        """Bytes, where PyTorch's own choice saves so many."""
+        return self.nbytes if self.share is None else self.share * plain
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Both graphs, what becomes of each saved value, and what is computed again."""
+
+    forward: GraphModule
+    backward: GraphModule
+    plan: list[Saved]
+    seconds: float = 0.0  # beside plain training
+    recomputed: tuple[Node, ...] = ()  # what PyTorch's own choice saves, and this one does not
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.coded for one in self.plan if not one.is_there_anyway)
+
+
+def budget_of(given: object) -> Budget | None:
+    """A budget as users write it: 0.4, or "4GB"; None is none."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", given)
+        if match is not None:
+            return Budget(nbytes=float(match[1]) * UNITS[match[2]])
+    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1:
+        return Budget(share=float(given))
+    refuse(NAME, "budget", 'a share in (0, 1] or bytes as "4GB"', repr(given))
+
+
+def within(
+    budget: Budget | None,
+    split: Callable[[], tuple[GraphModule, GraphModule]],
+    planner: Planner,
+    num_outputs: int,
+) -> Partition:
+    """The cheapest partition that keeps the budget, or the smallest where none does.
+
+    Without a budget PyTorch's choice, with codes for all that may wait so.
+    """
+    if budget is None:
+        forward, backward = split()
+        plan = planner.plan(forward.graph, backward.graph, num_outputs)
+        parameters = planner.of_parameters(forward.graph)
+        again = compute_again(forward.graph, backward.graph, plan, parameters, num_outputs)
+        if again:
+            plan = planner.plan(forward.graph, backward.graph, num_outputs)
+        return Partition(forward, backward, plan, recomputed=again)
+    best: Partition | None = None
+    plain: dict[str, Saved] = {}
+    limit = spent = math.inf
+    with _remembered():
+        for share in SHARES:
+            # what is common is found once, so the nodes have to be the same
+            with config.patch(activation_memory_budget=share, cse=config.cse and best is None):
+                forward, backward = split()
+            plan = planner.plan(forward.graph, backward.graph, num_outputs)
+            if not plain:
+                plain = {one.forward.name: one for one in plan}
+                limit = budget.limit(sum(one.nbytes for one in plan if not one.is_there_anyway))
+                spent = _recomputing(forward, backward)
+            seconds = _recomputing(forward, backward) - spent
+            if best is not None and best.nbytes <= limit and seconds >= best.seconds:
+                break  # smaller budgets take yet longer
+            names = {one.forward.name for one in plan}
+            again = tuple(one.forward for name, one in plain.items() if name not in names)
+            found = _within(limit, Partition(forward, backward, plan, seconds, again))
+            if best is None or _is_better(found, best, limit):
+                best = found
+    assert best is not None
+    return best
+
+
+def _is_better(one: Partition, other: Partition, limit: float) -> bool:
+    if max(one.nbytes, other.nbytes) <= limit:
+        return one.seconds < other.seconds
+    return one.nbytes < other.nbytes
+
+
+def _within(limit: float, partition: Partition) -> Partition:
+    """Codes for as much as has to be, those first that cost least for what they save."""
+    plan = partition.plan
+    coded = [i for i, one in enumerate(plan) if one.format is not None or one.is_dropped]
+    costs = {i: _coding(plan[i]) for i in coded}
+    left = sum(one.nbytes for one in plan if not one.is_there_anyway)
+    seconds = partition.seconds
+    chosen = list(plan)
+    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].coded, 1)):
+        is_alone = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
+        if left <= limit and costs[i] >= 0 and is_alone:
+            chosen[i] = plan[i].as_it_is("within the budget")
+        else:
+            left -= plan[i].nbytes - plan[i].coded
+            seconds += costs[i]
+    return replace(partition, plan=chosen, seconds=seconds)
+
+
+def _coding(one: Saved) -> float:
+    """Seconds for bytes that encoding and decoding move, beyond what is moved without codes."""
+    if one.source is not None:
+        return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES
+    if one.is_dropped:
+        return 0.0
+    moved = (
+        one.coded
+        if torch.Tag.pointwise in getattr(one.forward.target, "tags", ())
+        else (one.coded + one.nbytes)
+    )
+    if any(_is_heavy(user) for user in one.point.users):
+        return (moved + one.coded + one.nbytes) / BYTES
+    return (moved + one.coded - one.nbytes) / BYTES
+
+
+def _is_heavy(node: Node) -> bool:
+    """Whether an operator reads its operands from memory, and is worth its own estimate."""
+    return packet(node.target) in HEAVY or is_attention(node)
+
+
+def _recomputing(forward: GraphModule, backward: GraphModule) -> float:
+    """Seconds for what the backward graph computes again."""
+    there = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    seen = Backward(backward.graph)
+    seconds = 0.0
+    for node in backward.graph.nodes:
+        if node.op != "call_function" or node in seen.gradients or node.name not in there:
+            continue
+        if _is_heavy(node):
+            seconds += _computing(node)
+        elif is_tensor(node) and any(_is_heavy(user) for user in node.users):
+            seconds += 2 * nbytes_of(node.meta["val"]) / BYTES  # read what it is made of, written
+    return seconds
+
+
+def _computing(node: Node) -> float:
+    """Seconds by PyTorch's count of operations."""
+    size = max(read.meta["val"].dtype.itemsize for read in node.all_input_nodes if is_tensor(read))
+    with config.patch(activation_memory_budget_runtime_estimator="flops"):
+        return float(partitioners.estimate_runtime(node)) / OPERATIONS.get(size, OPERATIONS[4])
+
+
+@contextlib.contextmanager
+def _remembered() -> Iterator[None]:
+    """PyTorch's partitioner, with what it finds for several budgets found once."""
+    original, runtime = partitioners.solve_min_cut, partitioners.estimate_runtime
+    found: dict[object, Any] = {}
+
+    @functools.wraps(original)
+    def solve(graph: Any, info: Any, options: Any, dont_ban: Iterable[Node] = ()) -> Any:
+        key = (repr(options), frozenset(dont_ban or ()))
+        if key not in found:
+            found[key] = original(graph, info, options, dont_ban or None)
+        saved, banned = found[key]
+        return list(saved), type(banned)(banned)
+
+    with (
+        mock.patch.object(partitioners, "solve_min_cut", solve),
+        mock.patch.object(partitioners, "estimate_runtime", functools.cache(runtime)),
+    ):
+        yield

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""How activations wait in compiled graphs: 8 or 4 bits a value with a scale for each 32, or bits.
+
+Encoders and decoders are plain functions of tensors whose last dimension is contiguous, so that a
+compiler fuses them with what stands before and behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 32
+LEAST_SCALE = 1e-30  # of a tile: smaller numbers keep their sign and become as large as this
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+Parts = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Format:
+    """An encoder, its decoder, and what a value takes."""
+
+    name: str
+    bits: float  # a value, its share of the scale included
+    multiple: int  # of which the last dimension has to be
+    encode: Callable[[Tensor], Parts]
+    decode: Callable[..., Tensor]  # of the parts; float32, or bools
+
+    def nbytes(self, numel: int) -> int:
+        return int(numel * self.bits) // 8
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another type, by the operator that compiled graphs have for it."""
+    if x.dtype == dtype:
+        return x
+    result: Tensor = torch.ops.prims.convert_element_type.default(x, dtype)
+    return result
+
+
+def _scaled(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tensor]:
+    """Integers in float32, (..., tiles, TILE), and scales.
+
+    A tile with a NaN or an infinity has a scale that is not finite, and comes back as such.
+    """
+    tiles = cast(x.reshape(*x.shape[:-1], x.shape[-1] // TILE, TILE), torch.float32)
+    scale = (tiles.abs().amax(-1, keepdim=True) * (1 / largest)).clamp_min(LEAST_SCALE)
+    scale = cast(scale, torch.bfloat16)
+    scaled = tiles * cast(scale, torch.float32).reciprocal()
+    if keep_signs:
+        return scaled.sign() * scaled.abs().round().clamp(1, largest), scale
+    return scaled.round().clamp(-largest, largest), scale
+
+
+def _spread(scale: Tensor) -> Tensor:
+    """Scales, one for each value."""
+    scale = cast(scale, torch.float32).unsqueeze(-1)
+    return scale.expand(*scale.shape[:-1], TILE).reshape(*scale.shape[:-2], -1)
+
+
+def _encode_int8(x: Tensor, *, keep_signs: bool) -> Parts:
+    q, scale = _scaled(x, 127, keep_signs=keep_signs)
+    return cast(q, torch.int8).reshape(x.shape), scale.squeeze(-1)
+
+
+def encode_int8(x: Tensor) -> Parts:
+    return _encode_int8(x, keep_signs=False)
+
+
+def encode_int8_signed(x: Tensor) -> Parts:
+    return _encode_int8(x, keep_signs=True)
+
+
+def decode_int8(q: Tensor, scale: Tensor) -> Tensor:
+    return cast(q, torch.float32) * _spread(scale)
+
+
+def _encode_int4(x: Tensor, *, keep_signs: bool) -> Parts:
+    q, scale = _scaled(x, 7, keep_signs=keep_signs)
+    q = cast(q + 8, torch.uint8)  # 1 to 15
+    low, high = q.split(TILE // 2, -1)
+    codes = low | (high << 4)
+    return codes.reshape(*x.shape[:-1], x.shape[-1] // 2), scale.squeeze(-1)
+
+
+def encode_int4(x: Tensor) -> Parts:
+    return _encode_int4(x, keep_signs=False)
+
+
+def encode_int4_signed(x: Tensor) -> Parts:
+    return _encode_int4(x, keep_signs=True)
+
+
+def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
+    codes = codes.reshape(*codes.shape[:-1], codes.shape[-1] * 2 // TILE, TILE // 2)
+    q = torch.cat((codes & 15, codes >> 4), -1)
+    values = (cast(q, torch.float32) - 8) * cast(scale, torch.float32).unsqueeze(-1)
+    return values.reshape(*values.shape[:-2], values.shape[-2] * TILE)
+
+
+def encode_bits(x: Tensor) -> Parts:
+    octets = cast(x.reshape(*x.shape[:-1], x.shape[-1] // 8, 8), torch.uint8)
+    bits = octets[..., 0]
+    for i in range(1, 8):
+        bits = bits | (octets[..., i] << i)
+    return (bits,)
+
+
+def decode_bits(bits: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    octets = (bits.unsqueeze(-1) >> shifts) & 1
+    return (octets != 0).reshape(*bits.shape[:-1], bits.shape[-1] * 8)
+
+
+SCALE_BITS = 16 / TILE
+INT8 = Format("int8", 8 + SCALE_BITS, TILE, encode_int8, decode_int8)
+INT8_SIGNED = Format("int8_signed", 8 + SCALE_BITS, TILE, encode_int8_signed, decode_int8)
+INT4 = Format("int4", 4 + SCALE_BITS, TILE, encode_int4, decode_int4)
+INT4_SIGNED = Format("int4_signed", 4 + SCALE_BITS, TILE, encode_int4_signed, decode_int4)
+BITS = Format("bits", 1, 8, encode_bits, decode_bits)

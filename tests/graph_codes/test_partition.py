@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: MIT
+"""Codes in both graphs of compiled models: outputs, gradients, order, and what is never encoded."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from torch import nn  # noqa: E402
+from torch._functorch import config  # noqa: E402
+from torch._inductor.custom_graph_pass import CustomPartitionerFn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import cupy_training_ops as cto  # noqa: E402
+from cupy_training_ops.errors import ArgumentError  # noqa: E402
+from cupy_training_ops.torch.graph_codes import formats, partition, plan, policies  # noqa: E402
+
+from .compiled import MODELS, Convolutions, errors, made, normal, step  # noqa: E402
+
+MOST = {"gelu": (0.01, 0.02), "gated": (0.01, 0.02), "convolutions": (0.015, 0.03)}
+
+
+def codes_of(policy="default", **settings):
+    return cto.torch.activation_codes(policy, **{"least": 0} | settings)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["default", "wide"])
+def test_gradients_are_near_and_the_loss_is_the_same(name, policy, seed):
+    model, inputs = made(name, seed)
+    loss, plain = step(model, inputs, None)
+    codes = codes_of(policy)
+    with_codes, coded = step(model, inputs, codes)
+    assert torch.equal(loss, with_codes)
+    found = errors(plain, coded)
+    median, worst = MOST[name]
+    assert 0 < found[len(found) // 2] <= median
+    assert found[-1] <= worst
+    report = codes.report()
+    assert report["after"] < 0.65 * report["before"]
+
+
+def test_swiglu_and_hand_written_norms_are_encoded(seed):
+    model, inputs = made("gated", seed)
+    codes = codes_of()
+    step(model, inputs, codes)
+    lines = [line for line in codes.report()["graphs"][0] if line["before"] >= 4 * 32 * 64 * 4]
+    stays = {line["reason"] for line in lines if line["as"] == "itself"}
+    assert len([line for line in lines if line["as"].startswith("int8")]) >= 8
+    assert all("attention" in reason for reason in stays - {"parameter", "input", "shared"})
+
+
+def test_of_a_norm_the_normalised_value_is_encoded(seed):
+    """So a mean a thousand times the deviation is no matter."""
+    torch.manual_seed(seed)
+
+    class Far(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+            self.last = nn.Linear(64, 64)
+
+        def forward(self, x, target):
+            return (self.last(self.norm(self.first(x) + 1000)) * target).sum()
+
+    model, inputs = Far().double().float(), (normal(seed, 256, 64), normal(seed + 1, 256, 64))
+    _, plain = step(model, inputs, None)
+    _, coded = step(model, inputs, codes_of())
+    assert errors(plain, coded)[-1] <= 0.02
+
+
+def test_without_codes_gradients_are_equal_to_the_bit(seed):
+    model, inputs = made("gelu", seed)
+    _, plain = step(model, inputs, None)
+    codes = cto.torch.activation_codes(least=1 << 40)
+    _, same = step(model, inputs, codes)
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+    assert codes.report()["coded"] == {}
+
+
+def test_saved_tensors_stand_before_symbolic_sizes(seed):
+    model, (x, target) = made("gelu", seed)
+    graphs = []
+    _, plain = step(model, (x, target), None)
+    _, coded = step(model, (x, target), codes_of(), graphs, dynamic=True)
+    assert 0 < errors(plain, coded)[-1] <= 0.02
+    for forward, backward, n_outputs in graphs:
+        saved = [node.meta["val"] for node in forward.graph.output_node().args[0][n_outputs:]]
+        are_sizes = [isinstance(value, torch.SymInt) for value in saved]
+        assert any(are_sizes)
+        assert are_sizes == sorted(are_sizes)
+        names = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        outputs = forward.graph.output_node().args[0][n_outputs:]
+        assert {node.name for node in outputs} <= names
+        assert len(forward.graph.output_node().meta["desc"]) == n_outputs + len(outputs)
+
+
+def test_results_and_parameters_stay_as_they_are(seed):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            y = torch.relu(self.first(x))
+            return self.last(y).square().sum(), y
+
+    torch.manual_seed(seed)
+    model, x = Both(), normal(seed, 64, 64)
+    graphs, codes = [], codes_of()
+    compiled = torch.compile(model, backend=_backend(codes, graphs))
+    loss, y = compiled(x)
+    assert torch.equal(y, torch.relu(model.first(x)))
+    loss.backward()
+    lines = {line["name"]: line for line in codes.report()["graphs"][0]}
+    assert {line["reason"] for line in lines.values() if "primals" in line["name"]} <= {
+        "parameter",
+        "input",
+    }
+    assert "shared" in {line["reason"] for line in lines.values()}
+
+
+def _backend(codes, graphs=None):
+    from .compiled import backend
+
+    torch._dynamo.reset()
+    return backend(codes, graphs)
+
+
+def test_casts_of_parameters_are_made_again(seed):
+    model, inputs = made("gelu", seed)
+    codes = codes_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        _, plain = step(model, inputs, None)
+        _, coded = step(model, inputs, codes)
+    made_again = codes.report()["coded"]["made again"]
+    assert made_again["tensors"] >= 8
+    assert made_again["after"] == 0
+    assert errors(plain, coded)[-1] <= 0.02
+
+
+@pytest.mark.parametrize("name", ["gelu", "gated"])
+def test_what_follows_from_codes_is_computed_again(name, seed):
+    """Of a layer only the operands of GELU or of the gate wait, not its result too."""
+    model, inputs = made(name, seed)
+    codes = codes_of()
+    step(model, inputs, codes)
+    lines = codes.report()["graphs"][0]
+    hidden = 4 * 32 * 128 * 4
+    coded = [line for line in lines if line["before"] == hidden and line["as"] == "int8"]
+    again = [line for line in lines if line["before"] == hidden and line["as"] == "made again"]
+    assert len(coded) == (2 if name == "gelu" else 4)
+    assert len(again) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of checkpoint, about its future
+def test_blocks_under_checkpointing(seed):
+    model, inputs = made("gelu", seed)
+    _, plain = step(model, inputs, None)
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = model.blocks
+
+        def forward(self, x, target):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return (x * target).sum()
+
+    _, coded = step(Checkpointed(), inputs, codes_of())
+    assert errors(plain, coded)[-1] <= 0.02
+
+
+def test_graphs_without_a_backward_pass(seed):
+    model, inputs = made("gelu", seed)
+    with torch.no_grad():
+        loss = torch.compile(model, backend=_backend(codes_of()))(*inputs)
+    assert torch.allclose(loss, model(*inputs), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gelu"])
+def test_budgets_are_kept(name, seed):
+    model, inputs = made(name, seed)
+    _, plain = step(model, inputs, None)
+    whole = codes_of("products")
+    step(model, inputs, whole)
+    before = whole.report()["before"]
+    for budget in (0.7, f"{before * 0.4 / 1000:.3f}KB"):
+        codes = codes_of(budget=budget)
+        _, coded = step(model, inputs, codes)
+        share = 0.4 if isinstance(budget, str) else budget
+        assert codes.report()["after"] <= 1.001 * share * before
+        assert errors(plain, coded)[-1] <= 0.02
+
+
+def test_memory_budgets_of_pytorch_go_with_codes(seed):
+    model, inputs = made("gelu", seed)
+    with config.patch(activation_memory_budget=0.5):
+        _, plain = step(model, inputs, None)
+        _, coded = step(model, inputs, codes_of())
+    assert errors(plain, coded)[-1] <= 0.02
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Inductor's own imports
+def test_options_have_a_mode_and_go_with_others():
+    codes = cto.torch.activation_codes(mode="max-autotune")
+    assert isinstance(codes, dict)
+    assert codes["triton.cudagraphs"]
+    assert codes["max_autotune"]
+    assert isinstance(codes["custom_partitioner_fn"], CustomPartitionerFn)
+    torch.compile(nn.Linear(2, 2), options=codes | {"max_autotune": False})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"policy": "best"}, {"budget": 0}, {"budget": 1.5}, {"budget": "4 apples"}, {"mode": "fast"}],
+    ids=str,
+)
+def test_wrong_options_are_refused(settings):
+    with pytest.raises(ArgumentError, match="activation_codes"):
+        cto.torch.activation_codes(**settings)
+
+
+def test_the_key_of_caches_has_all_settings():
+    keys = [
+        cto.torch.activation_codes(**settings)["custom_partitioner_fn"].uuid()
+        for settings in ({}, {"policy": "wide"}, {"budget": 0.5}, {"budget": 0.4}, {"least": 1})
+    ]
+    assert len(set(keys)) == len(keys)
+    one = cto.torch.activation_codes()["custom_partitioner_fn"]
+    assert one.uuid() == cto.torch.activation_codes()["custom_partitioner_fn"].uuid()
+    assert copy.deepcopy(one) is one
+    other = "import cupy_training_ops as c; o = c.torch.activation_codes(budget=0.5); "
+    printed = subprocess.run(
+        [sys.executable, "-c", other + "print(o['custom_partitioner_fn'].uuid().hex())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() == keys[2].hex()  # in every process
+
+
+def test_another_pytorch_gets_its_own_graphs_and_a_warning(monkeypatch, seed):
+    model, inputs = made("gelu", seed)
+    _, plain = step(model, inputs, None)
+
+    def missing(*_):
+        raise AttributeError("no such attribute")
+
+    monkeypatch.setattr(partition, "rewrite", missing)
+    with pytest.warns(UserWarning, match="has no codes"):
+        _, same = step(model, inputs, codes_of())
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+
+
+# ---- planted faults ------------------------------------------------------------------------------
+
+
+def _scales_of_others(q, scale):
+    return formats.decode_int8(q, scale.flip(0))
+
+
+def _codes_in_another_place(q, scale):
+    return formats.decode_int8(q.roll(1, 0), scale.roll(1, 0))
+
+
+@pytest.mark.parametrize("fault", [_scales_of_others, _codes_in_another_place])
+def test_planted_decoders_are_noticed(fault, monkeypatch, seed):
+    wrong = formats.Format("int8", 8.5, 32, formats.encode_int8, fault)
+    chosen = {need: wrong for need in policies.POLICIES["default"].formats}
+    monkeypatch.setattr(policies, "SIGNED", {wrong: wrong})
+    monkeypatch.setitem(policies.POLICIES, "default", policies.GraphPolicy("default", chosen))
+    model, inputs = made("gelu", seed)
+    _, plain = step(model, inputs, None)
+    _, coded = step(model, inputs, codes_of())
+    assert errors(plain, coded)[-1] > 0.02
+
+
+def test_encoded_parameters_are_noticed(monkeypatch, seed):
+    monkeypatch.setattr(plan, "_why_never", lambda *_: "")
+    monkeypatch.setattr(plan, "_without_shared", lambda saved, _: saved)
+    model, inputs = made("gelu", seed)
+    codes = codes_of()
+    step(model, inputs, codes)
+    names = {line["name"] for line in codes.report()["graphs"][0] if line["as"] != "itself"}
+    assert any("primals" in name for name in names)
+
+
+def test_a_replaced_result_is_noticed(monkeypatch, seed):
+    """Sizes of what the forward pass gives out are checked by AOTAutograd, or the loss differs."""
+    model, inputs = made("gelu", seed)
+    loss, _ = step(model, inputs, None)
+    original = partition.rewrite
+
+    def shifted(forward, backward, chosen, n_outputs):
+        original(forward, backward, chosen, n_outputs)
+        output = forward.graph.output_node()
+        first = output.args[0][0]
+        with forward.graph.inserting_before(output):
+            other = forward.graph.call_function(torch.ops.aten.mul.Tensor, (first, 1.01))
+            other.meta.update(first.meta)
+        output.args = ((other, *output.args[0][1:]),)
+        forward.recompile()
+
+    monkeypatch.setattr(partition, "rewrite", shifted)
+    with_fault, _ = step(model, inputs, codes_of())
+    assert not torch.equal(loss, with_fault)
+
+
+# ---- Inductor ------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_inductor_on_the_host(seed):
+    torch._dynamo.reset()
+    torch.manual_seed(seed)
+    model, inputs = Convolutions(), (normal(seed, 4, 3, 16, 16), normal(seed + 1, 4, 32, 8, 8))
+    codes = codes_of()
+    gradients = []
+    for options in (None, codes):
+        torch._dynamo.reset()
+        model.zero_grad()
+        torch.compile(model, options=options)(*inputs).backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert errors(*gradients)[-1] <= 0.03
+    assert codes.report()["coded"]
