@@ -183,7 +183,7 @@ def draw(panels: Panels, path: Path, memory: str = "peak") -> None:
         Line2D([], [], color=color, marker=mark, ls="", mfc=color if full else "none", label=label)
         for label, color, mark, full in entries
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
     figure.savefig(path, format="png", dpi=110)
 
 
@@ -211,8 +211,8 @@ def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
     axis.plot(*zip(*sorted(budgets), strict=True), color=PYTORCH, linewidth=0.8, zorder=0)
     label = next(iter(rows.values()))["label"]
     axis.set(title=label, xlabel="time of a step, compiled = 1", ylabel=f"{memory} GB")
-    axis.margins(x=0.12, y=0.12)
-    axis.set_ylim(bottom=0)
+    axis.margins(x=0.12)
+    axis.set_ylim(0, 1.12 * max(row[f"{memory}_bytes"] for row in rows.values()) / GB)
     if slow:
         axis.text(0.98, 0.02, "slower: " + "; ".join(slow), fontsize=7, ha="right",
                   transform=axis.transAxes)  # fmt: skip

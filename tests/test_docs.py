@@ -52,7 +52,7 @@ def test_the_readme_is_a_page_that_works_on_an_index() -> None:
     assert README.count("\n") <= 120
     assert re.findall(r"\]\((?!https:)([^)]*)\)", README) == [
         "docs/codecs.png",
-        "docs/train_torch.png",
+        "docs/memory_map_wide.png",
     ]
     named = set(re.findall(r"(?<![\w/])((?:docs|examples)/[\w./]*\w)", README))
     assert [path for path in named if not (ROOT / path).exists()] == []
