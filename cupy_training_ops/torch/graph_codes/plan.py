@@ -221,17 +221,17 @@ def _producer(node: Node, point: Node) -> Node:
 def _is_near_batch_norm(producer: Node) -> bool:
     """Whether means may be large that a batch norm does not see: of a sum that a product before it
     reads, and of that product's result."""
-    products = [producer]
-    if packet(producer.target) in SUMS:
-        if is_blind_to_means(producer):
-            return True
-        products = [_producer(read, read) for read in producer.all_input_nodes]
-    sources = [
-        _producer(read, read)
-        for product in products
-        if packet(product.target) in FORWARD_PRODUCTS
-        for read in product.all_input_nodes
-    ]
+    if packet(producer.target) in SUMS and is_blind_to_means(producer):
+        return True
+    waiting, seen = [producer], {producer}
+    sources: list[Node] = []
+    while waiting:
+        node = waiting.pop()
+        if packet(node.target) in FORWARD_PRODUCTS:
+            sources += (_producer(read, read) for read in node.all_input_nodes)
+        elif packet(node.target) in SUMS | VIEWS:
+            waiting += (read for read in node.all_input_nodes if read not in seen)
+            seen.update(waiting)
     return any(packet(x.target) in SUMS and is_blind_to_means(x) for x in sources)
 
 
