@@ -26,6 +26,7 @@ CHUNK_NBYTES = 512 << 20
 SCALE = 1024
 MOST = 2**15  # of sums, which float16 has room for
 _ROWS = 128  # a chunk has whole tiles of a matrix product
+MOST_APART = 128  # rows
 
 
 def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
@@ -38,11 +39,12 @@ def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
 class _Sums:
     """The gradients that were asked for, before they are divided; the others are empty.
 
-    Sums of float16 are kept in the memory of the weight's gradient. Gradients of scores are made
-    SCALE times as large, so that small ones are normal numbers; columns of `hidden` are taken
-    relative to their largest element, and sums to the number of rows, beyond which they cannot
-    grow. Sums of bfloat16 over several chunks have another one beside them, of what is left when
-    they are rounded.
+    Sums over chunks for a weight of 16 bits are float16, in the memory of its gradient: bfloat16
+    would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as large, so
+    that small ones are normal numbers, and become float16 in their own memory; columns of `hidden`
+    are taken relative to their largest element, and sums to the number of rows, beyond which they
+    cannot grow. The rows with the largest elements, beside which others would have few bits, are
+    `apart`: they are added behind all others, without a scale.
     """
 
     def __init__(
@@ -57,21 +59,25 @@ class _Sums:
         self.are_wanted = any(mask)
         self.of_hidden, self.of_weight, self.of_bias = made
         self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]
-        self.is_half = hidden.dtype == torch.float16
+        self.is_half = hidden.dtype == torch.float16 or (
+            hidden.dtype == torch.bfloat16 and n_chunks > 1
+        )
         self.scale = SCALE if self.is_half else 1
         self.wide_bias = None  # SCALE times 64 is past float16
         if self.of_bias is not None:
             wide = torch.promote_types(self.of_bias.dtype, torch.float32)
             self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
-        self.kept, self.unit = self.of_weight, 1.0
+        self.kept, self.unit, self.apart = self.of_weight, 1.0, None
         if self.is_half and self.of_weight is not None:
+            self.kept = self.of_weight.view(torch.float16)
             self.unit = MOST / 2 ** max(len(hidden) - 1, 0).bit_length()
-            self.largest = hidden.abs().amax(0).float() if len(hidden) else hidden.new_ones(())
+            sizes = hidden.abs()
+            if n_apart := min(MOST_APART, len(hidden) // 8):
+                self.apart = sizes.amax(1).topk(n_apart, sorted=False).indices
+                sizes.index_fill_(0, self.apart, 0)
+            self.largest = sizes.amax(0).float() if len(hidden) else hidden.new_ones(())
             self.largest.masked_fill_(self.largest == 0, 1)
-        self.rest = None
-        if self.kept is not None and hidden.dtype == torch.bfloat16 and n_chunks > 1:
-            self.rest = torch.zeros_like(self.kept)
-        if self.kept is not None and (self.rest is not None or not len(hidden)):
+        if self.kept is not None and not len(hidden):
             self.kept.zero_()
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
@@ -81,40 +87,43 @@ class _Sums:
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
-        if self.rest is not None:
-            self._add_rounded(hidden, gradient)
-        elif self.kept is not None:
+        if self.kept is not None:
+            given, factor = (gradient, hidden), self.unit / self.scale
             if self.is_half:
-                hidden = torch.div(hidden, self.largest, out=torch.empty_like(hidden))
-            factor = self.unit / self.scale
-            self.kept.addmm_(gradient.t(), hidden, beta=int(rows.start > 0), alpha=factor)
-
-    def _add_rounded(self, hidden: Tensor, gradient: Tensor) -> None:
-        for rows, kept, rest in self._pieces():
-            total = torch.mm(gradient[:, rows].t(), hidden).float().add_(kept).add_(rest)
-            kept.copy_(total)
-            rest.copy_(total.sub_(kept))
-
-    def _pieces(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows of the weight's gradient, whose float32 numbers take no more than a chunk."""
-        assert self.kept is not None
-        assert self.rest is not None
-        for rows in chunks(len(self.kept), 4 * self.kept[0].nbytes):
-            yield rows, self.kept[rows], self.rest[rows]
+                relative = torch.empty_like(hidden, dtype=self.kept.dtype)
+                torch.div(hidden, self.largest, out=relative)
+                relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
+                given = _halved(gradient), relative
+            self.kept.addmm_(given[0].t(), given[1], beta=int(rows.start > 0), alpha=factor)
 
     def divide(self, divisor: Tensor) -> None:
         """All of them, at the end."""
         if self.of_hidden is not None:
             self.of_hidden /= divisor
         if self.of_bias is not None:
-            self.of_bias.copy_(self.wide_bias / (divisor * self.scale))
-        if self.rest is not None:
-            for _, kept, rest in self._pieces():
-                kept.copy_((kept.float() + rest) / divisor)
-        elif self.kept is not None and self.of_weight is not None:
+            self.wide_bias /= divisor * self.scale
+            self.of_bias.copy_(self.wide_bias)
+        if self.kept is not None and self.of_weight is not None:
             factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
             for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
                 torch.mul(self.kept[rows], factor, out=self.of_weight[rows])
+
+    def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
+        """What rows apart add to the divided gradients, by the divided gradient of their scores."""
+        assert self.of_weight is not None
+        self.of_weight.addmm_(gradient.t(), hidden)
+        if self.of_hidden is not None:
+            self.of_hidden.index_copy_(0, self.apart, gradient @ self.weight)
+        if self.of_bias is not None and self.wide_bias is not None:
+            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+            self.of_bias.copy_(self.wide_bias)
+
+
+def _halved(gradient: Tensor) -> Tensor:
+    """Its elements as float16, in their own memory; by vectors, which copy_ does not use here."""
+    found = gradient.view(torch.float16)
+    torch._foreach_copy_([found], [gradient])
+    return found
 
 
 def _linear_cross_entropy(
@@ -134,14 +143,21 @@ def _linear_cross_entropy(
     pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
     op, sums = operator("sum", wide), _Sums((hidden, weight, bias), mask, len(pieces))
     scale = target.new_full((1,), sums.scale, dtype=torch.float32)
+    apart, others = sums.apart, target
+    if apart is not None:
+        others = target.index_fill(0, apart, ignore_index)
     for rows in pieces:
-        loss += _chunk(op, sums, rows, (hidden, weight, bias), (target, ignore_index, scale))
+        loss += _chunk(op, sums, rows, (hidden, weight, bias), (others, ignore_index, scale))
     sums.divide(n_counted)
+    if apart is not None:
+        scale = n_counted.reciprocal().float().reshape(1)
+        targets = target, ignore_index, scale
+        loss += _chunk(op, sums, apart, (hidden, weight, bias), targets)
     return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
 
 
 def _chunk(
-    op: Any, sums: _Sums, rows: slice, layer: tuple[Any, ...], targets: tuple[Any, ...]
+    op: Any, sums: _Sums, rows: slice | Tensor, layer: tuple[Any, ...], targets: tuple[Any, ...]
 ) -> Tensor:
     """The loss of some rows, whose scores are gone when the next ones come."""
     hidden, weight, bias = layer
@@ -152,7 +168,10 @@ def _chunk(
         loss, _ = op(*inputs, outputs=("output",))
         return loss
     loss, _ = op(*inputs, out=(None, scores))
-    sums.add(rows, hidden[rows], scores)
+    if isinstance(rows, slice):
+        sums.add(rows, hidden[rows], scores)
+    else:
+        sums.add_apart(hidden[rows], scores)
     return loss
 
 
