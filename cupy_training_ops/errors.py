@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 MAX_TEXT = 300  # characters of what was expected, and of what came
-MAX_HINT = 160  # characters about names like an unknown one; a few words may stand before them
+MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
 MAX_BITS = 1024  # of an integer that is written out: float64's range
 MAX_MESSAGE = 10_000  # characters of a message, whatever it quotes
 
@@ -100,7 +100,7 @@ def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> st
         hints = longer if len(text) + len(longer) < MAX_HINT else hints
     if hints:
         return f"{text}{hints}?"
-    return f"{text}; {otherwise}" if len(text) + len(otherwise) < MAX_TEXT else text
+    return f"{text}; {otherwise}" if len(text) + len(otherwise) < MAX_HINT else text
 
 
 def shown(value: object) -> str:
