@@ -14,7 +14,7 @@ from ..errors import OpError, unknown
 from ..frame.op import Op
 from ..functions import OPERATORS
 from ..registry import get_op, names
-from .inputs import opened
+from .inputs import listed, opened
 
 
 class Known(click.Choice[str]):
@@ -27,7 +27,7 @@ class Known(click.Choice[str]):
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
         """The name, if it is one of them."""
         if value not in self.choices:
-            known = f"there are: {', '.join(self.choices)}"
+            known = listed(list(self.choices))
             self.fail(unknown(self._kind, value, self.choices, known), param, ctx)
         return value
 

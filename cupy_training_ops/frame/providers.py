@@ -202,7 +202,8 @@ class CpuCall(Call):
     def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The outputs that are written, and what; the last tile's padding falls off."""
         values = iter(self._one_by_one(returned))
-        arrays, found = list[Any](), list[Any]()
+        arrays: list[Any] = []
+        found: list[Any] = []
         for result, array in zip(self.prepared.results, out, strict=True):
             value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Extents that a model declares of its inputs: fixed ones hold, and a name is one extent."""
+"""Extents that a model declares of its inputs, which hold for what is fed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ class Extents:
     """What a graph declares, but for labels whose loss asks for another shape.
 
     Upstream declares labels of pixels as it does scores, without their last dimension: the loss
-    alone decides then.
+    alone decides then. Names of extents say nothing but in training: ONNX Runtime does not compare
+    them, and some models use one for several, but a target of another batch would be repeated.
     """
 
     def __init__(self, graph: Graph) -> None:
+        self.names_hold = False
         loose = set(_contradicted(graph))
         self._declared = {
             item.name: item.shape
@@ -32,7 +34,9 @@ class Extents:
         for name, array in arrays.items():
             for place, expected in enumerate(self._declared.get(name, ())):
                 extent = array.shape[place]
-                wanted = known.setdefault(expected, extent) if type(expected) is str else expected
+                wanted = expected
+                if type(expected) is str:
+                    wanted = known.setdefault(expected, extent) if self.names_hold else None
                 if wanted is not None and wanted != extent:
                     named = "" if wanted == expected else f" ({cut(str(expected))})"
                     words = f"{wanted}{named} as extent {place}"

@@ -228,7 +228,8 @@ class Session:
         """The results; of states, and of some arrays that are fed, the values before are kept."""
         for array, copy in self._saved:
             copy[...] = array
-        self._before = [*self._saved, *[(array, array.copy()) for array in fed]]
+        own = [x for x in fed if getattr(x.flags, "writeable", True)]  # others are refused
+        self._before = [*self._saved, *[(array, array.copy()) for array in own]]
         if notes.begun is not None:
             notes.begun()
         self._run(values, notes.steps)

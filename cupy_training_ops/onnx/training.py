@@ -85,7 +85,9 @@ class TrainingSession(Progressing):
         self._optimizer = Session(optimizer, xp, arrays=arrays) if optimizer.exists() else None
         self._take(checkpoint)
         self.properties = checkpoint.properties
+        self._training.extents.names_hold = True
         if self._eval is not None:
+            self._eval.extents.names_hold = True
             self._eval.share(self._training)
         self._parts: dict[tuple[str, ...], Session] = {}
         self.outputs: Arrays = {}  # of the last forward pass, by name
@@ -309,6 +311,7 @@ class TrainingSession(Progressing):
             names = inference.model_outputs(self._eval.graph, known)
             part = inference.part(self._eval.graph, names)
             session = Session.of_graph(part, "the eval model", self.xp)
+            session.extents.names_hold = True
             session.share(self._training)
             self._parts[given] = session
         return self._parts[given]

@@ -84,6 +84,8 @@ class ActivationStash:
 
     def __enter__(self) -> ActivationStash:
         statement, self.statement = self.statement, None
+        if statement is not None and statement() is None:  # of a subclass's own `__exit__`
+            statement = None
         if self._is_entered():
             raise ArgumentError(f"{NAME}: expected one `with` at a time, got another inside of it")
         if not self._is_over:  # the end of the one before was stopped

@@ -29,6 +29,7 @@ COMMANDS = [
     (["info", "x.npy", "packed"], 0, "codec    msfp15"),
     (["encode", "x.npy", "packed", "--codec", "pack8"], 2, "--force replaces it"),
     (["encode", "x.npy", "packed", "--codec", "pak8"], 2, "did you mean pack8"),
+    (["encode", "x.npy", "packed", "--codec", "lossless"], 2, "there are: binarize"),
     (["roundtrip", "x.npy", "--provider", "cpu", "--min-snr", "30"], 1, "MISSED"),
     (["encode", "x.npy", "packed", "--codec", "pack8", "--force"], 0, "ratio 4.0"),
 ]

@@ -14,6 +14,7 @@ from cupy_training_ops.onnx.kinds import Runner
 from cupy_training_ops.onnx.labels import Labels
 
 from . import boxes
+from .interrupted import DATA, with_inputs
 from .test_training_session import opened, trained
 
 
@@ -50,6 +51,26 @@ def test_a_refused_step_has_changed_nothing(name: str, begun: bool) -> None:
         plain.accumulate(answers["x"][i], answers["labels"][i])
     session.accumulate(answers["x"][1], answers["labels"][1])
     assert everything(session) == everything(plain)
+
+
+def test_statistics_that_cannot_be_written_are_refused_and_the_session_goes_on(tmp_path) -> None:
+    """As those that other libraries lend."""
+    folder, fed = with_inputs("cnn_max", tmp_path)
+    session, plain = (cto.onnx.TrainingSession(folder, seed=3) for _ in range(2))
+    with np.load(DATA / "cnn_max" / "answers.npz") as file:
+        x, labels = file["x"][0], file["labels"][0]
+    before, read_only = everything(session), {n: a.copy() for n, a in fed.items()}
+    last = read_only[max(read_only)]
+    last.flags.writeable = False
+    for _ in range(2):
+        with pytest.raises(cto.ArgumentError, match="expected an array to write to"):
+            session.step(x, labels, **read_only)
+        assert everything(session) == before
+        assert all(a.tobytes() == read_only[n].tobytes() for n, a in fed.items())
+    own, others = ({n: a.copy() for n, a in fed.items()} for _ in range(2))
+    assert session.step(x, labels, **own) == plain.step(x, labels, **others)
+    assert everything(session) == everything(plain)
+    assert all(a.tobytes() == others[n].tobytes() for n, a in own.items())
 
 
 @pytest.mark.parametrize("name", ["cnn_max", "dropout"])

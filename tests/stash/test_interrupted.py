@@ -88,6 +88,30 @@ def test_one_inside_of_another_is_refused_again_and_again(rng) -> None:
     steps.check(steps, "behind them")
 
 
+def test_it_is_entered_again_and_again_without_a_statement_of_its_own(rng) -> None:
+    """By calls, and by the statement of a subclass that has its own `__exit__`."""
+
+    class Own(cto.ActivationStash):
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+    called, own = cto.ActivationStash("lossless"), Own("lossless")
+    for _ in range(3):
+        called.__enter__()
+        called.put("x", x.copy())
+        np.testing.assert_array_equal(called.get("x"), x)
+        called.__exit__(None, None, None)
+        with own:
+            own.put("x", x.copy())
+            with pytest.raises(cto.ArgumentError, match="one `with` at a time"), own:
+                pass
+            np.testing.assert_array_equal(own.get("x"), x)
+        for stash in (called, own):
+            with pytest.raises(cto.ArgumentError, match="inside of `with`"):
+                stash.put("x", x)
+
+
 def test_a_plain_exit_would_be_noticed(rng, monkeypatch) -> None:
     """Planted: who was stopped in front of the first line of `__exit__` has not left."""
     steps = Steps(rng)

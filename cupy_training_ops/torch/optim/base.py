@@ -132,11 +132,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _step(self, ready: Ready) -> None:
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
-        told = dict[str, Tensor | None]() if is_measured else dict.fromkeys(TOLD)
+        told: dict[str, Tensor | None] = {} if is_measured else dict.fromkeys(TOLD)
         if clips and not is_measured:
             told = self._norms.told(ready)
         check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
-        held, writes = list[object](), list[Note]()
+        held: list[object] = []
+        writes: list[Note] = []
         for part, gradients in ready:
             check(group := self.param_groups[part.place])
             update = self._update(group, is_measured=is_measured)
