@@ -302,10 +302,12 @@ def _has_tangent(torch: Any, array: Any) -> bool:
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[object], out: Arguments
 ) -> Iterator[object]:
-    """What a call is given for arrays, one by one."""
+    """What a call is given for arrays, one by one, past what a class of lists says of itself."""
     for item, value in zip(declared, inputs, strict=False):
-        if item.memory == "device" and item.variadic and isinstance(value, list | tuple):
-            yield from value
+        if item.memory == "device" and item.variadic and isinstance(value, list):
+            yield from list.__iter__(value)
+        elif item.memory == "device" and item.variadic and isinstance(value, tuple):
+            yield from tuple.__iter__(value)
         elif item.memory == "device" or (item.memory == "either" and not is_number(value)):
             yield value
     for value in out:
@@ -316,7 +318,8 @@ def _of_tensor(tensor: Any) -> Any:
     """The array over a tensor's memory; by way of integers, as `as_tensor`."""
     torch = sys.modules["torch"]
     if tensor.layout != torch.strided:
-        raise BufferError(f"Sparse tensors ({tensor.layout}) are not dense: see to_dense")
+        form = str(tensor.layout)
+        raise BufferError(f"it is no dense tensor, but {form} (Sparse tensors have to_dense)")
     data = tensor.detach()  # a tensor that requires gradients lends nothing
     bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
     if data.device.type not in ("cpu", "cuda"):

@@ -32,7 +32,6 @@ from .consumers import (
     LEAF_NODE,
     SAME_NODES,
     InThread,
-    Lent,
     asked_of,
     centres,
     is_trusted,
@@ -43,6 +42,7 @@ from .kinds import MANY, SMALL, Kind, Look, looks
 from .kinds import kind as new_kind
 from .kinds import look as new_look
 from .late import copied
+from .lending import Lent
 from .policies import NAME, TorchPolicy, policy_of
 from .saved import Kept, Passed, lent, passed
 from .stacks import Hook, n_modes, take_off_hooks, take_off_mode

@@ -12,7 +12,6 @@ import functools
 import itertools
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT, SMOOTH
+from .lending import LENDING, Lent, lend
 
 # What gives the same numbers in other words: a tensor made so is as its source. Casts are those of
 # autocast, and no parameter is the base of one.
@@ -56,23 +56,6 @@ class Use(NamedTuple):
 
 
 UNKNOWN = Use("", EXACT)
-
-
-# Give memory to what writes without raising the version: at any time, or before they return (a
-# kernel that is launched with an address does as well). Setting `data` gives that of both tensors.
-LENDING = {
-    **dict.fromkeys((Tensor.data_ptr, Tensor.apply_, Tensor.map_), True),
-    **dict.fromkeys(
-        (
-            *(Tensor.data.__get__, Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__),
-            *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
-            *(Tensor.storage, Tensor.untyped_storage),
-        ),
-        False,
-    ),
-}
-AT_ANY_TIME = object()
-Lent: TypeAlias = dict[weakref.ref[torch.UntypedStorage], object]
 
 
 PLAIN = frozenset(
@@ -115,22 +98,12 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         if func in LENDING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:
-                    self._lend(x.untyped_storage(), LENDING[func])
+                    lend(self.lent, x.untyped_storage(), LENDING[func])
         elif self.call is not None:
             self.call = None
             with self:
                 return body(func)(*args, **kwargs or {})
         return func(*args, **kwargs or {})
-
-    def _lend(self, storage: torch.UntypedStorage, ends: bool) -> None:
-        """Note that memory may be written unseen."""
-        reference = weakref.ref(storage, self._forget)
-        if self.lent.get(reference) is not AT_ANY_TIME:
-            self.lent[reference] = object() if ends else AT_ANY_TIME
-
-    def _forget(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
-        """The memory is gone."""
-        self.lent.pop(reference, None)
 
 
 class InThread(threading.local):

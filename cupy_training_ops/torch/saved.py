@@ -11,8 +11,8 @@ from torch import Tensor, UntypedStorage
 from ..codecs.kept.entry import Entry
 from .account import Account
 from .coding import Stream, current_stream
-from .consumers import AT_ANY_TIME
 from .kinds import WHOLE, Kind, Look
+from .lending import AT_ANY_TIME
 
 # A tensor that stays as it is, and the version that it was saved in.
 Passed: TypeAlias = tuple[Tensor, int]

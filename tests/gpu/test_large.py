@@ -37,10 +37,16 @@ def expected(codec: str, values):
     return (values > 0).astype(np.float32) if codec in SIGN_CODECS else values
 
 
+def is_right(codec: str, decoded, values) -> bool:
+    """Return True if they are what is expected; of scaled integers, within half a step."""
+    step = 3 / 126 if codec.startswith("int8") else 0
+    return bool((abs(decoded - expected(codec, values)) <= 0.51 * step).all())
+
+
 @pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_beyond_2_to_the_24(codec: str) -> None:
     x = pattern(BEYOND_FLOAT32)
-    assert bool((compress(x, codec).decompress() == expected(codec, x)).all())
+    assert is_right(codec, compress(x, codec).decompress(), x)
 
 
 @pytest.mark.large
@@ -53,7 +59,7 @@ def test_beyond_2_to_the_31(codec: str) -> None:
     chunk = 2**27
     for start in range(0, n, chunk):
         part = slice(start, min(n, start + chunk))
-        assert bool((decoded[part] == expected(codec, x[part])).all()), f"from element {start}"
+        assert is_right(codec, decoded[part], x[part]), f"from element {start}"
 
 
 def whole(n: int):
