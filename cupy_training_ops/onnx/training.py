@@ -72,9 +72,8 @@ class TrainingSession(Progressing):
         if not isinstance(artifacts, str | os.PathLike):
             refuse("TrainingSession", "artifacts", "the path of a folder", shown(artifacts))
         super().__init__()
-        folder = Path(artifacts)
         self.xp = xp
-        paths = {name: folder / f"{prefix}{name}" for name in FILES}
+        paths = {name: Path(artifacts) / f"{prefix}{name}" for name in FILES}
         checkpoint = read_checkpoint(paths["checkpoint"])
         self._training = Session(
             paths["training_model.onnx"], xp, seed=seed, activations=activations, tf32=tf32
