@@ -374,8 +374,9 @@ class Checked(NamedTuple):
     copy: Tensor
 
 
-def _pack_checked(pack: Hook, x: Tensor) -> Checked | Saved | Passed:
-    saved: Saved | Passed = pack(x)
+def _pack_checked(pack: Hook, x: Tensor) -> Any:
+    """What is held of a tensor, in checking mode where it has bits of its own."""
+    saved = pack(x)
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is STRIDED and not x.is_nested
     if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
         return saved
