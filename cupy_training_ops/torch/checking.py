@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from .policies import NAME
+from .saved import Kept
 from .stacks import Hook
 
 
 class Checked(NamedTuple):
-    """In checking mode: what is held of a tensor, the tensor, and a copy."""
+    """In checking mode: what is held of a tensor, the tensor, and a copy.
+
+    Those that share codes share the copy, which is flat: it is of what the first of them saved.
+    """
 
     saved: Any  # what the hook gave
     original: Tensor
@@ -29,15 +33,21 @@ def pack_checked(pack: Hook, x: Tensor) -> Any:
     if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
         return saved
     with torch._C.DisableTorchFunction():
-        return Checked(saved, x.detach(), x._version, x.detach().clone())
+        original, kept = x.detach(), saved if type(saved) is Kept else saved[0]
+        if type(kept) is not Kept:
+            return Checked(saved, original, x._version, original.clone())
+        if kept.copy is None:
+            kept.copy = original.as_strided((x.numel(),), (1,)).clone()
+        return Checked(saved, original, x._version, kept.copy)
 
 
 def unpack_checked(unpack: Hook, saved: Any) -> Any:
     """Give back what was saved; RuntimeError where the tensor was written unseen."""
     if type(saved) is not Checked:
         return unpack(saved)
-    x, version = saved.original, saved.version
-    if x._version == version and not _same_bits(x, saved.copy):
+    x, version, copy = saved.original, saved.version, saved.copy
+    now = x if x.shape == copy.shape else x.as_strided(copy.shape, copy.stride())
+    if x._version == version and not _same_bits(now, copy):
         raise RuntimeError(
             f"{NAME}: a tensor of {x.type()} {list(x.shape)} was written after it was saved, and "
             f"PyTorch was not told: expected writes that raise its version"

@@ -45,6 +45,7 @@ class Kept(Entry):
     uses = left = 1  # how many saved it, and how many of them are still to ask
     decoded: Tensor | None = None  # for the next use, where that follows at once
     decoded_version = 0
+    copy: Tensor | None = None  # of what was encoded first, where that is checked
     centred = False  # features are, by the norm that took the product's result
     account: Account  # `code` is a tensor or None, `original` a Passed or None
 

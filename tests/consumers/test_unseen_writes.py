@@ -180,6 +180,34 @@ def test_checking_finds_what_was_written_unseen(tensor, weight, policy) -> None:
     assert kept.report()["shared"] == 1
 
 
+@pytest.mark.parametrize("policy", ["default", "lossless"])
+def test_checking_finds_codes_of_before_where_the_second_alone_is_asked(
+    tensor, weight, policy
+) -> None:
+    other = (weight.detach() * 2).requires_grad_()
+    for write, is_found in ((unseen, True), (lambda _: None, False)):
+        with cto.torch.compressed_activations(policy, check=True) as kept:
+            h = tensor() * 1
+            total = (h @ weight).sum()
+            write(h)
+            total = total + (h @ other).sum()
+        if is_found:
+            with pytest.raises(RuntimeError, match="PyTorch was not told"):
+                torch.autograd.grad(total, other)
+        else:
+            torch.autograd.grad(total, other)
+    assert kept.report()["shared"] == 1
+
+
+def test_checking_takes_shared_codes_under_another_shape(tensor, weight) -> None:
+    with cto.torch.compressed_activations(check=True) as kept:
+        h = tensor() * 1
+        total = (h @ weight).sum() + (weight.t() @ h.t()).sum()
+        total = total + (h.view(-1, 64) @ weight[:64]).sum()
+    total.backward()
+    assert kept.report()["shared"] >= 1
+
+
 def test_checking_takes_writes_that_pytorch_counts(tensor, weight) -> None:
     with cto.torch.compressed_activations(check=True):
         h = tensor() * 1

@@ -83,6 +83,19 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step(kind, seed) -> None:
     assert len(loop.refusals) <= MOST_REFUSED * len(lines)
 
 
+def test_an_interrupt_within_no_grad_leaves_the_mode_before(monkeypatch, seed) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    loop = Tensors("AdamW", seed).go_back()
+    with torch.enable_grad(), monkeypatch.context() as patched:
+        patched.setattr(torch.no_grad, "__exit__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loop.step()
+        assert torch.is_grad_enabled()
+    assert loop.state() in (loop.before, loop.after)
+
+
 def torn(seed: int) -> Tensors:
     """A loop as a step leaves it that is interrupted between its writes."""
     loop = Tensors("AdamW", seed)

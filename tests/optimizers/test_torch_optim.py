@@ -274,6 +274,25 @@ def test_one_norm_of_gradients_that_lie_otherwise(seed) -> None:
         torch.testing.assert_close(p.detach(), -g * 0.5 / norm)
 
 
+@pytest.mark.parametrize("make", [AdamW, SGD])
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_gradients_that_are_negative_views(seed, make, max_norm, n_groups) -> None:
+    """As that of the imaginary part of a conjugate is one."""
+    found = []
+    for is_view in (True, False):
+        generator = torch.Generator().manual_seed(seed)
+        weights = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(3)]
+        weights.append(torch.nn.Parameter(torch.randn(3, 4, generator=generator).t()))
+        for p in weights:
+            gradient = torch.randn(4, 3, generator=generator)
+            p.grad = torch._neg_view(gradient) if is_view else -gradient
+        groups = [{"params": weights[i::n_groups]} for i in range(n_groups)]
+        make(groups, lr=0.1, max_norm=max_norm).step()
+        found.append(weights)
+    torch.testing.assert_close(*found, atol=0, rtol=0)
+
+
 def test_a_count_that_is_set_is_followed(seed) -> None:
     """Of one parameter: others of its part go on from their own."""
     found = pair(seed)

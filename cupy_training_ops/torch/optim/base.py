@@ -113,20 +113,23 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         refused has changed nothing. After one that was interrupted while it wrote, steps and
         `state_dict` are refused until a state is loaded.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad(), self._whole.lock:
-            self._whole.refuse_torn()
-            ready = list(self._ready())
-            try:
-                if ready:
-                    self._step(ready)
-            except Exception:
-                for group in self.param_groups:  # by the names that numbers have there
-                    self._check_all(group)
-                raise
+        loss, has_gradients = None, torch.is_grad_enabled()
+        try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            with torch.no_grad(), self._whole.lock:
+                self._whole.refuse_torn()
+                ready = list(self._ready())
+                try:
+                    if ready:
+                        self._step(ready)
+                except Exception:
+                    for group in self.param_groups:  # by the names that numbers have there
+                        self._check_all(group)
+                    raise
+        finally:  # an interrupt within the contexts' own code leaves their mode
+            torch._C._set_grad_enabled(has_gradients)
         return loss
 
     def _step(self, ready: Ready) -> None:

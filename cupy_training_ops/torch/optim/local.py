@@ -58,7 +58,9 @@ def ordered(tensor: Tensor) -> Tensor:
 
 def without_gaps(tensor: Tensor) -> Tensor:
     """A tensor's elements in some order; what is sparse is as it is, to be refused."""
-    return ordered(tensor).contiguous() if tensor.layout == torch.strided else tensor
+    if tensor.layout != torch.strided:
+        return tensor
+    return ordered(tensor.resolve_neg()).contiguous()
 
 
 def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
@@ -67,4 +69,4 @@ def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
         return gradient
     if gradient.stride() != like.stride():
         gradient = torch.empty_like(like, dtype=gradient.dtype).copy_(gradient)
-    return ordered(gradient)
+    return ordered(gradient.resolve_neg())
