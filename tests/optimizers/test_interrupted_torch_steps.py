@@ -29,13 +29,6 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def recording():
-    """Let autograd record again: PyTorch's no_grad may be left on by an interrupt as it is left."""
-    yield
-    torch.set_grad_enabled(True)
-
-
 class Tensors(Loop):
     """Two groups; in one the last parameter has its first gradient later."""
 
