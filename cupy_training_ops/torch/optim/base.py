@@ -120,17 +120,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     loss = closure()
             with torch.no_grad(), self._whole.lock:
                 self._whole.refuse_torn()
-                ready = list(self._ready())
-                try:
-                    if ready:
-                        self._step(ready)
-                except Exception:
-                    for group in self.param_groups:  # by the names that numbers have there
-                        self._check_all(group)
-                    raise
+                self._step_or_refuse(list(self._ready()))
         finally:  # an interrupt within the contexts' own code leaves their mode
             torch._C._set_grad_enabled(has_gradients)
         return loss
+
+    def _step_or_refuse(self, ready: Ready) -> None:
+        """Update what is ready; what is wrong is refused by the names that numbers have there."""
+        try:
+            if ready:
+                self._step(ready)
+        except Exception:
+            for group in self.param_groups:
+                self._check_all(group)
+            raise
 
     def _step(self, ready: Ready) -> None:
         scale, clips = self._scale(), self.max_norm is not None
