@@ -113,10 +113,23 @@ def at_each_line(
     for line, times in lines.items():
         for nth in {1, times}:
             subject = prepare()
-            with contextlib.suppress(error), interrupted(line, error, nth):
+            with as_before(), contextlib.suppress(error), interrupted(line, error, nth):
                 call(subject)
             check(subject, line)
     return list(lines)
+
+
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """Put back modes of other libraries: an interrupt as a context of theirs is left leaves it."""
+    torch, errors = sys.modules.get("torch"), np.geterr()
+    records = torch is not None and torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        np.seterr(**errors)
+        if torch is not None:
+            torch.set_grad_enabled(records)
 
 
 def at_random(
@@ -143,14 +156,15 @@ def at_random(
         for _ in range(n):
             subject, moment = prepare(), max(rng.uniform(0, seconds), 1e-6)
             is_over = False
-            try:
-                signal.setitimer(signal.ITIMER_REAL, moment)
-                call(subject)
-                is_over = True
+            with as_before():
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, moment)
+                    call(subject)
+                    is_over = True
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except error:
+                    hits += not is_over
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except error:
-                hits += not is_over
-            signal.setitimer(signal.ITIMER_REAL, 0)
             check(subject, moment)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
