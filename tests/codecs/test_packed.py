@@ -7,6 +7,7 @@ import math
 import pydoc
 import types
 
+import ml_dtypes
 import numpy as np
 import pytest
 from codec_names import FLOAT_CODECS, SIGN_CODECS, SPARSE_CODECS
@@ -35,6 +36,8 @@ def as_documented(codec: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x.astype(np.float64), np.zeros(x.shape)
     if codec.startswith("block"):
         return x.astype(np.float64), scaled_bound(codec, size)
+    if codec.startswith("int8"):
+        return x.astype(np.float64), integer_bound(codec, size, x.dtype)
     if "msfp15" in codec:  # signs keep the bound
         is_in = size > 0 if codec.startswith("sparse") else np.full(size.shape, True)
         allowed = np.zeros(x.shape)  # of zeros, which sparse boxes leave out
@@ -58,6 +61,15 @@ def scaled_bound(codec: str, size: np.ndarray) -> np.ndarray:
     largest = np.maximum(blocks.max(axis=1, initial=0), 2.0**-1000)
     scale = np.repeat(np.ceil(np.log2(largest / most)), 128)[: size.size].reshape(size.shape)
     return np.maximum(2.0**-relative * size, 2.0 ** (scale - below))
+
+
+def integer_bound(codec: str, size: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Half a step of the block, a whole one for signs, and half a unit in the last place."""
+    blocks = np.pad(size.ravel(), (0, -size.size % 32)).reshape(-1, 32)
+    steps = np.maximum(blocks.max(axis=1, initial=0) / 126, 1e-30)
+    step = np.repeat(steps, 32)[: size.size].reshape(size.shape)
+    last = float(ml_dtypes.finfo(dtype).eps) / 2 * (size + step)
+    return (1 if codec == "int8_signed" else 0.51) * step + last
 
 
 # Upstream's; the kernels of the others are compiled anew for each type, and have samples.
