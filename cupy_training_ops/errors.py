@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 MAX_TEXT = 300  # characters of what was expected, and of what came
-MAX_HINT = 200  # characters about an unknown name; a few words may stand before them
+MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
 MAX_BITS = 1024  # of an integer that is written out: float64's range
 MAX_MESSAGE = 10_000  # characters of a message, whatever it quotes
 
@@ -76,7 +76,7 @@ def pass_on(error: BaseException) -> None:
 
 
 def _was_given(frame: FrameType, value: object) -> bool:
-    """Whether a function was called with a value, by itself or among others."""
+    """Return True if a function was called with a value, by itself or among others."""
     code = frame.f_code
     n = code.co_argcount + code.co_kwonlyargcount
     n += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)

@@ -151,3 +151,41 @@ def test_what_a_call_raises_is_its_own() -> None:
             function()
         except Exception as error:
             pass_on(error)
+
+
+class InterruptedList(list):
+    """A list while whose reading a signal comes."""
+
+    def __iter__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("error", [PreemptedError, RuntimeError, cto.ArgumentError])
+@pytest.mark.parametrize("call", ["list", "node"])
+def test_what_a_handler_raises_is_not_named(call: str, error: type[Exception], monkeypatch) -> None:
+    """While a list of the caller's own class is read, or a node of a graph runs."""
+
+    def interrupted_list() -> None:
+        cto.concat_training(InterruptedList([np.ones(3, np.float32)]), axis=0)
+
+    def interrupted_node() -> None:
+        train = training()
+        real = np.matmul
+
+        def product(*arguments: Any, **options: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(np, "matmul", product)
+        train()
+
+    def handler(number: int, frame: Any) -> None:
+        raise error(f"a signal{'' if frame else number}")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(error, match=r"^a signal$"):
+            interrupted_list() if call == "list" else interrupted_node()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -12,7 +12,7 @@ from ..declare.declaration import Declaration
 from ..declare.schema import Input, Shape, Spec, n_required
 from ..declare.type_rows import TypeRows
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
+from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
 
 Bindings = dict[str, Dtype]
 
@@ -52,6 +52,7 @@ def entries(op: str, argument: str, values: Sequence[Any]) -> Sequence[Any]:
     except OpError:
         raise
     except Exception as error:  # of the class, also MemoryError: there are few entries
+        pass_on(error)
         cause = f"{type(error).__name__}: {error}"
         raise ArgumentError(f"{op}: {argument}: cannot be read: {cut(cause)}") from None
 

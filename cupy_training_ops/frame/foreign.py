@@ -143,7 +143,7 @@ class Lent:
 
     @property
     def has_unwritable(self) -> bool:
-        """Whether something was lent that no call may write."""
+        """Return True if something was lent that no call may write."""
         return bool(self._unwritable)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:

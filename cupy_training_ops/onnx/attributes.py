@@ -32,7 +32,7 @@ def _fitting(name: str, value: object, kind: Any) -> Any:
 
 
 def _is(value: object, kind: Any) -> bool:
-    """Whether a value is of a kind; ONNX converts no number to another type."""
+    """Return True if a value is of a kind; ONNX converts no number to another type."""
     if get_origin(kind) is Literal:
         return type(value) is type(get_args(kind)[0])
     item = _item(kind)

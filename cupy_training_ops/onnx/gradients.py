@@ -75,7 +75,7 @@ def _makers(graph: Graph) -> dict[str, Node]:
 
 
 def _reaches(shape: tuple[Extent, ...], whole: tuple[int, ...]) -> bool:
-    """Whether an array of a shape may be repeated to have another."""
+    """Return True if an array of a shape may be repeated to have another."""
     if len(shape) > len(whole):
         return False
     pairs = zip(reversed(shape), reversed(whole), strict=False)

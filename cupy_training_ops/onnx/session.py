@@ -252,6 +252,7 @@ class Session:
         except MemoryError:
             raise
         except OpError as error:
+            pass_on(error)
             raise type(error)(f"{node.title}: {error}") from None
         except Exception as error:
             pass_on(error)

@@ -36,12 +36,12 @@ class Step(NamedTuple):
     updates: Sequence[CheckedCall]
 
     def has(self, variant: object, given: Arrays) -> bool:
-        """Whether a step that is given this is the same."""
+        """Return True if a step that is given this is the same."""
         return self.known is not None and variant == self.variant and self.known.has(given)
 
     @property
     def over_tensors(self) -> bool:
-        """Whether arrays are tensors, whose current stream the calls find themselves."""
+        """Return True if arrays are tensors, whose current stream the calls find themselves."""
         return all(call.over_tensors for call in self.updates)
 
     def launch(self, given: Arrays, whole: Whole) -> None:

@@ -56,6 +56,6 @@ def unpack_checked(unpack: Hook, saved: Any) -> Any:
 
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are equal, also where they are not equal to themselves."""
+    """Return True if two tensors are equal, also where they are not equal to themselves."""
     now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y))
     return bool(torch.equal(now, then))

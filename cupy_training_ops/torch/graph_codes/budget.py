@@ -159,7 +159,7 @@ def _coding(one: Saved) -> float:
 
 
 def _is_heavy(node: Node) -> bool:
-    """Whether an operator reads its operands from memory, and is worth its own estimate."""
+    """Return True if an operator reads its operands from memory, and is worth its own estimate."""
     return packet(node.target) in HEAVY or is_attention(node)
 
 

@@ -106,7 +106,7 @@ def name_of(node: Node) -> str:
 
 
 def is_attention(node: Node) -> bool:
-    """Whether it is attention in one operator, or its gradient, of whatever backend."""
+    """Return True if it is attention in one operator, or its gradient, of whatever backend."""
     return "attention" in getattr(packet(node.target), "__name__", "")
 
 
@@ -126,13 +126,13 @@ def is_uneven(node: Node) -> bool:
 
 
 def _is_full(quotient: Node) -> bool:
-    """Whether each number is divided by one of its own."""
+    """Return True if each number is divided by one of its own."""
     divisor = quotient.args[-1]
     return is_tensor(divisor) and divisor.meta["val"].shape == quotient.meta["val"].shape
 
 
 def is_blind_to_means(value: Node) -> bool:
-    """Whether a product reads a value, and a batch or instance norm its result.
+    """Return True if a product reads a value, and a batch or instance norm its result.
 
     The gradient of that product sums to zero over samples, so of the value only the distances
     from the means of features count; those are small where something was added to a product.
@@ -233,7 +233,7 @@ class Backward:
 
     @staticmethod
     def _is_scaled(node: Node, user: Node, target: object) -> bool:
-        """Whether an error stays as large beside the result as it was beside the value."""
+        """Return True if an error stays as large beside the result as it was beside the value."""
         if target in MULTIPLIES:
             return True
         if target is aten.div:
@@ -243,7 +243,7 @@ class Backward:
         return False
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
-        """Whether it is a sum that does not cancel: of one size, with a bias, 1 + tanh."""
+        """Return True if it is a sum that does not cancel: of one size, with a bias, 1 + tanh."""
         if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]
@@ -279,7 +279,7 @@ def _need_of_attention(node: Node, user: Node) -> Need:
 
 
 def _is_at_most(a: object, b: object) -> bool:
-    """Whether a size is at most another, as far as that is known without a guard."""
+    """Return True if a size is at most another, as far as that is known without a guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return str(a) == str(b)

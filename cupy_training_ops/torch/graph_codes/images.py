@@ -73,7 +73,7 @@ class _Images:
         return True
 
     def _is_pointwise(self, node: Node) -> bool:
-        """Whether codes of what a node reads may stand in for it."""
+        """Return True if codes of what a node reads may stand in for it."""
         if node.op != "call_function" or not is_tensor(node):
             return False
         target = packet(node.target)

@@ -62,7 +62,6 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
             self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
         )
         num_outputs = settings["num_fwd_outputs"]
-
         split = partial(_without_codes, gm, joint_inputs, settings)
         found = within(self.budget, split, planner, num_outputs)
         rewrite(found.forward, found.backward, found.plan, num_outputs)

@@ -53,12 +53,12 @@ class Saved:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the value itself is encoded, and not one that is computed from it."""
+        """Return True if the value itself is encoded, and not one that is computed from it."""
         return self.point is self.backward
 
     @property
     def is_there_anyway(self) -> bool:
-        """Whether the memory is the caller's."""
+        """Return True if the memory is the caller's."""
         return self.reason in ANYWAY
 
     @property
