@@ -32,8 +32,8 @@ from .errors import DtypeError as DtypeError
 from .errors import GroupError as GroupError
 from .errors import OpError as OpError
 from .errors import ProviderError as ProviderError
-from .frame.bound import BoundCall, OpenCall
-from .frame.op import Op
+from .call.bound import BoundCall, OpenCall
+from .call.op import Op
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW

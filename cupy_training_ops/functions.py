@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .frame.named import CALL, function_signature
-from .frame.renamed import named
+from .call.named import CALL, function_signature
+from .call.renamed import named
 from .registry import get_op, names
 
 OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}

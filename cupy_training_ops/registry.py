@@ -10,6 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .call.checks import Bindings
+from .call.convert import converted
+from .call.op import Op
+from .call.renamed import named
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
@@ -39,10 +43,6 @@ from .families.reduction import operators as reduction
 from .families.resize import operators as resize
 from .families.softmax import operators as softmax
 from .families.tensor import operators as tensor
-from .frame.checks import Bindings
-from .frame.convert import converted
-from .frame.op import Op
-from .frame.renamed import named
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version

@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 import click
 from mutants import copied
 
+from cupy_training_ops.device.compiler import nvrtc
 from cupy_training_ops.errors import ProviderError
-from cupy_training_ops.runtime.compiler import nvrtc
 
 PAGE = ROOT / "docs" / "adding_an_operator.md"
 FENCE = re.compile(r"(.*?)^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)

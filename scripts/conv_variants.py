@@ -34,14 +34,14 @@ from cases.conv import TYPES, Layer, _inputs, shapes
 
 from cupy_training_ops import get_op
 from cupy_training_ops.backend import ArrayInfo
+from cupy_training_ops.call.backends import info
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.compiler import compile_ahead
+from cupy_training_ops.device.cuda import BACKEND
+from cupy_training_ops.device.source import load
 from cupy_training_ops.families.conv import plan, plan_model, plan_staged, plan_variants
 from cupy_training_ops.families.conv.facts import AXES
-from cupy_training_ops.frame.backends import info
 from cupy_training_ops.plan import Device, Launch
-from cupy_training_ops.runtime.compiler import compile_ahead
-from cupy_training_ops.runtime.cuda import BACKEND
-from cupy_training_ops.runtime.source import load
 
 # Channels, extent, filters, kernel, stride, group, dilation, batch.
 SHAPES = (

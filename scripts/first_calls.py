@@ -28,11 +28,11 @@ from cases.conv import DEPTHWISE, LAYERS, TYPES, UNTUNED, Layer, shapes
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device import offline
+from cupy_training_ops.device.compiler import slot_options
+from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOAT64
 from cupy_training_ops.plan import Launch
-from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.compiler import slot_options
-from cupy_training_ops.runtime.source import load
 
 ARCHITECTURES = ("80", "90", "120")
 OPS = ("Conv", "ConvGrad", "ConvTranspose", "ConvTransposeGrad")

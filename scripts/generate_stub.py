@@ -18,7 +18,7 @@ import click
 from stub_operators import class_name, classes, functions, keyword
 
 import cupy_training_ops as cto
-from cupy_training_ops.frame.op import Op
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.registry import REGISTRY
 
 STUB = ROOT / "cupy_training_ops" / "__init__.pyi"
@@ -55,8 +55,8 @@ from .errors import DtypeError as DtypeError
 from .errors import GroupError as GroupError
 from .errors import OpError as OpError
 from .errors import ProviderError as ProviderError
-from .frame.bound import BoundCall, OpenCall
-from .frame.op import Op
+from .call.bound import BoundCall, OpenCall
+from .call.op import Op
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW

@@ -213,7 +213,7 @@ def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
     """What makes hollow arrays, and what is launched; from here on CuPy's arrays are such."""
     import cupy
 
-    from cupy_training_ops.frame import backends
+    from cupy_training_ops.call import backends
 
     try:
         from cupy_training_ops.testing.hollow import hollow, hollow_launches

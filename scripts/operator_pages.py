@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
+from cupy_training_ops.call.help import Row, sections
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.type_rows import TypeRows
-from cupy_training_ops.frame.help import Row, sections
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import FAMILIES, classes, get_op
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Attribute, Input, Output, gives, n_required
 from cupy_training_ops.dtypes import to_dtype
 from cupy_training_ops.errors import ArgumentError
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.process_group import ProcessGroup
 
 WIDTH = 100

@@ -26,8 +26,8 @@ import click
 import numpy as np
 
 import cupy_training_ops as cto
+from cupy_training_ops.call.backends import to_host
 from cupy_training_ops.cli import main as cupy_training_ops
-from cupy_training_ops.frame.backends import to_host
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
 BATCH = 96  # rows of all ranks

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import REQUIRED, Input, Output
 from cupy_training_ops.dtypes import ELEMENT_TYPES, dtype_name, to_dtype
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import REGISTRY
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "tests" / "data" / "upstream_schemas.json"

@@ -35,7 +35,7 @@ from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
 from tiers import Tiers, missing, skip_unless_available, workers
 from watchdog import Watchdog
 
-from cupy_training_ops.runtime import kernel_cache
+from cupy_training_ops.device import kernel_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -17,8 +17,8 @@ from sequences import assert_zeros
 
 import cupy_training_ops as cto
 from cupy_training_ops import get_op
+from cupy_training_ops.call import backends
 from cupy_training_ops.families.gist_sparse.samples import written
-from cupy_training_ops.frame import backends
 from cupy_training_ops.testing.compare import assert_matches, tolerance_of
 from cupy_training_ops.testing.samples import flat, mapped_inputs
 

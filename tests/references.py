@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy_training_ops import functions
-from cupy_training_ops.frame.op import Op
+from cupy_training_ops.call.op import Op
 
 
 def computed(op: Op, *inputs: Any) -> Any:

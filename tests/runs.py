@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupy_training_ops.backend import Info, KernelSource
+from cupy_training_ops.call import backends
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.frame import backends
+from cupy_training_ops.device.compiler import header_options
 from cupy_training_ops.plan import Device
 from cupy_training_ops.registry import FAMILIES
-from cupy_training_ops.runtime.compiler import header_options
 from cupy_training_ops.testing.samples import (
     all_samples,
     as_it_lies,

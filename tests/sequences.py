@@ -12,9 +12,9 @@ import numpy as np
 from runs import Run
 
 import cupy_training_ops as cto
+from cupy_training_ops.call import backends
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import get_op
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import assert_matches, poison

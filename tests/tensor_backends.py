@@ -13,9 +13,9 @@ import torch
 from runs import DEVICE, EMULATED
 
 from cupy_training_ops.backend import Info
-from cupy_training_ops.frame.backends import OneStream
+from cupy_training_ops.call.backends import OneStream
+from cupy_training_ops.device.tensors import TensorBackend
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.tensors import TensorBackend
 from cupy_training_ops.testing.hollow import HollowDriver, HollowModule, Queued
 
 
@@ -141,8 +141,8 @@ def numpy_of(value: Any) -> Any:
 @contextlib.contextmanager
 def tensors_on(backend: Any):
     """Tensors of the host run on a backend in the context, whose value it is."""
-    from cupy_training_ops.frame.backends import tensors_run_on
-    from cupy_training_ops.runtime.tensors import PLAIN
+    from cupy_training_ops.call.backends import tensors_run_on
+    from cupy_training_ops.device.tensors import PLAIN
     from cupy_training_ops.torch.ops import recent
 
     recent.forget()  # what ran on another backend

@@ -18,7 +18,7 @@ from runs import Run, drawn_run, drawn_samples, reason_not_to_run
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.frame.op import Op
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.testing.compare import poison
 from cupy_training_ops.testing.samples import all_samples, mapped_inputs, mapped_outputs, sampled
 

@@ -17,11 +17,11 @@ from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError
+from cupy_training_ops.call import aliasing, backends, checks, op
+from cupy_training_ops.call.aliasing import Overlap, Written
+from cupy_training_ops.call.uncomputed import ViewOp
 from cupy_training_ops.declare.schema import Input, Output, integer
-from cupy_training_ops.frame import aliasing, backends, checks, op
-from cupy_training_ops.frame.aliasing import Overlap, Written
-from cupy_training_ops.frame.uncomputed import ViewOp
-from cupy_training_ops.runtime.launch import ReadyPlan
+from cupy_training_ops.device.launch import ReadyPlan
 from cupy_training_ops.testing.compare import assert_matches
 
 X = np.arange(8, dtype=np.float32)

@@ -21,16 +21,16 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device import offline
+from cupy_training_ops.device.compiler import nvrtc, slot_options
+from cupy_training_ops.device.offline import ARCHITECTURES, Resources, compile_for
+from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.families.collective import plan_adasum as adasum
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.registry import FAMILIES, classes, get_op
-from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.compiler import nvrtc, slot_options
-from cupy_training_ops.runtime.offline import ARCHITECTURES, Resources, compile_for
-from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.idle import Module, modules
 from cupy_training_ops.testing.samples import all_samples
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Output, attribute, boolean, integer, real
 from cupy_training_ops.errors import ArgumentError
-from cupy_training_ops.frame.op import Op
 
 
 class Base(Op):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cupy_training_ops.declare.facts import Struct
-from cupy_training_ops.runtime.source import families, load
+from cupy_training_ops.device.source import families, load
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, CUDA = ROOT / "cupy_training_ops", ROOT / "cuda_src"

@@ -18,7 +18,7 @@ from probe.frame_probe import ProbeCopy, ProbeDelegate, ProbeEither
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
-from cupy_training_ops.frame import foreign
+from cupy_training_ops.call import foreign
 from cupy_training_ops.registry import get_op
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, mapped_inputs

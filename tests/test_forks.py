@@ -13,13 +13,13 @@ from ranks import gathered, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import GroupError, ProviderError, SplitStep, YieldOp, get_op
+from cupy_training_ops.call.backends import numpy_runs_on
 from cupy_training_ops.callables import contexts
+from cupy_training_ops.device import compiler
+from cupy_training_ops.device.workspace import Workspaces
 from cupy_training_ops.forks import Locked, computed_once
-from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device
 from cupy_training_ops.process_group.group import IN_CHILD
-from cupy_training_ops.runtime import compiler
-from cupy_training_ops.runtime.workspace import Workspaces
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend
 

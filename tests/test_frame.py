@@ -11,10 +11,10 @@ from probe.probe import EXTENTS, MAX_INPUTS, ProbeAxpy, ProbeCut, ProbeHalves, P
 from ranks import gathered, results
 
 from cupy_training_ops import ArgumentError, CompileError, DtypeError
+from cupy_training_ops.call.backends import numpy_runs_on
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.facts import TensorStarts
-from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device, by_value
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend
 

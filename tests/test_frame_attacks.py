@@ -26,11 +26,11 @@ from probe.list_probe import (
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, one_launch
 
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.call.repeated import Repeated
+from cupy_training_ops.call.uncomputed import DelegatingOp, ViewOp
 from cupy_training_ops.declare.schema import Input, Output, real
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16
-from cupy_training_ops.frame.repeated import Repeated
-from cupy_training_ops.frame.uncomputed import DelegatingOp, ViewOp
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 X = np.arange(1, 301, dtype=np.float32)

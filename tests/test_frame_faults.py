@@ -24,8 +24,8 @@ from probe.probe import ProbeHalves, ProbeSum
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, ProviderError
+from cupy_training_ops.call import providers
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
-from cupy_training_ops.frame import providers
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, Work
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.hollow import hollow, hollow_launches

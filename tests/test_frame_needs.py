@@ -30,9 +30,9 @@ from probe.list_probe import (
 )
 
 from cupy_training_ops import ArgumentError, DtypeError
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from cupy_training_ops.registry import merged
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 X = np.arange(1, 301, dtype=np.float32)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
+from cupy_training_ops.device import offline
+from cupy_training_ops.device.compiler import LANGUAGE
+from cupy_training_ops.device.source import Source, families, load, signatures, source_folder
 from cupy_training_ops.dtypes import ELEMENT_TYPES
-from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.compiler import LANGUAGE
-from cupy_training_ops.runtime.source import Source, families, load, signatures, source_folder
 
 FOLDER = source_folder()
 HEADERS = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.cuh"))

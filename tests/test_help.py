@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
+from cupy_training_ops.call import help
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare import schema
 from cupy_training_ops.declare.type_rows import TypeRows
 from cupy_training_ops.dtypes import FLOAT32, FLOAT64
-from cupy_training_ops.frame import help
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import get_op, names
 from cupy_training_ops.testing.samples import all_samples
 

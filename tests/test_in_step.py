@@ -19,12 +19,12 @@ import pytest
 from never_sampled import NEVER_SAMPLED
 
 from cupy_training_ops import registry
+from cupy_training_ops.call import backends
+from cupy_training_ops.call.op import Op
+from cupy_training_ops.call.uncomputed import DelegatingOp, ViewOp
 from cupy_training_ops.declare.declaration import snake_case
-from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import Op
-from cupy_training_ops.frame.uncomputed import DelegatingOp, ViewOp
+from cupy_training_ops.device import source
 from cupy_training_ops.plan import Device, Launch
-from cupy_training_ops.runtime import source
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.idle import IdleBackend, launches
 from cupy_training_ops.testing.samples import as_tuple

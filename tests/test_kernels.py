@@ -7,8 +7,8 @@ import pytest
 from sequences import assert_results_match, expected_outputs, poisoned_outputs
 
 from cupy_training_ops import get_op
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.plan import Launch
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.samples import all_samples, flat
 

@@ -11,9 +11,9 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.backend import ArrayInfo
+from cupy_training_ops.call import layout
+from cupy_training_ops.call.backends import CPU
 from cupy_training_ops.dtypes import FLOAT32
-from cupy_training_ops.frame import layout
-from cupy_training_ops.frame.backends import CPU
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, as_tuple

@@ -11,11 +11,11 @@ from probe.probe import Probe, ProbeJoin
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, limits
+from cupy_training_ops.call.backends import numpy_runs_on
 from cupy_training_ops.declare.schema import Input, Output, Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT32
-from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device, Plan
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.idle import IdleBackend
 
 IDLE = IdleBackend(Device(132, (9, 0)))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, ProviderError, get_op
-from cupy_training_ops.frame import foreign
-from cupy_training_ops.frame.backends import CPU
-from cupy_training_ops.frame.keys import host_key
+from cupy_training_ops.call import foreign
+from cupy_training_ops.call.backends import CPU
+from cupy_training_ops.call.keys import host_key
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, mapped_inputs

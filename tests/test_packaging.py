@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import cupy_training_ops
-from cupy_training_ops.runtime.source import families
+from cupy_training_ops.device.source import families
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -34,7 +34,7 @@ FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "test
 WITH_CUPY = {"cupy", "cupy_backends", "cupyx", "cuda"}
 # Imported where they are used, and missed with a remedy.
 IN_EXTRAS = {"matplotlib", "mpi4py", "onnx", "safetensors"}
-LATE = (("runtime", "tensors.py"), ("process_group", "of_torch.py"))  # import PyTorch
+LATE = (("device", "tensors.py"), ("process_group", "of_torch.py"))  # import PyTorch
 
 
 def built(target: str, tree: Path, into: Path) -> Path:
@@ -113,11 +113,11 @@ WITHOUT_CUPY = """
 import sys
 sys.modules["cupy"] = None  # as if it were not installed
 import numpy as np, cupy_training_ops as cto
-from cupy_training_ops.runtime import source
+from cupy_training_ops.device import source
 x = np.linspace(-3, 3, 64, dtype=np.float32)
 assert abs(cto.compress(x, "msfp15").decompress() - x).max() < 0.1
 try:
-    from cupy_training_ops.frame import backends
+    from cupy_training_ops.call import backends
     backends.cuda_backend()
 except cto.ProviderError as error:
     assert "pip install 'cupy-training-ops[cuda12x]'" in str(error)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
+from cupy_training_ops.call import pieces
+from cupy_training_ops.call.pieces import blocks
 from cupy_training_ops.dtypes import FLOAT32
-from cupy_training_ops.frame import pieces
-from cupy_training_ops.frame.pieces import blocks
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, DtypeError, OpError, get_op, lookup, registry
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.declaration import snake_case
 from cupy_training_ops.declare.type_rows import TypeRows, combinations
 from cupy_training_ops.dtypes import (
@@ -24,7 +25,6 @@ from cupy_training_ops.dtypes import (
     to_dtype,
 )
 from cupy_training_ops.errors import unknown
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.samples import all_samples
 
 DATA = Path(__file__).parent / "data" / "registrations.json"

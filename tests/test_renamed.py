@@ -11,8 +11,8 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Input, Output, attribute, real
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import REGISTRY
 from cupy_training_ops.testing.compare import assert_matches
 

@@ -14,7 +14,7 @@ from runs import Run, drawn_run, drawn_samples
 from sequences import assert_call_matches, in_turns, shared_instance
 
 from cupy_training_ops import get_op
-from cupy_training_ops.frame.op import Op
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.registry import FAMILIES
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.samples import all_samples, sampled

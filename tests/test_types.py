@@ -17,9 +17,9 @@ import pytest
 from probe import frame_probe, list_probe, probe
 
 import cupy_training_ops as cto
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Input, Output, attribute, optional
 from cupy_training_ops.errors import ArgumentError
-from cupy_training_ops.frame.op import Op
 
 ROOT = Path(__file__).resolve().parent.parent
 STUB = (ROOT / "cupy_training_ops" / "__init__.pyi").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from cupy_training_ops.testing.hollow import hollow, hollow_launches
 PACKAGE = Path(cto.__file__).parent
 MOST = 8
 # Folders and modules of the package: a function of one calls none of one before it.
-DOWN = ("functions", "frame/op", "frame/keys", "frame/providers", "frame/call", "frame", "runtime")
+DOWN = ("functions", "call/op", "call/keys", "call/providers", "call/call", "call", "device")
 
 
 def holds(value, array, depth: int = 2) -> bool:
@@ -76,6 +76,6 @@ def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, given) ->
         found = passed(action, dy)
         assert launches
     names = [name for _, name in found]
-    assert "frame/op:Op.__call__" in names
+    assert "call/op:Op.__call__" in names
     assert len(names) <= MOST, names
     assert all(rank(caller) <= rank(name) for caller, name in found), found

@@ -6,7 +6,7 @@
 
 namespace cto::either {
 
-using facts::Either;  // runtime/arguments.py's `either` fills it
+using facts::Either;  // device/arguments.py's `either` fills it
 
 template <class E, int N>
 __device__ E in_array(const Either<N>& number, int i) {

@@ -9,13 +9,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..backend import ArrayInfo
+from ..call.arrays import adopt
+from ..call.backends import info
+from ..call.foreign import as_tensor, is_tensor
 from ..declare.schema import Spec
 from ..dtypes import dtype_name
 from ..errors import DtypeError, ProviderError, refuse, shown
 from ..forks import Locked
-from ..frame.arrays import adopt
-from ..frame.backends import info
-from ..frame.foreign import as_tensor, is_tensor
 
 Running = Generator[Any, Any, Any]
 Function = Callable[..., Running]

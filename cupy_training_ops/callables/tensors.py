@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..frame.foreign import as_tensor
+from ..call.foreign import as_tensor
 
 
 class Graph(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..call.arrays import adopt
+from ..call.backends import info
+from ..call.foreign import has_same_stream
 from ..dtypes import Dtype, dtype_name
 from ..errors import ProviderError
-from ..frame.arrays import adopt
-from ..frame.backends import info
-from ..frame.foreign import has_same_stream
 
 
 class TritonArray:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from ..call.op import Op
 from ..errors import OpError, unknown
-from ..frame.op import Op
 from ..functions import OPERATORS
 from ..registry import get_op, names
 from .inputs import listed, opened

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from ..device import kernel_cache, offline
+from ..device.compiler import kernel, slot_options
 from ..errors import CompileError
-from ..runtime import kernel_cache, offline
-from ..runtime.compiler import kernel, slot_options
 from ..testing.idle import Module, modules
 from .errors import CHECK_FAILED
 from .processes import Attempts, Outcome, workers
@@ -60,7 +60,7 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
     """Compile for the current GPU through the cache."""
     cupy = require_gpu()
     kernel_cache.require_writable()
-    from ..runtime.cuda import BACKEND
+    from ..device.cuda import BACKEND
 
     index = cupy.cuda.runtime.getDevice()
     target = f"sm_{cupy.cuda.Device(index).compute_capability}"
@@ -99,7 +99,7 @@ def _failures(
 
 def _cached(index: int, module: Module) -> str | None:
     """Compile and load as a call on this GPU does; what went wrong, or None."""
-    from ..runtime.cuda import BACKEND
+    from ..device.cuda import BACKEND
 
     try:
         with BACKEND.on(index):

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import click
 
+from ..call.backends import cuda_backend
+from ..device import kernel_cache
+from ..device.compiler import header_folder
+from ..device.offline import supported_architectures
 from ..errors import OpError, ProviderError
-from ..frame.backends import cuda_backend
 from ..process_group import nccl
-from ..runtime import kernel_cache
-from ..runtime.compiler import header_folder
-from ..runtime.offline import supported_architectures
 from .errors import CHECK_FAILED
 from .lines import Lines, json_option
 from .machine import nccl_released, processor, released

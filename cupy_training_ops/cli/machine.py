@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from .. import __version__
+from ..call.backends import cuda_backend
 from ..errors import ProviderError
-from ..frame.backends import cuda_backend
 from ..process_group import nccl
 
 

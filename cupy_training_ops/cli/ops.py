@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import click
 
+from ..call.op import Op
 from ..declare.type_rows import combinations
-from ..frame.op import Op
 from ..registry import REGISTRY
 from .choice import OperatorName, operator
 from .table import aligned, fitted

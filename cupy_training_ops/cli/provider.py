@@ -8,8 +8,8 @@ from typing import Any
 import click
 import numpy as np
 
+from ..call.backends import cuda_backend
 from ..errors import ProviderError
-from ..frame.backends import cuda_backend
 
 NO_DEVICE = "CUDA finds no device"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..call.backends import to_host
 from ..codecs import CODECS
 from ..codecs.fidelity import Fidelity, Measurement
 from ..codecs.parts import Advance, parts
 from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
-from ..frame.backends import to_host
 from .recommend import Quality
 from .timing import timed
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 import numpy as np
 
+from ..call.backends import to_host
+from ..call.op import Op
 from ..declare.schema import Spec
 from ..errors import OpError
-from ..frame.backends import to_host
-from ..frame.op import Op
 from ..registry import get_op
 from ..samples import Sample
 from ..testing.compare import assert_matches, poison

@@ -11,12 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from ..backend import Array
+from ..call import arrays, backends
+from ..call.foreign import is_tensor
 from ..declare.schema import Shape, Spec, integer
 from ..dtypes import Dtype, dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
 from ..families.gist.operators import Decoder
-from ..frame import arrays, backends
-from ..frame.foreign import is_tensor
 from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import described, get_codec

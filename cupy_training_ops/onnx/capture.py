@@ -15,9 +15,9 @@ from typing import Any
 import cupy
 import numpy as np
 
+from ..device import graphs, workspace
+from ..device.marks import in_turn
 from ..errors import OpError, ProviderError
-from ..runtime import graphs, workspace
-from ..runtime.marks import in_turn
 from .arena import Arena, OtherMemoryError, Plan, Recorder
 from .session import NO_NOTES, Notes, Session
 

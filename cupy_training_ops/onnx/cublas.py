@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import cupy
 
+from ..device import graphs
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import ProviderError
-from ..runtime import graphs
 
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for 9.0
 _NO, _TRANSPOSED, _DEFAULT = 0, 1, -1  # cublasOperation_t, cublasGemmAlgo_t

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..frame.op import Op
+from ..call.op import Op
 
 Run = Callable[..., Sequence[Any]]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..call.op import Op
 from ..declare.schema import Input, gives
 from ..errors import ArgumentError, cut
-from ..frame.op import Op
 from .attributes import fitting
 from .graph import Node
 from .kinds import Runner

@@ -282,7 +282,7 @@ class Sender:
 def _refuse_in_graph(xp: Any, why: str) -> None:
     """Refuse a copy between host and device while a graph is captured."""
     if hasattr(xp, "cuda"):
-        from ..runtime import graphs
+        from ..device import graphs
 
         if graphs.owns_memory():
             raise ProviderError(f"{why}, which a captured graph cannot follow: leave graph=True")

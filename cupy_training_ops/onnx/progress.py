@@ -10,9 +10,9 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from ..device.marks import Note
 from ..errors import ProviderError
 from ..forks import Locked
-from ..runtime.marks import Note
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="Progressing")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..call.op import Op
 from ..errors import ArgumentError, cut
-from ..frame.op import Op
 from ..registry import REGISTRY
 from .graph import Node
 from .kinds import Runner

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..declare.schema import integer
+from ..device.marks import NO_MARKS, Marks, Note, marked
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
-from ..runtime.marks import NO_MARKS, Marks, Note, marked
 from . import gradients
 from .activations import Activations, with_codes
 from .extents import Extents

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
+from ..device.marks import Marks
 from ..errors import ArgumentError, cut, refuse, shown
-from ..runtime.marks import Marks
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
 from .gradients import BUFFER, refuse_unsummed

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..call import checks
+from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut
-from ..frame import checks
-from ..frame.op import Op
 from .graph import Graph, Node, Problems
 from .kinds import Runner
 from .ours import declared_places

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import ArrayInfo, Info
+from ..call.aliasing import Overlap, Written
+from ..call.arrays import adopt
+from ..call.backends import info
+from ..call.foreign import Lent, refuse_unwritable
+from ..device.streams import Cuda, Streams
 from ..errors import ArgumentError, GroupError, refuse, shown
 from ..families.collective import queue
-from ..frame.aliasing import Overlap, Written
-from ..frame.arrays import adopt
-from ..frame.backends import info
-from ..frame.foreign import Lent, refuse_unwritable
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
-from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .counts import Places
 from .made import EVERY

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..call.backends import to_host
 from ..dtypes import INT64
-from ..frame.backends import to_host
 from .memory import overwrite, twin, zeros
 
 Places = tuple[int, ...]  # of parameters

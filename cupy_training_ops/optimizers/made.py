@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..backend import Backend
+from ..call.checked import CheckedCall
+from ..call.keys import reader
+from ..call.repeated import Known
 from ..declare.schema import Input
-from ..frame.checked import CheckedCall
-from ..frame.keys import reader
-from ..frame.repeated import Known
 from ..planning.step import number
 from .whole import Whole
 

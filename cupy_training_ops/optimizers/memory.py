@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Info
+from ..call.arrays import adopt
+from ..call.backends import info, tensor_backend, to_host
+from ..call.foreign import is_tensor
 from ..declare.schema import Shape, Spec
 from ..dtypes import Dtype, HostArray
-from ..frame.arrays import adopt
-from ..frame.backends import info, tensor_backend, to_host
-from ..frame.foreign import is_tensor
 
 
 def plain(value: Any) -> Any:
@@ -55,7 +55,7 @@ def over(op: str, argument: str, value: Any) -> Any:
     array, found = known(op, argument, value)
     if not found[0].has_tensors:
         return array
-    from ..runtime.tensors import array_over
+    from ..device.tensors import array_over
 
     return array_over(array, found)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..call.backends import info
 from ..declare.schema import Shape
 from ..dtypes import FLOAT32, FLOAT64, UINT8, Dtype, HostArray
 from ..errors import refuse
 from ..families.adam.codes import coded_nbytes, decode, encode
-from ..frame.backends import info
 from .memory import copied, zeros
 
 

@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..call.op import Op
 from ..declare.schema import Input, Output, positive_or_zero
+from ..device.source import Source
 from ..errors import ArgumentError
 from ..families.adam.facts import AdamRule
 from ..families.adam.operators import AdamCodedList, AdamOptimizerList
 from ..families.lamb.operators import LambOptimizer
 from ..families.optimizer.operators import SGDOptimizerList
-from ..frame.op import Op
 from ..plan import Device, Launch, Plan, Step, by_value
 from ..planning.step import decay, not_negative
-from ..runtime.source import Source
 from .steps import NAMES, Measured, Told, inputs_of, outputs_of
 
 

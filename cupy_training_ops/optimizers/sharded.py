@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from ..call.backends import info
+from ..call.checked import CheckedCall
+from ..call.convert import is_number
+from ..call.foreign import Lent, is_tensor
+from ..call.keys import reader
+from ..call.repeated import Known
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
+from ..device.alike import Watched
+from ..device.streams import Cuda, Streams
 from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
 from ..families.collective.messages import described
 from ..families.optimizer.operators import GradientNorm
-from ..frame.backends import info
-from ..frame.checked import CheckedCall
-from ..frame.convert import is_number
-from ..frame.foreign import Lent, is_tensor
-from ..frame.keys import reader
-from ..frame.repeated import Known
 from ..process_group import ProcessGroup
 from ..rules.widening import computed_in
-from ..runtime.alike import Watched
-from ..runtime.streams import Cuda, Streams
 from . import adam, checks
 from . import state as states
 from .base import Names

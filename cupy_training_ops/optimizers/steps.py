@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..call.op import Op
 from ..declare.schema import Input, Output, positive_or_zero
+from ..device.source import Source
 from ..families.adam.operators import AdamCodedList, AdamOptimizerList
 from ..families.lamb.operators import LambOptimizer
 from ..families.optimizer.operators import GradientNorm, SGDOptimizerList
 from ..families.optimizer.reference import gradient_norm
-from ..frame.op import Op
 from ..plan import Device, Launch, Plan
-from ..runtime.source import Source
 
 NAMES = {  # of the operators' inputs, where they have other ones
     "R": "lr",

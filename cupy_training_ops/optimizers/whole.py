@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from ..device.marks import Marks, Note, make_all, marked
 from ..errors import ProviderError
 from ..forks import Locked
-from ..runtime.marks import Marks, Note, make_all, marked
 
 
 class Whole(Locked):

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..call.op import Op
 from ..declare.schema import Changing, Input, Output, Spec, Tiles
 from ..declare.type_rows import Types
 from ..dtypes import FLOATS, Dtype, element_type, to_dtype
 from ..errors import refuse
 from ..facts import ELEMENTWISE_NBYTES as NBYTES
 from ..facts import ELEMENTWISE_THREADS as THREADS
-from ..frame.op import Op
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..rules.widening import rounded
 from .fast_division import divisor

@@ -11,8 +11,8 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..device.streams import allow_queries, is_capturing
 from ..errors import GroupError, ProviderError
-from ..runtime.streams import allow_queries, is_capturing
 from .engine import Ranks
 
 if TYPE_CHECKING:

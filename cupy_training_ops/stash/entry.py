@@ -12,9 +12,9 @@ from ..codecs.kept.guards import INDEX, LINEAR, MEASURES, NORMALISED, RANGE, TIL
 from ..codecs.kept.policies import BY_RANGE
 from ..codecs.kept.window import Waiting
 from ..declare.schema import Spec
+from ..device.streams import Mark, Streams
 from ..errors import refuse
 from ..families.gist.operators import Decoder
-from ..runtime.streams import Mark, Streams
 
 NAME = "ActivationStash"
 

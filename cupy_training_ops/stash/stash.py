@@ -19,19 +19,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..backend import Array, Backend
+from ..call.arrays import adopt
+from ..call.backends import BACKENDS
+from ..call.foreign import as_tensor, is_tensor
 from ..codecs.kept.entry import Account, Lengths
 from ..codecs.kept.guards import INDEX, RANGE, TILES, range_of
 from ..codecs.kept.policies import POLICIES, chosen, coders, get_policy
 from ..codecs.kept.window import Waiting, Window
 from ..codecs.table import Codec, get_codec
 from ..declare.schema import Spec
+from ..device.alike import raise_versions
+from ..device.streams import Cuda, Mark, Streams
 from ..dtypes import FLOAT64, dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
-from ..frame.arrays import adopt
-from ..frame.backends import BACKENDS
-from ..frame.foreign import as_tensor, is_tensor
-from ..runtime.alike import raise_versions
-from ..runtime.streams import Cuda, Mark, Streams
 from .entered import Leaving
 from .entry import NAME, StashEntry, guard_of
 

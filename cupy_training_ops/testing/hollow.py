@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..backend import Kernel, KernelSource
+from ..call import backends
+from ..call.backends import OneStream
 from ..declare.schema import Spec
+from ..device.cuda import CudaBackend
 from ..dtypes import Dtype, HostArray
-from ..frame import backends
-from ..frame.backends import OneStream
 from ..plan import Device
-from ..runtime.cuda import CudaBackend
 
 Grid = tuple[int, ...]
 Queued = tuple[str, tuple[object, ...]]  # a kernel or a piece of work, and its arguments

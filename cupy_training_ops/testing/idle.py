@@ -13,12 +13,12 @@ import numpy as np
 
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
+from ..call.backends import NumpyBackend, numpy_runs_on, strides
+from ..device.launch import launch_log
+from ..device.source import Source, load
 from ..dtypes import HostArray
-from ..frame.backends import NumpyBackend, numpy_runs_on, strides
 from ..plan import Device, Launch, Step
 from ..registry import get_op
-from ..runtime.launch import launch_log
-from ..runtime.source import Source, load
 from ..samples import Sample
 from .samples import placed_inputs
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from .. import families
+from ..call.op import Op
 from ..declare.schema import Output, Spec
 from ..dtypes import Dtype
-from ..frame.op import Op
 from ..registry import FAMILIES
 from ..samples import Sample
 from .compare import tolerance_of

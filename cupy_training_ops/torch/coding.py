@@ -11,6 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ..call.backends import cuda_backend
+from ..call.foreign import NONE_LENT
+from ..call.op import Op
+from ..call.providers import KernelCall
 from ..codecs.kept.policies import coders
 from ..codecs.table import get_codec
 from ..declare.schema import Spec
@@ -18,10 +22,6 @@ from ..dtypes import UINT8, to_dtype
 from ..families.gist_guard.sample import Grouping
 from ..families.gist_sparse.facts import HEAD_NBYTES
 from ..families.gist_sparse.operators import SparseDecoder
-from ..frame.backends import cuda_backend
-from ..frame.foreign import NONE_LENT
-from ..frame.op import Op
-from ..frame.providers import KernelCall
 
 ALIGNED = 16  # bytes
 MANY = 4096  # kinds of memory that are prepared

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ..call.layout import order_of
 from ..codecs.kept.guards import MEASURES, Guard
 from ..families.gist_guard.sample import Grouping
-from ..frame.layout import order_of
 from .coding import coding
 from .consumers import SAME_NUMBERS, Asked, Use, use_of
 from .policies import TorchPolicy

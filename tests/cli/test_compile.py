@@ -19,15 +19,15 @@ from click.testing import CliRunner
 from never_sampled import NEVER_SAMPLED
 
 from cupy_training_ops import CompileError, ProviderError, get_op
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.cli import main, provider
 from cupy_training_ops.cli.compile import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.declare.type_rows import combinations
+from cupy_training_ops.device import offline
+from cupy_training_ops.device.source import Source, load
 from cupy_training_ops.dtypes import element_type
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import FAMILIES, classes
-from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.source import Source, load
 from cupy_training_ops.testing.idle import IdleBackend, Module, launches, modules
 from cupy_training_ops.testing.samples import all_samples
 

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import get_op
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.cli import main
 from cupy_training_ops.declare.schema import Input, Output, attribute, integer
 from cupy_training_ops.declare.type_rows import TypeRows
 from cupy_training_ops.dtypes import dtype_name
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import REGISTRY, names
 
 

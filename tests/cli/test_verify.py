@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from cupy_training_ops import get_op
 from cupy_training_ops.cli import main, provider, verify
+from cupy_training_ops.device.workspace import Workspaces
 from cupy_training_ops.registry import names
-from cupy_training_ops.runtime.workspace import Workspaces
 from cupy_training_ops.testing.samples import all_samples, sampled
 
 OP = "GistPack8Encoder"

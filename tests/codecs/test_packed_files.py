@@ -20,9 +20,9 @@ from cupy_training_ops import (
     ProviderError,
     compress,
 )
+from cupy_training_ops.call import backends
 from cupy_training_ops.codecs import numpy_file
 from cupy_training_ops.codecs.packed import FORMAT
-from cupy_training_ops.frame import backends
 from cupy_training_ops.testing.compare import assert_matches
 
 from .cases import SHAPES, activations, codecs, floats

@@ -90,7 +90,7 @@ def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
 
 def test_several_launches_have_scratch_memory_of_their_own(request, monkeypatch) -> None:
     """Between two of them another thread may queue its own, and a Ctrl-C may come."""
-    from cupy_training_ops.runtime.launch import ReadyPlan
+    from cupy_training_ops.device.launch import ReadyPlan
 
     monkeypatch.setattr(ReadyPlan, "is_one_launch", False)
     ready, launches, made, _ = request.getfixturevalue("guarded")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.frame.backends import info, tensor_backend
+from cupy_training_ops.call.backends import info, tensor_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; GPU machine
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_an_array_over_a_tensor_is_as_dlpacks(dtype) -> None:
-    from cupy_training_ops.frame.arrays import adopt
-    from cupy_training_ops.runtime.tensors import array_over
+    from cupy_training_ops.call.arrays import adopt
+    from cupy_training_ops.device.tensors import array_over
 
     for shape in ((3, 5), (), (0, 4), (1,), (2, 1, 7)):
         x = torch.randn(shape, device="cuda").to(dtype)

@@ -8,8 +8,8 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import SplitStep, YieldOp
+from cupy_training_ops.device import events
 from cupy_training_ops.families.control import operators as control
-from cupy_training_ops.runtime import events
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ from probe.list_probe import (
 )
 
 from cupy_training_ops import ProviderError
-from cupy_training_ops.frame.backends import cuda_backend
+from cupy_training_ops.call.backends import cuda_backend
 from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from random_calls import CALLS, call, compare, drawn_case
 
-from cupy_training_ops.frame import foreign
+from cupy_training_ops.call import foreign
 from cupy_training_ops.testing.samples import placed
 
 pytestmark = pytest.mark.gpu

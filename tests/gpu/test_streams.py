@@ -13,7 +13,7 @@ from runs import Run
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.frame.backends import to_host
+from cupy_training_ops.call.backends import to_host
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, flat, sampled
 
@@ -133,7 +133,7 @@ def given_tensors() -> None:
 
 
 def beside() -> None:
-    from cupy_training_ops.runtime import graphs
+    from cupy_training_ops.device import graphs
 
     with graphs.SideStream().beside():
         pass

@@ -9,7 +9,7 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError, get_op
-from cupy_training_ops.runtime import compiler
+from cupy_training_ops.device import compiler
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
 from tensor_cases import every_tensor  # noqa: E402

@@ -54,7 +54,7 @@ def test_sizes_that_came_once_have_memory_for_the_largest_alone(monkeypatch) -> 
 
 def test_graphs_one_after_the_other_share_scratch_memory() -> None:
     """Old forms make room for new ones, whose graphs come behind those of the old ones."""
-    from cupy_training_ops.runtime import workspace
+    from cupy_training_ops.device import workspace
 
     session, answers = opened("cnn_max", graph=True)
     plain, _ = opened("cnn_max")

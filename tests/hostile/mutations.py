@@ -12,8 +12,8 @@ import numpy as np
 from foreign import Foreign
 
 from cupy_training_ops import get_op
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.dtypes import FLOATS
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import poison
 from cupy_training_ops.testing.samples import as_tuple, mapped_outputs, placed, placed_inputs

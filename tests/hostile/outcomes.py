@@ -14,11 +14,11 @@ import numpy as np
 from foreign import Foreign
 
 import cupy_training_ops as cto
+from cupy_training_ops.call.backends import numpy_runs_on
+from cupy_training_ops.device.events import EVENTS
 from cupy_training_ops.errors import OpError
 from cupy_training_ops.families.collective.samples import ALONE
-from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.events import EVENTS
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend
 from cupy_training_ops.testing.samples import as_tuple, flat, placed_inputs

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupy_training_ops.frame import checks
+from cupy_training_ops.call import checks
 from cupy_training_ops.testing.samples import all_samples
 
 from .findings import Findings

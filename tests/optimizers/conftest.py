@@ -9,7 +9,7 @@ import pytest
 @pytest.fixture(params=["guards", "forms"])
 def known_by(request, monkeypatch) -> str:
     """With a private class of PyTorch's, and as where it is missing."""
-    from cupy_training_ops.runtime import alike
+    from cupy_training_ops.device import alike
 
     if request.param == "forms":
         monkeypatch.setattr(alike, "_guards", lambda _: None)

@@ -10,7 +10,7 @@ import numpy as np
 from runs import Run
 
 import cupy_training_ops as cto
-from cupy_training_ops.frame.backends import to_host
+from cupy_training_ops.call.backends import to_host
 from cupy_training_ops.optimizers.state import steps
 
 # Parts of a block and tails, tails alone, empty, of rank 0.

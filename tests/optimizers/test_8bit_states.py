@@ -133,7 +133,7 @@ def test_kernels_step_as_the_host(seed, max_norm) -> None:
 
 
 def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed) -> None:
-    from cupy_training_ops.frame import foreign
+    from cupy_training_ops.call import foreign
 
     def waits(*_: object, **__: object) -> None:
         raise AssertionError("it waits for the device")

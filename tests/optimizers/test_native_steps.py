@@ -57,7 +57,7 @@ def pointers(tensors) -> set[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_exchanged(backend, monkeypatch, made, name) -> None:
     """No array of another library is made, and no stream object, first or later."""
-    from cupy_training_ops.frame import foreign
+    from cupy_training_ops.call import foreign
 
     for function in ("shared", "as_tensor", "_stream"):
         monkeypatch.setattr(foreign, function, None)

@@ -13,10 +13,10 @@ from ranks import in_threads, results
 from training import assert_same
 
 import cupy_training_ops as cto
+from cupy_training_ops.device.streams import Streams
 from cupy_training_ops.dtypes import BFLOAT16
 from cupy_training_ops.families.collective.queue import Prepared
 from cupy_training_ops.optimizers import parts, sharded
-from cupy_training_ops.runtime.streams import Streams
 
 TYPES = {  # of parameters, gradients, copies and moments
     "float32": (np.float32, np.float32, np.float16, "bfloat16"),

@@ -14,8 +14,8 @@ from training import assert_same
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.optimizers import parts
-from cupy_training_ops.runtime.launch import launch_log
 
 SHAPES = ((33, 7), (130,), (), (40,))
 N_STEPS, SKIPPED = 8, 5

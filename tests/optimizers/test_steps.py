@@ -21,10 +21,10 @@ from training import (
 
 import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.optimizers.steps import LambStep
 from cupy_training_ops.plan import Device, Scratch
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 RULES = {"AdamW": {"lambda_": 0.01}, "Lamb": {"lambda_": 0.01}}

@@ -38,7 +38,7 @@ def no_waiting(monkeypatch):
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("n_groups", [1, 2])
 def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n_groups) -> None:
-    from cupy_training_ops.frame import foreign
+    from cupy_training_ops.call import foreign
 
     model = net(seed)
     found = list(model.parameters())
@@ -86,7 +86,7 @@ def test_a_step_looks_at_no_state_that_nobody_wrote(monkeypatch, seed) -> None:
 
 def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> None:
     """Of the last few steps; an allocator gives the same memory again."""
-    from cupy_training_ops.frame.providers import KernelCall
+    from cupy_training_ops.call.providers import KernelCall
 
     weights = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
     grads = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(seed))

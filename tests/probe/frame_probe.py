@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupy_training_ops.call import backends
+from cupy_training_ops.call.uncomputed import DelegatingOp
 from cupy_training_ops.declare.schema import (
     Changing,
     Input,
@@ -24,8 +26,6 @@ from cupy_training_ops.declare.type_rows import TypeRows
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
 from cupy_training_ops.families.dropout.plan import two_integers
-from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.uncomputed import DelegatingOp
 from cupy_training_ops.plan import Config, Launch, Plan, Work, ceil_div, slots
 
 from .probe import Probe, one_launch

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cupy_training_ops.call.op import Op
+from cupy_training_ops.call.uncomputed import ViewOp
 from cupy_training_ops.declare.facts import Struct, i32, i64
 from cupy_training_ops.declare.schema import (
     Input,
@@ -21,8 +23,6 @@ from cupy_training_ops.declare.schema import (
 )
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
-from cupy_training_ops.frame.op import Op
-from cupy_training_ops.frame.uncomputed import ViewOp
 from cupy_training_ops.plan import (
     Config,
     Launch,

@@ -13,9 +13,9 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 
 from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 
+from cupy_training_ops.call.keys import exact_key, is_plain  # noqa: E402
 from cupy_training_ops.errors import OpError  # noqa: E402
 from cupy_training_ops.families.activation.operators import QuickGelu  # noqa: E402
-from cupy_training_ops.frame.keys import exact_key, is_plain  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import launching, recent, shortcuts  # noqa: E402
 

@@ -13,8 +13,8 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
-from cupy_training_ops.frame.op import Op  # noqa: E402
-from cupy_training_ops.runtime.launch import ReadyPlan  # noqa: E402
+from cupy_training_ops.call.op import Op  # noqa: E402
+from cupy_training_ops.device.launch import ReadyPlan  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import launching  # noqa: E402
 
@@ -83,7 +83,7 @@ def test_nothing_is_exchanged(backend, leaf, labels, monkeypatch) -> None:
     """No array of CuPy's or NumPy's is made, and no stream object, on the way of any function."""
     import cupy
 
-    from cupy_training_ops.frame import foreign
+    from cupy_training_ops.call import foreign
 
     for name in ("shared", "as_tensor", "_stream"):
         monkeypatch.setattr(foreign, name, None)

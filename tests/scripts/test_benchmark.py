@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from compiled_peers import DoesNotCompileError, compiled, time_limit, torch_peers
 from machine import commit
 
+from cupy_training_ops.device.source import families
 from cupy_training_ops.planning.elementwise import ElementwiseOp
 from cupy_training_ops.registry import FAMILIES, get_op, names
-from cupy_training_ops.runtime.source import families
 
 pytest.importorskip("cupy", reason="the cases make CuPy arrays")
 from cases import Case, all_cases, chosen_cases, liger

@@ -11,7 +11,7 @@ import pytest
 import train_digits
 from click.testing import CliRunner
 
-from cupy_training_ops.frame import backends
+from cupy_training_ops.call import backends
 
 # Found, not imported: that takes a second, which each worker would spend on listing its tests.
 ABSENT = [package for package in ("sklearn", "matplotlib") if find_spec(package) is None]

@@ -15,8 +15,8 @@ import upstream_schemas
 from upstream_schemas import NOT_HERE, REASONS, SCHEMAS, Difference, differences
 
 from cupy_training_ops import get_op
+from cupy_training_ops.call.convert import converted
 from cupy_training_ops.dtypes import FLOAT32
-from cupy_training_ops.frame.convert import converted
 from cupy_training_ops.registry import FAMILIES, classes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -251,7 +251,7 @@ def test_a_tensor_comes_back_as_one(rng) -> None:
     ],
 )
 def test_what_cannot_be_captured_is_refused(rng, monkeypatch, policy, keep, message) -> None:
-    from cupy_training_ops.frame.backends import NumpyBackend
+    from cupy_training_ops.call.backends import NumpyBackend
 
     x, stash = activation(rng), ActivationStash(policy, keep_buffers=keep)
 

@@ -17,7 +17,7 @@ from late_events import Event
 import cupy_training_ops as cto
 from cupy_training_ops import ActivationStash, ArgumentError
 from cupy_training_ops.codecs.kept.window import Window
-from cupy_training_ops.runtime.streams import Cuda
+from cupy_training_ops.device.streams import Cuda
 
 from .activations import activation
 

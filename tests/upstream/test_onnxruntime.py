@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, registry
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.dtypes import dtype_name
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import flat, tolerance
 from upstream import control

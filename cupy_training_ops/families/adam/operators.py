@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ...call.op import Op
 from ...declare.schema import (
     Changing,
     Inferred,
@@ -33,7 +34,6 @@ from ...declare.schema import (
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import INT64, UINT8
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Device, Plan, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...call.op import Op
 from ...declare.schema import (
     Input,
     LiesAs,
@@ -22,7 +23,6 @@ from ...declare.schema import (
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
-from ...frame.op import Op
 from ...plan import Device, Plan, by_value, slots
 from ...planning.other_layouts import Copies
 from .facts import MOMENTS, SLOPES, Rule

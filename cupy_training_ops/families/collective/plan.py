@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from ...backend import Backend
+from ...call.bound import BoundCall, OpenCall
+from ...call.call import Call
+from ...call.keys import attribute_key
+from ...call.op import Op
+from ...call.prepared import Prepared
+from ...call.providers import KernelCall
+from ...call.repeated import Repeated
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
 from ...errors import ArgumentError, OpError, pass_on, refuse, shown
-from ...frame.bound import BoundCall, OpenCall
-from ...frame.call import Call
-from ...frame.keys import attribute_key
-from ...frame.op import Op
-from ...frame.prepared import Prepared
-from ...frame.providers import KernelCall
-from ...frame.repeated import Repeated
 from ...plan import Pointers, Step, Work
 from ...process_group import ProcessGroup
 from ...process_group.engine import Ranks

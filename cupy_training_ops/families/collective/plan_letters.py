@@ -9,6 +9,10 @@ from typing import Any, Self, cast
 import numpy as np
 
 from ...backend import Backend
+from ...call import backends
+from ...call.arrays import adopt
+from ...call.convert import converted
+from ...call.prepared import Arguments
 from ...declare.schema import (
     Input,
     Output,
@@ -22,10 +26,6 @@ from ...declare.schema import (
 )
 from ...dtypes import Dtype, to_dtype
 from ...errors import ArgumentError, ProviderError, refuse, shown
-from ...frame import backends
-from ...frame.arrays import adopt
-from ...frame.convert import converted
-from ...frame.prepared import Arguments
 from ...plan import Plan, Work
 from . import queue
 from .messages import agree_each_time, announced, letter, shapes_in

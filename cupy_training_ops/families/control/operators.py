@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...backend import Array, Backend
+from ...call.backends import BACKENDS
+from ...call.named import in_order
+from ...call.uncomputed import DelegatingOp
 from ...callables.split_step import Yielded, current_run
 from ...declare.schema import (
     Inferred,
@@ -28,12 +31,9 @@ from ...declare.schema import (
     single,
 )
 from ...declare.type_rows import Types
+from ...device.events import EVENTS, MAX_EVENTS, NO_EVENT
 from ...dtypes import BOOL, FIXED_SIZE
 from ...errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
-from ...frame.backends import BACKENDS
-from ...frame.named import in_order
-from ...frame.uncomputed import DelegatingOp
-from ...runtime.events import EVENTS, MAX_EVENTS, NO_EVENT
 
 NOTHING_COMPUTED = "NumPy and CuPy arrays alike: nothing is computed or launched."
 Specs = tuple[Spec, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...call.op import Op
 from ...declare.schema import (
     Input,
     LiesAs,
@@ -25,7 +26,6 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import ArgumentError, refuse, shown
-from ...frame.op import Op
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
 from .plan import data_gradient, forward, gradients

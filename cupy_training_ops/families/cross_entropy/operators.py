@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ...call.op import Op
 from ...declare.schema import (
     Changing,
     Input,
@@ -23,7 +24,6 @@ from ...declare.schema import (
 )
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BFLOAT16, FLOAT16, FLOATS
-from ...frame.op import Op
 from ...plan import Device, Plan
 from . import plan as cross_entropy
 from .plan_losses import CHECK, LABEL_TYPES, LOSS_SHAPE, DenseOp, GradientOp, LossOp, SparseOp

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ...call.op import Op
 from ...declare.schema import Output, Shape, Spec, attribute, boolean, one_of
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, INT64, Dtype, dtype_name, dtype_names, to_dtype
 from ...errors import DtypeError, refuse
-from ...frame.op import Op
 from ...plan import Device, Plan
 from ...planning.lines import Lines
 from . import plan as cross_entropy

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...call.checks import from_front
 from ...declare.schema import Input, Output, Shape, Spec, Tiles, attribute, boolean, integer
 from ...dtypes import BOOL
 from ...errors import refuse
-from ...frame.checks import from_front
 from ...plan import Device, Plan, ceil_div
 from ...planning.fast_division import divisor
 from ...planning.lines import Lines

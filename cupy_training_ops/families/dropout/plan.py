@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
+from ...call.op import Op
 from ...declare.schema import (
     Changing,
     Function,
@@ -26,7 +27,6 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, Dtype
 from ...errors import ArgumentError, shown
-from ...frame.op import Op
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
 from ...planning.elementwise import streamed, type_slots
 from ...planning.lines import Held, Lines, division, held_nbytes

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import (
     Input,
     Output,
@@ -27,7 +28,6 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Device, Plan
 from ...planning.elementwise import ElementwiseOp, Number, streamed
 from ...rules.widening import rounded

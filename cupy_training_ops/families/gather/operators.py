@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...call.checks import from_front
+from ...call.op import Op
 from ...declare import schema
 from ...declare.schema import Input, Output, Spec, attribute, boolean, integer
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, INT64, HostArray
 from ...errors import refuse
-from ...frame.checks import from_front
-from ...frame.op import Op
 from ...plan import Config, Device, Plan, by_value, ceil_div
 from . import plan_columns
 from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples

@@ -20,7 +20,7 @@ from . import facts
 from .facts import ATOMIC_ITEMS, FANOUT, SORT_THREADS, STARTS_ROWS, THREADS
 
 if TYPE_CHECKING:
-    from ...frame.op import Op
+    from ...call.op import Op
 
 LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
 LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, Tiles, attribute, boolean, dtype, optional, shape
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FLOATS, UINT8, Dtype, HostArray, to_dtype
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from .facts import BOX, ELEMENT_NBYTES, THREADS, TILE_NBYTES
 

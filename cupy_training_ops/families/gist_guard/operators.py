@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, attribute, boolean, shape
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOATS, UINT8
 from ...errors import ArgumentError, refuse
-from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...rules.widening import computed_in
 from ..gist.operators import KEEP_NONFINITE, MSFP15_CODES, msfp15_shape

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, Tiles
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, UINT8, Dtype, HostArray
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, slots
 from ..gist import operators as gist
 from .facts import (

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Inferred, Input, Output, Spec, Tiles, attribute, boolean, dtype, flag
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from ...planning.multi_tensor import batches
 from .facts import CAPACITY, CHUNK_NBYTES, NBYTES, THREADS

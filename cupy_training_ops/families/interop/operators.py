@@ -15,6 +15,9 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from ...backend import ArrayInfo, Backend
+from ...call.arrays import adopt
+from ...call.backends import BACKENDS, CPU, info
+from ...call.uncomputed import DelegatingOp
 from ...callables import contexts, functions
 from ...callables.contexts import NO_CONTEXT, UNOWNED, Context, Contexts
 from ...callables.convention import (
@@ -46,9 +49,6 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, Dtype, dtype_name
 from ...errors import DtypeError, refuse
-from ...frame.arrays import adopt
-from ...frame.backends import BACKENDS, CPU, info
-from ...frame.uncomputed import DelegatingOp
 from ..control.operators import arrays
 
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Inferred, Input, Output, Spec, attribute, boolean, finite, real
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Device, Launch, Plan, ScratchMemory, by_value, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common

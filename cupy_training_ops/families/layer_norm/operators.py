@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from ...call.checks import from_front
+from ...call.op import Op
 from ...declare.schema import (
     Input,
     Output,
@@ -26,8 +28,6 @@ from ...declare.schema import (
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BFLOAT16, FLOAT16, Dtype
 from ...errors import refuse
-from ...frame.checks import from_front
-from ...frame.op import Op
 from ...plan import Device, Plan
 from ...rules.widening import computed_in
 from .plan import Matrix, Read, forward, gradient

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from ...call.op import Op
 from ...declare.schema import Changing, Inferred, Input, Output, Spec, attribute, one_of
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
-from ...frame.op import Op
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning import step as common

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Inferred, Input, Output, Shape, Spec, integers, shape
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, to_dtype
 from ...errors import refuse
-from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div, slots
 from ...planning.copy_runs import Words, words_of
 from ...planning.fast_division import divisor

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare import schema
 from ...declare.schema import Input, Output, Shape, Spec, attribute, boolean, one_of, optional
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, INT64
 from ...errors import refuse
 from ...facts import WARP
-from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, by_value, ceil_div, slots
 from ...planning.fast_division import divisor
 from ..conv.extents import AUTO_PADS

@@ -16,13 +16,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, attribute, boolean, dtype, integers, optional
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ...errors import refuse
 from ...facts import WARP
 from ...forks import computed_once
-from ...frame.op import Op
 from ...plan import (
     VEC_NBYTES,
     Config,

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, attribute, boolean, integers, one_of, real, reals
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
 from ...errors import ArgumentError, refuse, shown
 from ...facts import WARP
-from ...frame.op import Op
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, by_value, ceil_div
 from ...planning.fast_division import divisor
 from .facts import COLUMNS, EACH, MINE, THREADS, WARPS, Axis

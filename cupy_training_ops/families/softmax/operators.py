@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from ...call.checks import from_front
+from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, attribute, integer
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
-from ...frame.checks import from_front
-from ...frame.op import Op
 from ...plan import VEC_NBYTES, Device, Launch, Plan, slots
 from ...planning.lines import Held, Lines, division, held_nbytes
 

@@ -13,6 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...call.checks import from_front
+from ...call.op import Op
+from ...call.uncomputed import ViewOp
 from ...declare.facts import Struct
 from ...declare.schema import (
     Inferred,
@@ -30,9 +33,6 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, HostArray
 from ...errors import refuse
-from ...frame.checks import from_front
-from ...frame.op import Op
-from ...frame.uncomputed import ViewOp
 from ...plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
 from ...planning.copy_runs import LONG_RUN_NBYTES, Words, words_of
 from ...planning.fast_division import divisor, divisor_fields

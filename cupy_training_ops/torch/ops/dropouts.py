@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...call.op import Op
 from ...families.dropout.operators import (
     BiasDropout,
     BitmaskBiasDropout,
@@ -21,7 +22,6 @@ from ...families.dropout.operators import (
     Dropout,
     DropoutGrad,
 )
-from ...frame.op import Op
 from .launching import Run, infer, instance
 from .nodes import Operator
 from .registration import register

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...call.backends import TENSORS, tensor_backend
+from ...call.foreign import Lent
+from ...call.keys import CHANGES, exact_key, is_plain
+from ...call.op import Op
+from ...call.providers import KernelCall
 from ...declare.schema import Spec
+from ...device.arguments import getter
 from ...dtypes import ELEMENT_TYPES, UINT8
-from ...frame.backends import TENSORS, tensor_backend
-from ...frame.foreign import Lent
-from ...frame.keys import CHANGES, exact_key, is_plain
-from ...frame.op import Op
-from ...frame.providers import KernelCall
-from ...runtime.arguments import getter
 from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ...frame.keys import EXACT, exact_key, is_plain
+from ...call.keys import EXACT, exact_key, is_plain
 
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
 Run = Callable[[Sequence[Any], tuple[Tensor, ...]], Any]  # of arguments, and of their tensors

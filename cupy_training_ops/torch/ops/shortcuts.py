@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...call.backends import TENSORS
+from ...call.providers import KernelCall
 from ...declare.schema import Spec
-from ...frame.backends import TENSORS
-from ...frame.providers import KernelCall
 from ..coding import ALIGNED
 from . import launching
 from .launching import Launcher, Ready, Taking, launch, launch_first

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ...call.op import Op
 from ...families.softmax.operators import (
     LogSoftmax,
     LogSoftmaxGrad_13,
     Softmax,
     SoftmaxGrad_13,
 )
-from ...frame.op import Op
 from .launching import Run, instance
 from .nodes import Operator
 from .registration import register

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
+from ...call.op import Op
+from ...device.marks import Note
 from ...errors import refuse, shown
-from ...frame.op import Op
 from ...optimizers.checks import number
 from ...optimizers.whole import Whole
 from ...planning.step import above_zero
-from ...runtime.marks import Note
 from .groups import check_numbers, check_state
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update

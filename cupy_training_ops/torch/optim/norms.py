@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...call.bound import opened
+from ...call.opened import OpenCall
 from ...families.optimizer.operators import GradientNorm
-from ...frame.bound import opened
-from ...frame.opened import OpenCall
 from .local import Ranks, without_gaps
 from .part import Part
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...call.bound import opened
+from ...call.op import Op
+from ...call.opened import OpenCall
+from ...device.alike import Watched, raise_versions, versions
+from ...device.marks import Note, at_once
 from ...errors import ArgumentError
-from ...frame.bound import opened
-from ...frame.op import Op
-from ...frame.opened import OpenCall
-from ...runtime.alike import Watched, raise_versions, versions
-from ...runtime.marks import Note, at_once
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 
 State = dict[str, Any]

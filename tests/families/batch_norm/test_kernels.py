@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.batch_norm import plan as planning
 from cupy_training_ops.families.batch_norm import plan_held
@@ -20,7 +21,6 @@ from cupy_training_ops.families.batch_norm.plan import Work, schedules
 from cupy_training_ops.families.batch_norm.plan_held import Tiles
 from cupy_training_ops.families.batch_norm.samples import NAMES, ROWS, inputs
 from cupy_training_ops.plan import Device, ceil_div
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import TOLERANCE, assert_matches
 
 H200 = Device(132, (9, 0), 227 * 1024)

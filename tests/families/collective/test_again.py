@@ -13,13 +13,13 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import GroupError
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.families.collective import queue
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.process_group import nccl
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
 hollows = pytest.importorskip("cupy_training_ops.testing.hollow")
-hollow, WORK = hollows.hollow, pytest.importorskip("cupy_training_ops.runtime.cuda").WORK
+hollow, WORK = hollows.hollow, pytest.importorskip("cupy_training_ops.device.cuda").WORK
 
 
 class Played:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from cupy_training_ops.device import events
 from cupy_training_ops.families.control import operators as control
-from cupy_training_ops.runtime import events
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from forks import forking, holding, status_of_child
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
+from cupy_training_ops.device import events
 from cupy_training_ops.families.control import operators as control
-from cupy_training_ops.runtime import events
 
 from .threads import LIMIT, WAITS, X, threads_of
 

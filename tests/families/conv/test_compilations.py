@@ -16,13 +16,13 @@ import pytest
 
 from cupy_training_ops import ProviderError
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device import offline
+from cupy_training_ops.device.compiler import slot_options
+from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv.extents import Convolution
 from cupy_training_ops.plan import Device, Launch, Plan
-from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.compiler import slot_options
-from cupy_training_ops.runtime.source import load
 
 Slots = tuple[tuple[str, str], ...]
 EMPTY = 6  # registers, at most, of a kernel that is compiled without a body

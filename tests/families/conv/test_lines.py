@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT32, FLOAT64
 from cupy_training_ops.families.conv.reference import conv_grad
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 # X and filters: tiles that end within an image, rows and a sum that fill no tile, more

@@ -312,6 +312,6 @@ def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
 
 def has_warpgroups_here() -> bool:
     """Of the first GPU."""
-    from cupy_training_ops.runtime.cuda import BACKEND
+    from cupy_training_ops.device.cuda import BACKEND
 
     return BACKEND.device(0).has_warpgroups

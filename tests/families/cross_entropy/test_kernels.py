@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.families.cross_entropy.samples import FAR
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 from .calls import BOTH, GRADIENT, LABELS, LOSS, call, reductions

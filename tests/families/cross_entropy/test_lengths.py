@@ -11,10 +11,10 @@ from references import computed
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name
 from cupy_training_ops.families.softmax.samples import logits
 from cupy_training_ops.registry import FAMILIES
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import modules
 from cupy_training_ops.testing.samples import all_samples

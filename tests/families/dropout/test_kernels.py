@@ -11,12 +11,12 @@ from runs import Run
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Changing, Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.dropout import philox
 from cupy_training_ops.families.dropout.operators import OPS
 from cupy_training_ops.families.dropout.samples import NEAR_1, SAMPLES
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend, launches
 

@@ -13,8 +13,8 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, get_op
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import poison
 
 from .masks import NAN, STATE, mask_of

@@ -14,12 +14,12 @@ from hypothesis.extra import numpy as hnp
 from references import computed
 
 from cupy_training_ops import get_op
+from cupy_training_ops.call import backends
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError
-from cupy_training_ops.frame import backends
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 ANSWERS = Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz"

@@ -11,10 +11,10 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
 from cupy_training_ops.families.gather import plan_columns
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import poison
 
 H200 = Device(132, (9, 0), 227 * 1024)

@@ -13,10 +13,10 @@ from references import computed
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.gather import operators as ops
 from cupy_training_ops.families.gather import plan
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

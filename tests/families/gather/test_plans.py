@@ -9,13 +9,13 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.families.gather import facts
 from cupy_training_ops.families.gather import operators as ops
 from cupy_training_ops.families.gather import plan as segmented_sum
 from cupy_training_ops.families.gather.plan import Digit, Sizes
 from cupy_training_ops.plan import Device, ScratchMemory
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 H200 = Device(132, (9, 0))

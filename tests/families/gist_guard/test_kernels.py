@@ -11,10 +11,10 @@ import pytest
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.gist_guard import sample
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import poison
 
 H200 = Device(132, (9, 0))

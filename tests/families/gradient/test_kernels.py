@@ -12,9 +12,9 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.gradient import operators as gradient
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 PAIRS = ((FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (BFLOAT16, FLOAT32), (FLOAT16, FLOAT16))

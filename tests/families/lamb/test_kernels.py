@@ -10,9 +10,9 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.families.lamb import operators as lamb
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 STATE = ("new_step", "new_weights", "new_moment_1", "new_moment_2")

@@ -13,6 +13,7 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.facts import WARP
 from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
@@ -20,7 +21,6 @@ from cupy_training_ops.families.layer_norm.plan import GRADIENT
 from cupy_training_ops.families.layer_norm.plan_staged_rows import held
 from cupy_training_ops.families.layer_norm.samples import NAMES, TYPES, inputs
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, assert_sums_match
 
 H200 = Device(132, (9, 0), 227 * 1024)

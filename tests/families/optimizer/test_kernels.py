@@ -8,11 +8,11 @@ import pytest
 from parameter_lists import SIZES, TABLES, UPSTREAM, normal
 
 from cupy_training_ops import get_op
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64, dtype_name
 from cupy_training_ops.families.optimizer import operators as optimizer
 from cupy_training_ops.plan import Device, Launch, Work
 from cupy_training_ops.registry import FAMILIES
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import modules
 from cupy_training_ops.testing.samples import all_samples

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, flatten_and_unpad, pad_and_unflatten, slice_grad
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import to_dtype
 from cupy_training_ops.families.padding import reference as padding
 from cupy_training_ops.families.padding.operators import PadAndUnflatten, SliceGrad
 from cupy_training_ops.families.tensor.samples import values
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")

@@ -11,6 +11,7 @@ from references import References
 
 from cupy_training_ops import average_pool_grad, global_average_pool, max_pool, max_pool_grad
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.pooling import plan_tiles
 from cupy_training_ops.families.pooling.operators import (
@@ -20,7 +21,6 @@ from cupy_training_ops.families.pooling.operators import (
     MaxPoolGrad,
 )
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 pooling = References("pooling")

@@ -16,13 +16,13 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.reduction import operators as reduction
 from cupy_training_ops.families.reduction.operators import Pass, column_block, passes
 from cupy_training_ops.families.reduction.samples import numbers
 from cupy_training_ops.plan import Device
 from cupy_training_ops.planning.multi_tensor import batches
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 H200 = Device(132, (9, 0))

@@ -14,9 +14,9 @@ from references import References
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op, resize_grad
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOATS, dtype_name
 from cupy_training_ops.plan import Device
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 resize = References("resize")

@@ -11,12 +11,12 @@ from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.facts import MAX_THREADS, WARP
 from cupy_training_ops.families.softmax.samples import inputs, logits
 from cupy_training_ops.plan import Device
 from cupy_training_ops.planning.lines import SHORT_NBYTES, Held, Lines, division
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
 
 H200 = Device(132, (9, 0), 227 * 1024)

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, DtypeError, concat_training, split_training, view
+from cupy_training_ops.call import backends
 from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FIXED_SIZE, dtype_name, to_dtype
 from cupy_training_ops.families.tensor.operators import ConcatTraining, SplitTraining
 from cupy_training_ops.families.tensor.samples import values
-from cupy_training_ops.frame import backends
 from cupy_training_ops.plan import Device
 from cupy_training_ops.planning.copy_runs import Words, words_of
 from cupy_training_ops.planning.fast_division import divisor_fields
-from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")

@@ -6,9 +6,9 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, NoReturn
 
+from ..device.alike import Watched, state
 from ..dtypes import dtype_name
 from ..errors import refuse
-from ..runtime.alike import Watched, state
 from .call import Call
 from .foreign import Lent, is_tensor, refuse_gradients
 from .operator import Operator

@@ -13,12 +13,12 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
+from ..device import workspace as workspaces
+from ..device.alike import raise_versions
+from ..device.arguments import getter
+from ..device.late_arguments import Values
 from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, pass_on, refuse, shown
-from ..runtime import workspace as workspaces
-from ..runtime.alike import raise_versions
-from ..runtime.arguments import getter
-from ..runtime.late_arguments import Values
 from . import layout
 from .aliasing import Overlap, Written
 from .arrays import adopt

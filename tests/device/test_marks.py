@@ -11,7 +11,7 @@ import pytest
 from interrupts import at_each_line
 
 import cupy_training_ops as cto
-from cupy_training_ops.runtime.marks import Marks, marked, own_marks
+from cupy_training_ops.device.marks import Marks, marked, own_marks
 
 
 def noting(notes: list[str]) -> Marks:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, CompileError
+from cupy_training_ops.call.backends import NumpyBackend
+from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Changing, Input, Spec
+from cupy_training_ops.device.arguments import NULL, cast, either
+from cupy_training_ops.device.launch import ReadyPlan, launch_log
+from cupy_training_ops.device.source import Parameter, Source, signatures
+from cupy_training_ops.device.workspace import Store
 from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOAT32
 from cupy_training_ops.facts import Either, Partials, TensorStarts
-from cupy_training_ops.frame.backends import NumpyBackend
-from cupy_training_ops.frame.op import Op
 from cupy_training_ops.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
-from cupy_training_ops.runtime.arguments import NULL, cast, either
-from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
-from cupy_training_ops.runtime.source import Parameter, Source, signatures
-from cupy_training_ops.runtime.workspace import Store
 
 CONFIG = Config((3,), (64,), 16)
 INTEGERS = [row for row in ELEMENT_TYPES if row.dtype.kind in "iu"]

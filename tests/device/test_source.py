@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupy_training_ops import CompileError
-from cupy_training_ops.runtime.source import Parameter, families, load, signatures, source_folder
+from cupy_training_ops.device.source import Parameter, families, load, signatures, source_folder
 
 MARK = re.compile(r'#line (\d+) "([^"]+)"')
 read = load.__wrapped__  # as a new process reads it

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import ProviderError
-from cupy_training_ops.runtime import kernel_cache
+from cupy_training_ops.device import kernel_cache
 
 ROOT = Path(__file__).parents[2]
 REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
@@ -49,7 +49,7 @@ CALLS = """
 import contextlib, io, json, sys
 import cupy_training_ops as cto
 from cupy_training_ops import cli
-from cupy_training_ops.frame.backends import cuda_backend
+from cupy_training_ops.call.backends import cuda_backend
 
 class OnDevice:
     __cuda_array_interface__ = {}
@@ -104,7 +104,7 @@ def test_a_folder_that_is_mended_later_is_taken(tmp_path) -> None:
     code = """
 import os, sys
 from cupy_training_ops import ProviderError
-from cupy_training_ops.frame.backends import cuda_backend
+from cupy_training_ops.call.backends import cuda_backend
 try:
     cuda_backend()
 except ProviderError:
@@ -158,7 +158,7 @@ def assert_remedy(err: str) -> None:
 
 def test_a_folder_that_takes_no_file_is_a_provider_error(monkeypatch, tmp_path) -> None:
     """A kernel that was compiled and cannot be kept ends the call, as CuPy has it."""
-    from cupy_training_ops.runtime import cuda
+    from cupy_training_ops.device import cuda
 
     class Unwritable:
         def __init__(self, **_: object) -> None:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol
 from ..backend import Backend
 from ..declare.declaration import Declaration
 from ..declare.schema import Inferred, Input
+from ..device.source import Source
+from ..device.workspace import Workspaces
 from ..plan import Device, Plan
-from ..runtime.source import Source
-from ..runtime.workspace import Workspaces
 from .call import Call
 from .foreign import Lent
 from .prepared import Arguments, Prepared

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..backend import Array, Backend, Driver, Info, KernelSource, Module, Piece
 from ..declare.schema import Shape, Spec
+from ..device.kernel_cache import importing
 from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
-from ..runtime.kernel_cache import importing
 
 
 def strides(array: HostArray) -> Shape | None:
@@ -231,7 +231,7 @@ def tensor_backend() -> Backend:
     """That of PyTorch's tensors on a GPU; imports CuPy, and registers them."""
     if not TENSORS:
         cuda_backend()
-        from ..runtime.tensors import PLAIN, TensorBackend
+        from ..device.tensors import PLAIN, TensorBackend
 
         TENSORS.update(dict.fromkeys(PLAIN, TensorBackend()))
     return next(iter(TENSORS.values()))
@@ -242,5 +242,5 @@ def cuda_backend() -> Backend:
     with importing("CuPy"):
         import cupy
 
-        from ..runtime.cuda import BACKEND
+        from ..device.cuda import BACKEND
     return BACKENDS.setdefault(cupy.ndarray, BACKEND)  # a test may have put another there

@@ -15,12 +15,12 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo
 from ..declare.schema import Open, Spec
+from ..device.late_arguments import Values
+from ..device.launch import ReadyPlan
+from ..device.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
+from ..device.workspace import Workspaces
 from ..dtypes import dtype_name
 from ..errors import refuse
-from ..runtime.late_arguments import Values
-from ..runtime.launch import ReadyPlan
-from ..runtime.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
-from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
 from .call import NO_VALUES, Call, Tables

@@ -14,9 +14,9 @@ import pytest
 
 from cupy_training_ops import ArgumentError, ProviderError
 from cupy_training_ops.backend import ArrayInfo
-from cupy_training_ops.frame.backends import strides
-from cupy_training_ops.runtime import workspace
-from cupy_training_ops.runtime.workspace import Workspaces, check
+from cupy_training_ops.call.backends import strides
+from cupy_training_ops.device import workspace
+from cupy_training_ops.device.workspace import Workspaces, check
 
 
 class Buffer(np.ndarray):
@@ -256,7 +256,7 @@ def test_a_wrong_workspace_is_refused(wrong) -> None:
 def test_per_thread_default_streams_are_as_many_as_threads(monkeypatch) -> None:
     """One handle names them all; any other handle is one stream."""
     cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
-    from cupy_training_ops.runtime.cuda import BACKEND
+    from cupy_training_ops.device.cuda import BACKEND
 
     def keys(handle):
         stream = types.SimpleNamespace(ptr=handle)

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..declare.schema import Input
+from ..device.alike import raise_versions
+from ..device.streams import on_stream
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
-from ..runtime.alike import raise_versions
-from ..runtime.streams import on_stream
 from .backends import cuda_backend, infos, tensor_backend
 from .convert import is_number
 from .prepared import Arguments, Arrays, Prepared, written

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
-from cupy_training_ops.runtime import compiler
-from cupy_training_ops.runtime.compiler import compile_ahead, has_warpgroups, kernel, slot_options
-from cupy_training_ops.runtime.source import Source, signatures
+from cupy_training_ops.device import compiler
+from cupy_training_ops.device.compiler import compile_ahead, has_warpgroups, kernel, slot_options
+from cupy_training_ops.device.source import Source, signatures
 
 TEXT = """
 extern "C" __global__ void first(float* y) {}

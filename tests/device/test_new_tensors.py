@@ -15,7 +15,7 @@ from tensor_backends import HollowTensors  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cupy_training_ops.declare.schema import Spec  # noqa: E402
-from cupy_training_ops.runtime import tensors  # noqa: E402
+from cupy_training_ops.device import tensors  # noqa: E402
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Self
 from ..backend import Backend
 from ..declare.declaration import Declaration, Declares, home
 from ..declare.schema import Inferred
+from ..device.source import Source, load
+from ..device.workspace import Workspaces
 from ..errors import ArgumentError, pass_on
 from ..plan import Device, Plan
-from ..runtime.source import Source, load
-from ..runtime.workspace import Workspaces
 from . import checks, keys
 from .arrays import adopt_input, adopt_out
 from .bound import BoundCall, OpenCall, bind

@@ -14,10 +14,10 @@ from .. import limits
 from ..backend import ArrayInfo, Info
 from ..declare.declaration import Declaration
 from ..declare.schema import Changing, Inferred, Input, Open, Output, Single, Spec
+from ..device.launch import ReadyPlan
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
-from ..runtime.launch import ReadyPlan
 from . import checks, layout, renamed
 from .call import Call
 from .convert import converted

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..backend import Array
 from ..declare.schema import Input
+from ..device.alike import like
 from ..errors import pass_on
-from ..runtime.alike import like
 from .call import Call
 from .keys import Reader, reader
 from .prepared import Arguments
