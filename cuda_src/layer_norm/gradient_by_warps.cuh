@@ -85,7 +85,7 @@ struct Walk {
 };
 
 // What there is for each column of a thread, in shared memory: N numbers, of which FROM_Y has
-// scale, 1 / scale and bias / scale, 0 where the scale is, else there is the scale.
+// scale, 1 / scale (0 where the scale is) and bias, else there is the scale.
 template <class V, bool FROM_Y>
 struct Table {
     static constexpr int N = FROM_Y ? 3 : 1;
@@ -123,8 +123,7 @@ struct Table {
         if constexpr (FROM_Y) {
             const A inverse = scale == 0 ? A(0) : 1 / scale;
             reinterpret_cast<A*>(at(u, 1, i / 4))[i % 4] = inverse;
-            reinterpret_cast<A*>(at(u, 2, i / 4))[i % 4] =
-                scale == 0 ? A(0) : to_acc(*of_bias) * inverse;
+            reinterpret_cast<A*>(at(u, 2, i / 4))[i % 4] = to_acc(*of_bias);
         }
     }
 };
@@ -265,7 +264,7 @@ struct Gradient {
             table.template read<1>(u, inverse);
             table.template read<2>(u, of_bias);
 #pragma unroll
-            for (int i = 0; i < W; ++i) x[i] = fma(x[i], inverse[i], -of_bias[i]);
+            for (int i = 0; i < W; ++i) x[i] = (x[i] - of_bias[i]) * inverse[i];
         } else {
 #pragma unroll
             for (int i = 0; i < W; ++i) x[i] = fma(x[i], inv_std, shift);

@@ -178,6 +178,20 @@ def test_lengths_beside_vectors_and_warps(run, rng, name, types) -> None:
         check(run, name, inputs(rng, name, (5, length), types))
 
 
+@pytest.mark.parametrize("length", [33, 1000, 17_001])
+def test_small_scales_are_divided_by_last(run, rng, length) -> None:
+    """x^ = (Y - bias) / scale is exactly 0 where Y is the bias, whatever bias / scale rounds to."""
+    dy, y, scale, bias, inv_std = inputs(
+        rng, "InvertibleLayerNormalizationGrad", (5, length), TYPES[2]
+    )
+    scale[::7] = 7e-6
+    y[:, ::7] = bias[::7]
+    _, of_scale, _ = get_op("InvertibleLayerNormalizationGrad")()(
+        *map(run.place, (dy, y, scale, bias, inv_std))
+    )
+    assert not run.host(of_scale)[::7].any()
+
+
 @pytest.mark.parametrize("types", TYPES[:3])
 @pytest.mark.parametrize("name", ["SimplifiedLayerNormalization", "LayerNormalization"])
 def test_full_rows_have_the_statistics_of_any(run, rng, name, types) -> None:
