@@ -50,22 +50,29 @@ def cases(results: list[Record], family: str | None, kind: str = "case") -> list
 
 
 def single(results: list[Record], family: str | None) -> Iterator[str]:
-    """Time, aim, share of the copy rate and best peer of each case; eager calls; host times."""
+    """The tables, and host times."""
     yield machine_line(results)
     yield ""
     yield from summary(cases(results, family))
-    yield row_of(COLUMNS)
-    yield "|" + "---|" * len(COLUMNS)
-    for r in cases(results, family):
-        yield row(r)
-    yield ""
-    yield from eager_table(cases(results, family, "eager"))
+    yield from tables(results, family)
     for r in cases(results, family):
         for name, reason in r.get("left_out", {}).items():
             yield f"* {r['case']}: {name} is left out: {reason}"
     for r in results:
         if r["kind"] == "host":
             yield f"* host time of {r['call']}: {r['us']:.1f} us"
+
+
+def tables(results: list[Record], family: str | None) -> Iterator[str]:
+    """Time, aim, share of the copy rate and best peer of each case; eager calls behind them."""
+    rows = cases(results, family)
+    if rows:
+        columns = [c for c in COLUMNS if any(cells(r)[c] for r in rows)]
+        yield row_of(columns)
+        yield "|" + "---|" * len(columns)
+        yield from (row_of([cells(r)[c] for c in columns]) for r in rows)
+        yield ""
+    yield from eager_table(cases(results, family, "eager"))
 
 
 def summary(results: list[Record]) -> Iterator[str]:
@@ -107,13 +114,8 @@ def machine_line(results: list[Record]) -> str:
     )
 
 
-def row(r: Record) -> str:
-    """One case as a table row; beyond its aim, or slower than a peer, it is set in bold."""
-    return row_of(list(map(cells(r).__getitem__, COLUMNS)))
-
-
 def cells(r: Record) -> dict[str, str]:
-    """What stands below each column's name."""
+    """The text of each column; beyond its aim, or slower than a peer, a case is set in bold."""
     filled = {
         "case": r["case"],
         "ms (p20, p80)": times(r["ms"]),

@@ -1,77 +1,183 @@
 # SPDX-License-Identifier: MIT
-"""Write a benchmark's results into the tables of docs/performance.md.
+"""Tables of docs/performance.md and docs/performance/, made from docs/benchmark.jsonl.
 
     python scripts/performance_page.py benchmark.jsonl
 
-Each row whose case was measured gets this run's figures; columns are those of its table. Rows keep
-their order. Rows that the run did not measure, and cases without a row, are printed: the first are
-older than the rest, the second need a row with the case's name alone in the table that fits.
+takes the records of another run of scripts/benchmark.py in place of older ones of the same cases;
+scripts/generate_tables.py writes the pages.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from benchmark_report import Record, cells, machine_line, records
-from operator_pages import row_of
+from benchmark_report import Record, floor_of, machine_line, records, row_of, tables
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
-MACHINE = "NVIDIA "  # the page's line of the machine begins with it
-EAGER = "case, called eagerly"
-NAMED = {"case": "{}", "eager": "{}, called eagerly"}
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "docs" / "benchmark.jsonl"
+PAGES = ROOT / "docs" / "performance"
+NOTE = "<!-- written by scripts/generate_tables.py from docs/benchmark.jsonl -->"
+# The README's rows, each with its case.
+CASES = {
+    "`msfp15`, encoding 64 Mi float32": "GistPackMsfp15Encoder[f4]",
+    "`pack8`, decoding 64 Mi float32": "GistPack8Decoder[f4]",
+    "LayerNorm's gradient, 64 Mi float16": "LayerNormalizationGrad[f2,1024]",
+    "cross-entropy and gradient, 8,192 x 131,072": "CrossEntropyLossAndGrad[bf2,over its scores]",
+    "whole AdamW step, 1.3 billion float32": "AdamOptimizerList[f4,whole step,model]",
+}
+# What a reader in a hurry looks for.
+MORE_CASES = CASES | {
+    "RMSNorm, 64 Mi float32 in rows of 4,096": "SimplifiedLayerNormalization[f4,4096]",
+    "softmax, 64 Mi float16 in rows of 1,024": "Softmax[f2,1024]",
+    "dropout with a bit mask, 64 Mi float16": "BitmaskDropout[f2]",
+    "embedding's gradient, words by frequency, float32": "GatherGrad[f4,zipf]",
+    "batch norm's gradient, 64 x 256 x 56 x 56 float16": "BatchNormalizationGrad[f2,64x256x56x56]",
+}
+
+# What the cases of a family are.
+NOTES = {
+    "adam": (
+        "Bytes of a parameter: 28 for Adam in float32, and those of a copy. A *whole step* is "
+        "GradientNorm, then AdamOptimizerList with loss scale, norm and the signal that the "
+        "norm is finite: 4 + 28 bytes, beside PyTorch's 48 for GradScaler's unscaling and "
+        "check, clip_grad_norm_ and fused AdamW, which its compiler refuses."
+    ),
+    "batch_norm": (
+        "Channels that fit into the shared memory of a block (16 x 8, 14 x 14, 7 x 7 of 256 "
+        "images) are read once; of a few more up to half of the rows are read again. Columns, "
+        "of [65,536 x 1,024] and of images with their channels last, are read twice: without "
+        "the L2 cache at most 67 % of the copy rate, 60 of the gradient."
+    ),
+    "cross_entropy": (
+        "8,192 rows of 32,768 classes, of the losses alone and of CrossEntropyLossAndGrad "
+        "131,072; `4d`: [16, 64, 128, 128]. CrossEntropyLossAndGrad over its scores takes no "
+        "memory from the pool."
+    ),
+    "dropout": (
+        "64 Mi elements, ratio 0.1; rows of 1,024 where there is a softmax. The peer of the "
+        "forms with bits has bools, eight times as many bytes."
+    ),
+    "gist_sparse": "Half of the values are zero where nothing else is said.",
+    "lamb": "LAMB writes its direction and reads it again: 28 + 12 bytes a parameter.",
+    "layer_norm": "64 Mi elements, in rows of the length named.",
+    "optimizer": (
+        "Bytes of a parameter: 12 for gradient descent. InplaceClipGradNorm only reads here: "
+        "the gradients are within the norm, and nothing is clipped."
+    ),
+    "pooling": "`scripts/cases/pooling.py` has the windows.",
+    "softmax": "64 Mi elements, in rows of the length named.",
+}
 
 
 @click.command()
 @click.argument("results", type=click.Path(exists=True, path_type=Path))
-@click.option("--page", default=PAGE, type=click.Path(exists=True, path_type=Path))
-def main(results: Path, page: Path) -> None:
-    """Put RESULTS, which scripts/benchmark.py wrote, into the page's tables."""
-    measured = records(results)
-    text, old, new = filled(page.read_text("utf-8"), measured)
-    page.write_text(text, "utf-8")
-    for words, names in (("not measured", old), ("without a row", new)):
-        click.echo(f"{words}: {len(names)}" + "".join(f"\n  {name}" for name in names))
+def main(results: Path) -> None:
+    """Take the records of RESULTS into docs/benchmark.jsonl; say which ones stay older."""
+    merged, older = merge(records(RECORDS), records(results))
+    RECORDS.write_text("".join(json.dumps(r) + "\n" for r in merged), encoding="utf-8")
+    click.echo(f"not measured: {len(older)}" + "".join(f"\n  {name}" for name in older))
 
 
-def filled(text: str, measured: list[Record]) -> tuple[str, list[str], list[str]]:
-    """The page with these results; rows that were not measured; cases that have no row."""
-    waiting = {(r["kind"], r["case"]): r for r in measured if r["kind"] in ("case", "eager")}
-    lines, old, columns = [], [], []
-    for line in text.splitlines():
-        if not line.startswith("|"):
-            columns = []
-        elif not columns:
-            columns = split(line)
-        elif is_benchmark(columns) and not line.startswith("|-"):
-            name = split(line)[0]
-            record = waiting.pop((kind_of(columns), name), None)
-            line = joined(record, columns) if record else line
-            old += [] if record else [name]
-        lines.append(machine_line(measured) if line.startswith(MACHINE) else line)
-    return "\n".join(lines) + "\n", old, [NAMED[kind].format(name) for kind, name in waiting]
+def merge(before: list[Record], after: list[Record]) -> tuple[list[Record], list[str]]:
+    """The newer record of each case, and the names of cases that only `before` has.
+
+    These name the commit of their run.
+    """
+    machine = after[0]
+    new = {(r["kind"], r["case"]): r for r in after if r["kind"] in ("case", "eager")}
+    merged, older = [machine], []
+    for record in before[1:]:
+        key = record["kind"], record["case"]
+        if key not in new:
+            older.append(record["case"])
+            if before[0]["commit"] != machine["commit"]:
+                record = {"commit": before[0]["commit"]} | record
+        merged.append(new.pop(key, record))
+    return merged + list(new.values()), older
 
 
-def is_benchmark(columns: list[str]) -> bool:
-    """Whether a table holds what scripts/benchmark.py measures."""
-    return "ms (p20, p80)" in columns
+def pages() -> dict[Path, str]:
+    """A page for each family with cases, by its path."""
+    measured = records(RECORDS)
+    families = sorted({r["family"] for r in measured[1:]})
+    return {PAGES / f"{name}.md": "\n".join(page(measured, name)) + "\n" for name in families}
 
 
-def kind_of(columns: list[str]) -> str:
-    """Records' name for the calls of a table."""
-    return "eager" if columns[0] == EAGER else "case"
+def generated() -> list[Path]:
+    """The pages that are there, without those written by hand."""
+    return [path for path in PAGES.glob("*.md") if path.read_text("utf-8").startswith(NOTE)]
 
 
-def joined(record: Record, columns: list[str]) -> str:
-    """A row of a table with these columns."""
-    filled_cells = cells(record)
-    return row_of([filled_cells["case" if c == EAGER else c] for c in columns])
+def page(measured: list[Record], family: str) -> Iterator[str]:
+    """A family's tables, the machine, and rows that are of another commit."""
+    yield from (NOTE, "", f"# Times of {family}", "", machine_line(measured), "")
+    yield "What each column is: [method](../performance.md#method)." + (
+        f" {NOTES[family]}" if family in NOTES else ""
+    )
+    yield ""
+    yield from tables(measured, family)
+    for commit, names in other_runs(measured, family).items():
+        yield f"Of commit {commit}: {', '.join(names)}."
 
 
-def split(line: str) -> list[str]:
-    """The cells of a row."""
-    return [cell.strip() for cell in line.strip("| ").split("|")]
+def other_runs(measured: list[Record], family: str) -> dict[str, list[str]]:
+    """Names of cases by the commit of their run, where it is not the table's."""
+    runs: dict[str, list[str]] = {}
+    for record in measured[1:]:
+        if record["family"] == family and "commit" in record:
+            runs.setdefault(record["commit"], []).append(record["case"])
+    return runs
+
+
+def summary() -> str:
+    """A row for each family: cases, means of time over floor and over the best peer, the worst."""
+    measured = [r for r in records(RECORDS) if r["kind"] == "case"]
+    rows = [["family", "cases", "time / floor", "time / best peer", "furthest behind a peer"]]
+    rows.append(["---"] * len(rows[0]))
+    for name in sorted({r["family"] for r in measured}):
+        own = [r for r in measured if r["family"] == name]
+        rows.append([f"[{name}](performance/{name}.md)", *figures(own)])
+    return "\n".join(map(row_of, [*rows, ["**all**", *figures(measured)]]))
+
+
+def figures(cases: list[Record]) -> list[str]:
+    """How many there are, their geometric means, and the one furthest behind its peer."""
+    over = statistics.geometric_mean(r["ms"]["median"] / floor_of(r) for r in cases)
+    beside = [r for r in cases if r["peers"]]
+    if not beside:
+        return [str(len(cases)), f"{over:.2f}", "", ""]
+    mean = statistics.geometric_mean(r["ms"]["median"] / best(r)[1] for r in beside)
+    worst = max(beside, key=lambda r: r["of_best_peer"])
+    behind = f"{worst['case']} {worst['of_best_peer']:.2f}" if worst["of_best_peer"] > 1 else "none"
+    return [str(len(cases)), f"{over:.2f}", f"{mean:.2f}", behind]
+
+
+def best(record: Record) -> tuple[str, float]:
+    """The quickest peer and its milliseconds."""
+    name, times = min(record["peers"].items(), key=lambda item: item[1]["median"])
+    return name, times["median"]
+
+
+def short_table(cases: dict[str, str]) -> str:
+    """A row for each of these cases: ours, its share of the copy rate, the best peer."""
+    machine, *measured = records(RECORDS)
+    by_name = {r["case"]: r for r in measured if r["kind"] == "case"}
+    head = [f"{machine['gpu']}, {machine['date']}", "ms", "of the copy rate", "PyTorch", "its ms"]
+    rows = [head, ["---"] * len(head)]
+    for words, case in cases.items():
+        record = by_name[case]
+        name, ms = best(record) if record["peers"] else ("-", None)
+        peer = name.removeprefix("torch").strip(" ,") or "eager"
+        share = f"{record['share']:.0%}"
+        rows.append(
+            [words, f"{record['ms']['median']:.4f}", share, peer, f"{ms:.4f}" if ms else "-"]
+        )
+    return "\n".join(map(row_of, rows))
 
 
 if __name__ == "__main__":

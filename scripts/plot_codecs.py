@@ -5,8 +5,8 @@
     python scripts/plot_codecs.py              draws the committed figures
     python scripts/plot_codecs.py --measure    measures them anew first
 
-Errors are measured here, on the activations of tests/data. Speeds are those of docs/performance.md,
-which were measured on a GPU: the rows of float32.
+Errors are measured here, on the activations of tests/data. Speeds are those of float32 in
+docs/benchmark.jsonl, which were measured on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import click
 import numpy as np
+from benchmark_report import machine_line
 
 from cupy_training_ops import CODECS, OpError, compress
 from cupy_training_ops.codecs.fidelity import SIGN_CODECS
@@ -32,29 +32,33 @@ from cupy_training_ops.codecs.fidelity import SIGN_CODECS
 DATA = ROOT / "tests" / "data" / "digits_cnn_activations.npz"
 FIGURES = ROOT / "docs" / "codecs.json"
 PICTURE = ROOT / "docs" / "codecs.png"
-PERFORMANCE = ROOT / "docs" / "performance.md"
-MACHINE = re.compile(
-    r"^(NVIDIA .*?), (driver .*), commit (\w+), (\S+); copy rate (\d+) GB/s$", re.M
-)
+BENCHMARK = ROOT / "docs" / "benchmark.jsonl"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 
 
 def measured() -> dict[str, Any]:
     """Errors on the sample's arrays, and the speeds of docs/performance.md."""
-    text = PERFORMANCE.read_text("utf-8")
-    gpu, versions, commit, date, rate = MACHINE.findall(text)[0]
+    machine, *records = map(json.loads, BENCHMARK.read_text("utf-8").splitlines())
+    line = machine_line([machine])
+    rate = round(machine["copy_gb_per_s"])
+    versions = line[line.index("driver") : line.index(", commit")]
+    speeds = {
+        r["case"]: round(r["floor_ms"] / r["ms"]["median"] * rate)
+        for r in records
+        if r["kind"] == "case"
+    }
     return {
         "errors": {"data": str(DATA.relative_to(ROOT)), "numpy": np.__version__},
         "speeds": {
-            "gpu": gpu, "versions": versions, "commit": commit, "date": date,
-            "copy_gb_per_s": int(rate),
+            "gpu": machine["gpu"], "versions": versions, "commit": machine["commit"],
+            "date": machine["date"], "copy_gb_per_s": rate,
         },
-        "codecs": {name: codec_figures(name, int(rate)) for name in CODECS},
+        "codecs": {name: codec_figures(name, speeds) for name in CODECS},
     }  # fmt: skip
 
 
-def codec_figures(name: str, rate: int) -> dict[str, Any]:
-    """Of one codec: bits a value and decibels for each array, GB/s where they are known."""
+def codec_figures(name: str, speeds: dict[str, int]) -> dict[str, Any]:
+    """Bits a value and decibels for each array, and GB/s where they are known, of one codec."""
     with np.load(DATA) as arrays:
         floats = {key: arrays[key] for key in arrays if arrays[key].dtype.kind == "f"}
     found = {}
@@ -64,8 +68,8 @@ def codec_figures(name: str, rate: int) -> dict[str, Any]:
     codec = CODECS[name]
     encodes = "f4,signs" if codec.fixed.get("keep_sign") else "f4"
     cases = {"encode": f"{codec.encoder.name}[{encodes}]", "decode": f"{codec.decoder.name}[f4]"}
-    speeds = {way: speed(case, rate) for way, case in cases.items()}
-    return {"arrays": found, **{way: gb for way, gb in speeds.items() if gb}}
+    own = {way: speeds[case] for way, case in cases.items() if case in speeds}
+    return {"arrays": found, **own}
 
 
 def array_figures(name: str, x: np.ndarray) -> dict[str, float | None]:
@@ -75,15 +79,6 @@ def array_figures(name: str, x: np.ndarray) -> dict[str, float | None]:
     keeps = noise > 0 and name not in SIGN_CODECS
     snr = 10 * math.log10(np.sum(np.square(x, dtype=np.float64)) / noise) if keeps else None
     return {"bits": round(8 * packed.nbytes / x.size, 2), "snr_db": snr and round(snr, 1)}
-
-
-def speed(case: str, rate: int) -> int | None:
-    """GB/s read and written, of a case's row: the floor is the time at the copy rate."""
-    row = re.search(
-        rf"^\| {re.escape(case)} \| ([\d.]+) \| [\d.]+ \| \**([\d.]+)",
-        PERFORMANCE.read_text("utf-8"), re.MULTILINE,
-    )  # fmt: skip
-    return round(float(row[1]) / float(row[2]) * rate) if row else None
 
 
 def draw(figures: dict[str, Any], picture: Path) -> None:

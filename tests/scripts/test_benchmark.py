@@ -210,10 +210,10 @@ def test_the_report_has_a_row_for_each_case_and_says_what_is_left_out(tmp_path) 
     assert lines[0].endswith("PyTorch 2, commit abc, 2026-01-01; copy rate 4000 GB/s")
     bold = "**1.2000 (1.1000, 1.3000)**"
     assert (
-        f"| Scale[f4] | 0.9000 |  | 1.0000 | {bold} | 75% | torch, compiled | 0.8000 | **1.50** |"
+        f"| Scale[f4] | 0.9000 | 1.0000 | {bold} | 75% | torch, compiled | 0.8000 | **1.50** |"
         in lines
     )
-    assert "| ReluGrad[f4] | 0.9000 |  | 1.0000 | 0.9500 (0.8500, 1.0500) | 75% |  |  |  |" in lines
+    assert "| ReluGrad[f4] | 0.9000 | 1.0000 | 0.9500 (0.8500, 1.0500) | 75% |  |  |  |" in lines
     assert "| List[f4] | 2.0000 (1.9000, 2.1000) | torch, compiled | 0.8000 | 1.03 |" in lines
     assert "* Scale[f4]: torch, compiled is left out: graph" in lines
     assert "* host time of cupy.add: 7.2 us" in lines

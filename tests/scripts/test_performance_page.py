@@ -1,47 +1,78 @@
 # SPDX-License-Identifier: MIT
-"""scripts/performance_page.py puts a run's figures where their rows are, and nowhere else."""
+"""scripts/performance_page.py: a run's records take the place of older ones; pages have all."""
 
-from performance_page import filled
+from __future__ import annotations
 
-PAGE = """NVIDIA of long ago
+import performance_page
+import pytest
+from benchmark_report import records
 
-| case | floor ms | read twice | ms (p20, p80) | of copy rate | peer | its ms | ours / its |
-|---|---|---|---|---|---|---|---|
-| A[f4] | 1 | | 1 | 1% | | | |
-| Gone[f4] | 9 | | 9 | 9% | | | |
-
-| case, called eagerly | ms (p20, p80) | peer | its ms | ours / its |
-|---|---|---|---|---|
-| A[f4] | 7 | | | |
-
-| case | ms | GB/s |
-|---|---|---|
-| A[f4] | by hand | 5 |
-"""
+MACHINE = {
+    "kind": "machine", "gpu": "NVIDIA X", "driver": "1", "cuda": 2, "cupy": "3", "torch": "4",
+    "date": "2026-01-02", "copy_gb_per_s": 4000.0,
+}  # fmt: skip
 
 
-def record(kind: str, case: str, median: float, **more: object) -> dict[str, object]:
+def record(case: str, median: float, peers: dict[str, float], family: str = "f") -> dict:
     times = {"median": median, "p20": median - 0.1, "p80": median + 0.1}
-    return {"kind": kind, "case": case, "family": "f", "ms": times, "peers": {}, **more}
+    return {
+        "kind": "case", "case": case, "family": family, "ms": times, "floor_ms": 2.0,
+        "aim_ms": 2.2, "share": 0.5, "peers": {name: {"median": ms} for name, ms in peers.items()},
+        "of_best_peer": median / min(peers.values()) if peers else None,
+    }  # fmt: skip
 
 
-def test_rows_get_the_figures_of_the_run_and_others_are_named():
-    machine = dict.fromkeys(("gpu", "driver", "cuda", "cupy", "torch", "commit", "date"), "X")
-    aims = {"floor_ms": 2.0, "floor_again_ms": 3.0, "aim_ms": 2.2, "share": 0.5}
-    peers = {"peers": {"slow": {"median": 9.0}, "quick": {"median": 2.0}}, "of_best_peer": 2.0}
-    measured = [
-        machine | {"kind": "machine", "gpu": "NVIDIA X", "copy_gb_per_s": 4000.0},
-        record("case", "A[f4]", 4.0, **aims) | peers,
-        record("eager", "A[f4]", 6.0),
-        record("case", "New[f4]", 4.0, **aims),
-    ]
+OLD = [
+    MACHINE | {"commit": "old"},
+    record("A[f4]", 4.0, {}),
+    record("Gone[f4]", 2.0, {"torch": 4.0}),
+    record("Other[f4]", 2.0, {}, "g"),
+]
+NEW = [
+    MACHINE | {"commit": "new"},
+    record("A[f4]", 8.0, {"slow": 9.0, "torch quick": 4.0}),
+    record("New[f4]", 2.0, {}),
+]
 
-    text, old, new = filled(PAGE, measured)
 
-    assert (old, new) == (["Gone[f4]"], ["New[f4]"])
-    assert text.startswith("NVIDIA X, driver X")
-    quick = "| quick | 2.0000 | **2.00** |"
-    assert f"| A[f4] | 2.0000 | 3.0000 | **4.0000 (3.9000, 4.1000)** | 50% {quick}" in text
-    assert "| A[f4] | 6.0000 (5.9000, 6.1000) |  |  |  |" in text
-    assert "| Gone[f4] | 9 | | 9 | 9% | | | |" in text
-    assert "| A[f4] | by hand | 5 |" in text
+def test_a_run_takes_the_place_of_an_older_one() -> None:
+    merged, older = performance_page.merge(OLD, NEW)
+    assert [r.get("case") for r in merged] == [None, "A[f4]", "Gone[f4]", "Other[f4]", "New[f4]"]
+    assert merged[1] == NEW[1]
+    assert older == ["Gone[f4]", "Other[f4]"]
+    assert [r.get("commit") for r in merged] == ["new", None, "old", "old", None]
+    again, _ = performance_page.merge(merged, [MACHINE | {"commit": "third"}])
+    assert [r.get("commit") for r in again] == ["third", "new", "old", "old", "new"]
+
+
+def test_a_page_has_a_familys_rows_and_says_which_are_older() -> None:
+    merged, _ = performance_page.merge(OLD, NEW)
+    page = "\n".join(performance_page.page(merged, "f"))
+    row = "| A[f4] | 2.0000 | 2.2000 | **8.0000 (7.9000, 8.1000)** | 50% |"
+    assert f"{row} torch quick | 4.0000 | **2.00** |" in page
+    assert "Of commit old: Gone[f4]." in page
+    assert "Other" not in page
+    assert "commit new, 2026-01-02; copy rate 4000 GB/s" in page
+
+
+def test_means_are_geometric_and_a_family_may_have_no_peers(monkeypatch) -> None:
+    merged, _ = performance_page.merge(OLD, NEW)
+    monkeypatch.setattr(performance_page, "records", lambda _: merged)
+    f, g, everything = performance_page.summary().splitlines()[2:]
+    assert f == "| [f](performance/f.md) | 3 | 1.59 | 1.00 | A[f4] 2.00 |"
+    assert g == "| [g](performance/g.md) | 1 | 1.00 |  |  |"
+    assert everything.startswith("| **all** | 4 | 1.41 | 1.00 |")
+
+
+def test_committed_records_are_of_one_card_and_consistent() -> None:
+    """Times have four digits after the point, of which the smallest are 0.02."""
+    machine, *rest = records(performance_page.RECORDS)
+    assert machine["gpu"] == "NVIDIA H200"
+    names = [(r["kind"], r["case"]) for r in rest]
+    assert len(names) == len(set(names)) > 500
+    for r in rest:
+        if r["peers"]:
+            _, ms = performance_page.best(r)
+            assert r["of_best_peer"] == pytest.approx(r["ms"]["median"] / ms, abs=0.012)
+        if r["kind"] == "case":
+            assert r["share"] == pytest.approx(r["floor_ms"] / r["ms"]["median"], abs=0.012)
