@@ -57,8 +57,8 @@ def _number(value: Number, t: Dtype) -> Changing | np.generic:
 class ElementwiseOp(Op):
     """Every element of the outputs depends on the elements of the inputs at the same place.
 
-    Subclasses declare inputs (the first of type T), outputs and `options`; their kernel takes the
-    arrays in that order, n, aligned, the length of the `row` if there is one, and the options.
+    Subclasses declare inputs (the first of type T), outputs, `kernel` and `options`; the kernel
+    takes the arrays in that order, n, aligned, the length of the `row` if any, and the options.
     """
 
     types: ClassVar[Types] = {"T": FLOATS}
@@ -78,9 +78,9 @@ class ElementwiseOp(Op):
         return tuple(Spec(first[1].shape, self._dtype(output, first[1])) for output in self.outputs)
 
     @property
-    def symbol(self) -> str:
-        """The kernel: the operator's name, or a variant of it."""
-        return self.function_name
+    def kernel(self) -> str:
+        """The kernel's name, which a subclass states."""
+        raise NotImplementedError
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
         """The kernel's last arguments, numbers from attributes and host inputs."""
@@ -94,7 +94,7 @@ class ElementwiseOp(Op):
         shape, t = inputs[0].shape, inputs[0].dtype
         columns = (divisor(shape[-1] if shape else 1),) if self.row else ()
         options = (*columns, *(_number(value, t) for value in self.options(*inputs)))
-        return Plan((streamed(self.symbol, arrays, options, self.nbytes),))
+        return Plan((streamed(self.kernel, arrays, options, self.nbytes),))
 
     def _arrays(self, inputs: Sequence[object]) -> Iterator[tuple[str, Spec]]:
         """The arrays among the inputs, by name."""

@@ -50,10 +50,25 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Division:
-    """A kernel's suffix, its launch configuration, and its arguments for the lines."""
+class Kernels:
+    """A family's kernels for lines, by how they are divided; empty where there is none.
 
-    suffix: str
+    `rows` may have any length, `short_rows` have threads of their own, `full_rows` fill what their
+    threads hold; `bundles` are columns by vectors of neighbouring ones.
+    """
+
+    rows: str
+    columns: str = ""
+    short_rows: str = ""
+    full_rows: str = ""
+    bundles: str = ""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A kernel, its launch configuration, and its arguments for the lines."""
+
+    kernel: str
     config: Config
     args: tuple[int, ...]
 
@@ -78,26 +93,16 @@ class Held:
         return max(1, nbytes // (self.width * self.itemsize * self.n_arrays))
 
 
-def division(
-    lines: Lines,
-    held: Held,
-    aligned: bool,
-    has_short: bool = True,
-    has_bundles: bool = False,
-    has_full: bool = False,
-) -> Division:
-    """Rows with vectors where arrays are aligned and rows long enough for some; else columns.
-
-    has_short: whether there is a kernel of its own for short rows; has_bundles: for columns with
-    vectors of neighbouring ones; has_full: for rows that fill what their threads hold.
-    """
+def division(lines: Lines, held: Held, aligned: bool, kernels: Kernels) -> Division:
+    """Rows with vectors where arrays are aligned and rows long enough for some; else columns."""
     if not (aligned and fit_rows(lines, held)):
-        bundles = _bundles(lines, held) if has_bundles and aligned else None
-        return bundles or _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
+        bundles = _bundles(lines, held, kernels.bundles) if aligned else None
+        depth = held.nbytes // VEC_NBYTES // held.n_arrays
+        return bundles or _columns(lines, depth, kernels.columns)
     n_slots = lines.length // held.width
     least = 1 if lines.length % held.width == 0 else 2 * held.width - 2
-    divided = _rows(lines, held, n_slots, least, has_short)
-    return _filled(divided, held) if has_full and least == 1 else divided
+    divided = _rows(lines, held, n_slots, least, kernels)
+    return _filled(divided, held, kernels) if least == 1 else divided
 
 
 def fit_rows(lines: Lines, held: Held) -> bool:
@@ -107,28 +112,28 @@ def fit_rows(lines: Lines, held: Held) -> bool:
     return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
 
 
-def _rows(lines: Lines, held: Held, n_slots: int, least: int, has_short: bool) -> Division:
+def _rows(lines: Lines, held: Held, n_slots: int, least: int, kernels: Kernels) -> Division:
     """At least so many threads a row: each has one element at most before or after the slots."""
     threads = max(ceil_div(n_slots, held.depth(SHORT_NBYTES)), least)
-    suffix = "short_rows"
-    if threads > WARP or not has_short:
+    kernel = kernels.short_rows
+    if threads > WARP or not kernel:
         threads = max(ceil_div(n_slots, held.depth(held.nbytes)), least)
-        suffix = "rows"
+        kernel = kernels.rows
     if threads > WARP:
         threads = block = min(align_up(threads, WARP), _most_threads(lines, held))
     else:
         threads, block = _power(threads), SHORT_THREADS
     config = Config((max(1, ceil_div(lines.n_outer, block // threads)),), (block,))
-    return Division(suffix, config, (lines.n_outer, lines.length, threads))
+    return Division(kernel, config, (lines.n_outer, lines.length, threads))
 
 
-def _filled(divided: Division, held: Held) -> Division:
-    """The same with the kernel for full rows, where they are."""
+def _filled(divided: Division, held: Held, kernels: Kernels) -> Division:
+    """The same with the kernel for full rows, where they are full and there is one."""
     n_rows, length, threads = divided.args
     is_full = length == threads * held.width * held.depth(held.nbytes)
-    if divided.suffix != "rows" or not is_full:
+    if divided.kernel != kernels.rows or not (is_full and kernels.full_rows):
         return divided
-    return Division("full_rows", divided.config, (n_rows, threads))
+    return Division(kernels.full_rows, divided.config, (n_rows, threads))
 
 
 def _most_threads(lines: Lines, held: Held) -> int:
@@ -138,7 +143,7 @@ def _most_threads(lines: Lines, held: Held) -> int:
     return min(held.max_threads, SHARED_ROW_THREADS if shared else MAX_THREADS)
 
 
-def _columns(lines: Lines, depth: int) -> Division:
+def _columns(lines: Lines, depth: int, kernel: str) -> Division:
     """Neighbouring lines to threads along x, elements of a line along y, other lines along z."""
     x = min(_power(lines.stride), WARP)
     most = MAX_THREADS // x
@@ -148,20 +153,20 @@ def _columns(lines: Lines, depth: int) -> Division:
     z = min(max(1, SHORT_THREADS // (x * y)), _power(lines.n_outer), MAX_Z)
     grid = ceil_div(lines.stride, x) * max(1, ceil_div(lines.n_outer, z))
     config = Config((max(1, grid),), (x, y, z))
-    return Division("columns", config, (lines.n_outer, lines.length, lines.stride))
+    return Division(kernel, config, (lines.n_outer, lines.length, lines.stride))
 
 
-def _bundles(lines: Lines, held: Held) -> Division | None:
+def _bundles(lines: Lines, held: Held, kernel: str) -> Division | None:
     """Neighbouring lines to a vector, vectors to threads along x, slots along y; where they fit.
 
     Each line of a vector has a thread along y that leads it.
     """
     y = max(ceil_div(lines.length, held.depth(held.nbytes)), held.width)
     is_whole = lines.stride % held.width == 0 and lines.stride >= held.width * WARP
-    if not (lines.n_outer and is_whole and y * WARP <= BUNDLE_THREADS):
+    if not (kernel and lines.n_outer and is_whole and y * WARP <= BUNDLE_THREADS):
         return None
     grid = ceil_div(lines.stride // held.width, WARP) * lines.n_outer
-    return Division("bundles", Config((grid,), (WARP, y)), (lines.length, lines.stride))
+    return Division(kernel, Config((grid,), (WARP, y)), (lines.length, lines.stride))
 
 
 def _power(n: int) -> int:

@@ -35,6 +35,7 @@ class ReluGrad(ElementwiseOp):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "relu_grad"
     inputs = (
         DY,
         Input("X", "T", shape="shape of dY", doc="the forward input, or the forward output"),
@@ -54,6 +55,7 @@ class LeakyReluGrad(ElementwiseOp):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "leaky_relu_grad"
     inputs = (DY, Y)
     outputs = (DX,)
     alpha = attribute(real, 0.01)
@@ -71,6 +73,7 @@ class SigmoidGrad(ElementwiseOp):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "sigmoid_grad"
     inputs = (DY, Y)
     outputs = (DX,)
 
@@ -84,6 +87,7 @@ class TanhGrad(ElementwiseOp):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "tanh_grad"
     inputs = (DY, Y)
     outputs = (DX,)
 
@@ -98,6 +102,7 @@ class GeluGrad(ElementwiseOp):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "gelu_grad"
     inputs = (DY, X)
     outputs = (DX,)
 
@@ -112,6 +117,7 @@ class FastGeluGrad(ElementwiseOp):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "fast_gelu_grad"
     inputs = (DY, X)
     outputs = (DX,)
 
@@ -125,6 +131,7 @@ class QuickGeluGrad(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
+    kernel = "quick_gelu_grad"
     inputs = (DY, X)
     outputs = (DX,)
     alpha = attribute(real, 1.702)
@@ -142,6 +149,7 @@ class BiasGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/bias_gelu_grad.cc.
     """
 
+    kernel = "bias_gelu_grad_dx"
     inputs = (DY_ROWS, X, B)
     outputs = (DX,)
     row = "B"
@@ -156,6 +164,7 @@ class BiasFastGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/bias_gelu_grad.cc.
     """
 
+    kernel = "bias_fast_gelu_grad_dx"
     inputs = (DY_ROWS, X, B)
     outputs = (DX,)
     row = "B"
@@ -171,6 +180,7 @@ class Gelu(ElementwiseOp):
     ONNX Runtime, onnxruntime/core/providers/cuda/tensor/gelu.cc.
     """
 
+    kernel = "gelu"
     inputs = (X_FORWARD,)
     outputs = (Y_FORWARD,)
 
@@ -183,6 +193,7 @@ class BiasGelu(ElementwiseOp):
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bias_gelu.cc.
     """
 
+    kernel = "bias_gelu"
     inputs = (
         Input("A", "T", shape="rank 1 or more"),
         Input("B", "T", shape="shape (last extent of A,)", doc="a row, added to every row of A"),
@@ -201,6 +212,7 @@ class FastGelu(ElementwiseOp):
     ONNX Runtime, onnxruntime/contrib_ops/cuda/bert/fast_gelu.cc.
     """
 
+    kernel = "fast_gelu"
     inputs = (
         X_FORWARD,
         Input("bias", "T", optional=True, shape="shape (last extent of X,)", doc="a row"),
@@ -218,6 +230,7 @@ class QuickGelu(ElementwiseOp):
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/activation/activations.cc.
     """
 
+    kernel = "quick_gelu"
     inputs = (X_FORWARD,)
     outputs = (Y_FORWARD,)
     alpha = attribute(real, 1.702)

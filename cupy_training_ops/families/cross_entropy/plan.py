@@ -12,7 +12,7 @@ from ...declare.schema import Changing, Spec
 from ...dtypes import FLOAT64, INT64, Dtype, element_type
 from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
-from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
+from ...planning.lines import MANY_ROWS, Held, Kernels, Lines, division, held_nbytes
 from ...rules.widening import computed_in
 from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
 
@@ -21,6 +21,29 @@ SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
 ROWS_A_BLOCK = 2048  # that are worth another block
+
+LOSS = Kernels(
+    short_rows="cross_entropy__loss_short_rows",
+    rows="cross_entropy__loss_rows",
+    columns="cross_entropy__loss_columns",
+    bundles="cross_entropy__loss_bundles",
+)
+GRADIENT = Kernels(
+    rows="cross_entropy__gradient_rows",
+    columns="cross_entropy__gradient_columns",
+)
+LOSS_AND_GRADIENT = Kernels(
+    rows="cross_entropy__loss_and_gradient_rows",
+    columns="cross_entropy__loss_and_gradient_columns",
+)
+DENSE_LOSS = Kernels(
+    rows="cross_entropy__dense_loss_rows",
+    columns="cross_entropy__dense_loss_columns",
+)
+DENSE_GRADIENT = Kernels(
+    rows="cross_entropy__dense_gradient_rows",
+    columns="cross_entropy__dense_gradient_columns",
+)
 
 
 @dataclass(frozen=True)
@@ -124,17 +147,15 @@ class Rows:
 
     def lines_launch(
         self,
-        stem: str,
+        kernels: Kernels,
         args: tuple[object, ...],
         read: tuple[Spec | None, ...],
         written: Spec | None,
-        has_short: bool = False,
-        has_bundles: bool = False,
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
     ) -> plans.Launch | None:
-        """The kernel of this stem that suits the lines, and the arrays that have them.
+        """The kernel that suits the lines, and the arrays that have them.
 
         None where there is no line. t_written: the type of what it writes or adds, by default that
         of the outputs.
@@ -146,8 +167,8 @@ class Rows:
         nbytes = min(self._held_nbytes, most_nbytes)
         held = Held(nbytes, len(read), self.t.itemsize, width, n_given, max_threads=most_threads)
         aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
-        divided = division(self.lines, held, aligned, has_short, has_bundles)
-        return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
+        divided = division(self.lines, held, aligned, kernels)
+        return self._launch(divided.kernel, divided.config, (*args, *divided.args))
 
     def _over_rows(self, symbol: str, args: tuple[object, ...]) -> plans.Launch:
         blocks = max(1, min(SUM_BLOCKS, plans.ceil_div(self.lines.count, ROWS_A_BLOCK)))
@@ -169,15 +190,7 @@ def forward(
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
     most = ALONE_THREADS if log_prob is None and rows.lines.n_outer >= MANY_ROWS else MAX_THREADS
-    launch = rows.lines_launch(
-        "cross_entropy__loss_",
-        args,
-        (scores,),
-        log_prob,
-        has_short=True,
-        has_bundles=True,
-        most_threads=most,
-    )
+    launch = rows.lines_launch(LOSS, args, (scores,), log_prob, most_threads=most)
     return rows.plan(launch, rows.total(output, losses[1], targets))
 
 
@@ -188,9 +201,7 @@ def backward(
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
     most = NBYTES_BESIDE_WIDER if rows.t_out.itemsize > rows.t.itemsize else HELD_NBYTES
-    launch = rows.lines_launch(
-        "cross_entropy__gradient_", args, (log_prob, bias), gradient, most_nbytes=most
-    )
+    launch = rows.lines_launch(GRADIENT, args, (log_prob, bias), gradient, most_nbytes=most)
     return rows.plan(divides, launch)
 
 
@@ -206,8 +217,7 @@ def both(
     divides, divisor = rows.divisor(targets)
     losses = rows.losses(output)
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
-    stem = "cross_entropy__loss_and_gradient_"
-    launch = rows.lines_launch(stem, args, (scores,), gradient, t_written=scores.dtype)
+    launch = rows.lines_launch(LOSS_AND_GRADIENT, args, (scores,), gradient, t_written=scores.dtype)
     return rows.plan(divides, launch, rows.total(output, losses[1], targets))
 
 
@@ -217,7 +227,7 @@ def dense_forward(
     """Loss and log-probabilities, where targets are distributions."""
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
-    launch = rows.lines_launch("cross_entropy__dense_loss_", args, (scores, target), log_prob)
+    launch = rows.lines_launch(DENSE_LOSS, args, (scores, target), log_prob)
     return rows.plan(launch, rows.total(output, losses[1]))
 
 
@@ -226,6 +236,4 @@ def dense_backward(
 ) -> plans.Plan:
     """Gradient of the scores from that of the loss, where targets are distributions."""
     args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
-    arrays = (log_prob, target)
-    stem = "cross_entropy__dense_gradient_"
-    return rows.plan(rows.lines_launch(stem, args, arrays, gradient))
+    return rows.plan(rows.lines_launch(DENSE_GRADIENT, args, (log_prob, target), gradient))

@@ -21,7 +21,7 @@ from ...dtypes import BOOL
 from ...errors import refuse
 from ...plan import Device, Plan, ceil_div
 from ...planning.fast_division import divisor
-from ...planning.lines import Lines
+from ...planning.lines import Kernels, Lines
 from .facts import LINE_THREADS
 from .plan import OF_FORWARD, RATIO, SEED, STATE, TRAINING, Arrays, Drawing, State, WithRatio
 
@@ -41,6 +41,7 @@ class _Elementwise(Drawing):
     """A forward whose last inputs are ratio, training_mode and state."""
 
     ratio_at, training_at, trains = -3, -2, False
+    kernel: ClassVar[str]
     has_bits: ClassVar[bool] = False
     has_tiles: ClassVar[bool] = True  # whether blocks of its kernel take some
 
@@ -64,7 +65,7 @@ class _Elementwise(Drawing):
         launches = self.launches(device, specs)
         options = (*options, *launches.drawn(state))
         launched = launches.by_tiles if self.has_tiles else launches.elementwise
-        launch = launched(self.function_name, arrays, *options)
+        launch = launched(self.kernel, arrays, *options)
         return launches.then_advance(launch, state)
 
 
@@ -88,6 +89,7 @@ class Dropout(_Elementwise):
 
     domain = "ai.onnx"
     since = 12
+    kernel = "dropout"
     inputs = (DATA, RATIO, TRAINING, STATE)
     outputs = (OUTPUT, MASK)
     bitwise_exact = True
@@ -103,6 +105,7 @@ class BitmaskDropout(_Elementwise):
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bitmask_dropout.cc.
     """
 
+    kernel = "bitmask_dropout"
     inputs = (DATA, RATIO, TRAINING, STATE)
     outputs = (OUTPUT, BITMASK)
     bitwise_exact = True
@@ -143,6 +146,7 @@ class BiasDropout(_Biased):
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bias_dropout.cc.
     """
 
+    kernel = "bias_dropout"
     inputs = (DATA, BIAS, RESIDUAL, RATIO, TRAINING, STATE)
     outputs = (SUM, MASK)
 
@@ -155,6 +159,7 @@ class BitmaskBiasDropout(_Biased):
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bias_dropout.cc.
     """
 
+    kernel = "bitmask_bias_dropout"
     inputs = (DATA, BIAS, RESIDUAL, RATIO, TRAINING, STATE)
     outputs = (SUM, BITMASK)
     has_bits = True
@@ -172,6 +177,11 @@ class BiasSoftmaxDropout(Drawing):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/bias_softmax_dropout.cc.
     """
 
+    kernels = Kernels(
+        short_rows="bias_softmax_dropout__short_rows",
+        rows="bias_softmax_dropout__rows",
+        columns="bias_softmax_dropout__columns",
+    )
     inputs = (
         Input("data", "T", shape="rank 1 or more"),
         Input("bias", "T", shape="a shape that broadcasts to data's"),
@@ -205,7 +215,7 @@ class BiasSoftmaxDropout(Drawing):
         shared = divisor(lines.n_outer // n_bias if self.is_inner_broadcast else n_bias)
         options = (shared, self.is_inner_broadcast, *launches.drawn(state))
         launch = launches.over_lines(
-            f"{self.function_name}__",
+            self.kernels,
             (data, bias, *outputs),
             options,
             lines,
@@ -241,6 +251,7 @@ class _Gradient(WithRatio):
     """A gradient whose last inputs are ratio and training_mode."""
 
     ratio_at, training_at = -2, -1
+    kernel: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
     outputs = (DX,)
     bitwise_exact = True
@@ -258,7 +269,7 @@ class _Gradient(WithRatio):
     def plan(self, device: Device, dy: Spec, mask: Spec, *specs: Any) -> Plan:
         launches = self.launches(device, (dy, mask, *specs))
         arrays, options = (dy, mask, specs[-1]), (launches.scale, launches.keeps_all)
-        return Plan((launches.elementwise(self.function_name, arrays, *options),))
+        return Plan((launches.elementwise(self.kernel, arrays, *options),))
 
 
 class DropoutGrad(_Gradient):
@@ -271,6 +282,7 @@ class DropoutGrad(_Gradient):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/dropout_grad.cc.
     """
 
+    kernel = "dropout_grad"
     inputs = (
         DY,
         Input("mask", "bool", shape="as many elements as dy", doc="that of the forward"),
@@ -289,6 +301,7 @@ class BitmaskDropoutGrad(_Gradient):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/dropout_grad.cc.
     """
 
+    kernel = "bitmask_dropout_grad"
     inputs = (DY, Input("mask", "uint32", shape=BITS, doc=BIT_DOC), RATIO, OF_FORWARD)
     tiles: ClassVar[Tiles] = {"dy": WORD_BITS, "dx": WORD_BITS}
 
@@ -306,6 +319,11 @@ class SoftmaxDropoutGrad(WithRatio):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_dropout_grad.cc.
     """
 
+    kernels = Kernels(
+        short_rows="softmax_dropout_grad__short_rows",
+        rows="softmax_dropout_grad__rows",
+        columns="softmax_dropout_grad__columns",
+    )
     inputs = (
         Input("dy", "T", shape="rank 1 or more"),
         Input("mask", "bool", shape="shape of dy", doc="that of the forward"),
@@ -327,7 +345,7 @@ class SoftmaxDropoutGrad(WithRatio):
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(
-            f"{self.function_name}__",
+            self.kernels,
             (dy, mask, y, dx),
             (launches.scale, launches.keeps_all),
             _rows(dy.shape, self.axis),

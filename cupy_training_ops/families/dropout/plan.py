@@ -29,7 +29,7 @@ from ...dtypes import FLOATS, Dtype
 from ...errors import ArgumentError, shown
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
 from ...planning.elementwise import streamed, type_slots
-from ...planning.lines import Held, Lines, division, held_nbytes
+from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
 from . import philox
 from .facts import N_HELD
 from .ratio import DEFAULT_RATIO, dropout_scale
@@ -79,7 +79,7 @@ class Launches:
 
     def over_lines(
         self,
-        stem: str,
+        kernels: Kernels,
         arrays: Arrays,
         options: tuple[object, ...],
         lines: Lines,
@@ -93,9 +93,9 @@ class Launches:
         nbytes, itemsize = held_nbytes(self.device, self.t), self.t.itemsize
         held = Held(nbytes, N_HELD, itemsize, VEC_NBYTES // itemsize, N_HELD, most)
         aligned = fits and all(spec.aligned for spec in arrays if spec is not None)
-        divided = division(lines, held, aligned)
+        divided = division(lines, held, aligned, kernels)
         args = (*arrays, *options, *divided.args)
-        return Launch(stem + divided.suffix, divided.config, args, self._slots)
+        return Launch(divided.kernel, divided.config, args, self._slots)
 
     def drawn(self, state: State) -> tuple[object, ...]:
         """The arguments of what draws: the state, the largest word that keeps, the scale."""

@@ -64,7 +64,7 @@ class Scale(ElementwiseOp):
     scale_down = attribute(boolean, False, doc="divide instead of multiplying")
 
     @property
-    def symbol(self) -> str:
+    def kernel(self) -> str:
         return "scale__down" if self.scale_down else "scale"
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
@@ -80,6 +80,7 @@ class ScaleInPlace(ElementwiseOp):
     """
 
     domain = "cupy_training_ops"
+    kernel = "scale_in_place"
     inputs = (
         INPUT,
         Input("factor", "float32", shape="one element", doc="read where it is"),
@@ -95,7 +96,7 @@ class ScaleInPlace(ElementwiseOp):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         x, factor, y = specs
-        return Plan((streamed(self.symbol, (x, y), (factor,)),))
+        return Plan((streamed(self.kernel, (x, y), (factor,)),))
 
 
 class BatchScale(ElementwiseOp):
@@ -106,6 +107,7 @@ class BatchScale(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/batch_scale.cc.
     """
 
+    kernel = "batch_scale"
     inputs = (INPUT,)
     outputs = tuple(
         Output(f"output_{i}", "T", may_alias=("input",), shape="shape of input") for i in range(3)
@@ -131,6 +133,7 @@ class ScaledSum(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scaled_sum.cc.
     """
 
+    kernel = "scaled_sum"
     inputs = (
         Input("input_0", "T", shape="any shape"),
         Input("input_1", "T", shape="shape of input_0"),
@@ -168,6 +171,7 @@ class FakeQuant(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/quantization/fake_quant.cc.
     """
 
+    kernel = "fake_quant"
     inputs = (
         INPUT,
         Input(
@@ -209,6 +213,7 @@ class FakeQuantGrad(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/quantization/fake_quant.cc.
     """
 
+    kernel = "fake_quant_grad"
     inputs = (
         Input("dY", "T", shape="any shape"),
         Input("gradient_mask", "bool", shape="shape of dY", doc="the mask that FakeQuant gave"),
@@ -223,6 +228,7 @@ class IsFinite(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/isfinite.cc.
     """
 
+    kernel = "is_finite"
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "bool", shape="shape of X"),)
     bitwise_exact = True

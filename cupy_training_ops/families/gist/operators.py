@@ -48,11 +48,12 @@ class _Codec(Op):
         aligned = x.aligned and y.aligned
         arguments = (x, y, x.size, y.size, aligned, *self.options())
         config = Config((grid,), (self.threads,))
-        return Plan((Launch(self.symbol(), config, arguments, self.binding(decoded.dtype)),))
+        return Plan((Launch(self.kernel, config, arguments, self.binding(decoded.dtype)),))
 
-    def symbol(self) -> str:
-        """The kernel's name."""
-        return self.function_name
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, which a subclass states."""
+        raise NotImplementedError
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
         """The kernel's type slots."""
@@ -125,6 +126,7 @@ class GistBinarizeEncoder(Encoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_binarize_encoder"
     outputs = (Output("Y", "bool", shape="shape of X"),)
 
 
@@ -134,6 +136,7 @@ class GistBinarizeDecoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_binarize_decoder"
     inputs = (Input("X", "bool", shape="any shape"),)
 
 
@@ -148,6 +151,7 @@ class GistPack1Encoder(Encoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack1_encoder"
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
     tiles: ClassVar[Tiles] = {"X": BOX}
     thread_nbytes = TILE_NBYTES
@@ -165,6 +169,7 @@ class GistPack1Decoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack1_decoder"
     inputs = (
         Input(
             "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 8) codes for n elements"
@@ -196,6 +201,7 @@ class GistPack8Encoder(Encoder):
     (orttraining/orttraining/training_ops/cuda/gist/gist.cc) do not give back their values.
     """
 
+    kernel = "gist_pack8_encoder"
     outputs = (Output("Y", "uint8", shape="shape of X"),)
 
 
@@ -208,6 +214,7 @@ class GistPack8Decoder(Decoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
 
+    kernel = "gist_pack8_decoder"
     inputs = (Input("X", "uint8", shape="any shape"),)
 
 
@@ -221,6 +228,7 @@ class GistPack16Encoder(Encoder):
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack16_encoder"
     outputs = (Output("Y", "float16", shape="shape of X"),)
 
 
@@ -233,6 +241,7 @@ class GistPack16Decoder(Decoder):
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack16_decoder"
     inputs = (Input("X", "float16", shape="any shape"),)
 
 
@@ -276,8 +285,11 @@ class GistPackMsfp15Encoder(Encoder):
 
     code_shape = staticmethod(msfp15_shape)
 
-    def symbol(self) -> str:
-        return f"{self.function_name}__keep_sign" if self.keep_sign else self.function_name
+    @property
+    def kernel(self) -> str:
+        if self.keep_sign:
+            return "gist_pack_msfp15_encoder__keep_sign"
+        return "gist_pack_msfp15_encoder"
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
@@ -292,6 +304,7 @@ class GistPackMsfp15Decoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack_msfp15_decoder"
     inputs = (
         Input(
             "X",
@@ -341,7 +354,7 @@ class ReluGradFromBits(Op):
     def plan(self, device: Device, dy: Spec, bits: Spec, dx: Spec) -> Plan:
         config = Config((ceil_div(dy.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (dy, bits, dx, dy.size, dy.aligned and dx.aligned)
-        return Plan((Launch(self.function_name, config, arguments, slots(T=dy.dtype)),))
+        return Plan((Launch("relu_grad_from_bits", config, arguments, slots(T=dy.dtype)),))
 
 
 class ReluWithBits(Op):
@@ -370,7 +383,7 @@ class ReluWithBits(Op):
     def plan(self, device: Device, x: Spec, y: Spec | None, bits: Spec | None) -> Plan:
         config = Config((ceil_div(x.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (x, y, bits, x.size, x.aligned and (y is None or y.aligned))
-        return Plan((Launch(self.function_name, config, arguments, slots(T=x.dtype)),))
+        return Plan((Launch("relu_with_bits", config, arguments, slots(T=x.dtype)),))
 
 
 OPS = {

@@ -101,7 +101,7 @@ class GistGuardedMsfp15Encoder(Op):
         totals = scratch.take(TOTALS * blocks, np.float64)
         end = (self.grouping is not None, totals, scratch.zeros(1, np.uint32), guard)
         args, config = (*first, *sample, *end), Config((blocks,), (THREADS,))
-        return scratch.plan(Launch(self.function_name, config, args, slots(T=x.dtype)))
+        return scratch.plan(Launch("gist_guarded_msfp15_encoder", config, args, slots(T=x.dtype)))
 
 
 OPS = {"GistGuardedMsfp15Encoder": GistGuardedMsfp15Encoder}

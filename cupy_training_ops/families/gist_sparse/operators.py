@@ -55,7 +55,7 @@ class _Sparse(Op):
 
     def launch(
         self,
-        part: str,
+        kernel: str,
         blocks: int,
         args: tuple[object, ...],
         decoded: Dtype,
@@ -63,7 +63,7 @@ class _Sparse(Op):
     ) -> Launch:
         """One of the family's three kernels."""
         config = Config((blocks,), (threads,))
-        return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
+        return Launch(kernel, config, args, self.binding(decoded))
 
 
 class _AsTheyAre(_Sparse):
@@ -119,9 +119,11 @@ class SparseEncoder(_Sparse, gist.Encoder):
         narrow = x.dtype.itemsize == 2
         most, threads = (NARROW_ENCODING, NARROW_THREADS) if narrow else (ENCODING, THREADS)
         blocks = min(found.tiles, most * device.multiprocessors)
-        encode = self.launch("encode", blocks, (*args, tickets, *said), x.dtype, threads)
+        encode = self.launch(
+            "gist_sparse__encode", blocks, (*args, tickets, *said), x.dtype, threads
+        )
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
-        finish = self.launch("finish", blocks, (*args, *said), x.dtype)
+        finish = self.launch("gist_sparse__finish", blocks, (*args, *said), x.dtype)
         return scratch.plan(*(() if found.always_kept else (encode,)), finish)
 
 
@@ -144,7 +146,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         found = self.layout(y)
         args = (x, y, x.size, y.size, found.mask, found.values, x.aligned and y.aligned)
-        return Plan((self.launch("decode", found.tiles, args, y.dtype),))
+        return Plan((self.launch("gist_sparse__decode", found.tiles, args, y.dtype),))
 
     def cpu_attributes(self) -> dict[str, object]:
         return self.attribute_values

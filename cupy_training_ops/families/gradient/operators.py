@@ -88,7 +88,7 @@ class InPlaceAccumulator(Op):
             return Plan(())
         args = (old_sum, value if update else None, new_sum, old_sum.size)
         grid = _blocks(old_sum, value)
-        return Plan((_launch(self.function_name, grid, args, old_sum.dtype, value.dtype),))
+        return Plan((_launch("in_place_accumulator", grid, args, old_sum.dtype, value.dtype),))
 
 
 class InPlaceAccumulatorV2(Op):
@@ -140,7 +140,7 @@ class InPlaceAccumulatorV2(Op):
     ) -> Plan:
         args = (None if overwrite_flag else buffer, value, outputs[-1], buffer.size)
         grid = _blocks(buffer, value)
-        return Plan((_launch(self.function_name, grid, args, buffer.dtype, value.dtype),))
+        return Plan((_launch("in_place_accumulator_v2", grid, args, buffer.dtype, value.dtype),))
 
 
 class InPlaceAccumulatorList(Op):
@@ -196,7 +196,7 @@ class InPlaceAccumulatorList(Op):
             pointers = map(table.pointers, (old_sums, values, new_sums))
             args = (*pointers, table.sizes, len(table.members), update)
             grid = table.n_chunks
-            launches.append(_launch(self.function_name, grid, args, t.dtype, value.dtype))
+            launches.append(_launch("in_place_accumulator_list", grid, args, t.dtype, value.dtype))
         return Plan(tuple(launches))
 
 
@@ -232,7 +232,7 @@ class ZeroGradient(Op):
     def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
         grid = ceil_div(zero.nbytes, THREADS * NBYTES)
         args = (zero, zero.nbytes)
-        return Plan((_launch(self.function_name, grid, args),))
+        return Plan((_launch("zero_gradient", grid, args),))
 
 
 class MixedPrecisionScale(Op):
@@ -267,13 +267,13 @@ class MixedPrecisionScale(Op):
     def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
         sizes = [x.size for x in xs]
         starts = list(itertools.accumulate(sizes, initial=0))
-        symbol = self.function_name + ("__fused" if self.fuse_outputs else "")
+        kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"
         launches = []
         for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
             fused = self.fuse_outputs
             y = (ys[0], table.starts(starts)) if fused else (table.pointers(ys),)
             args = (s, table.pointers(xs), *y, table.sizes, len(table.members))
-            launches.append(_launch(symbol, table.n_chunks, args, self.to, xs[0].dtype))
+            launches.append(_launch(kernel, table.n_chunks, args, self.to, xs[0].dtype))
         return Plan(tuple(launches))
 
 

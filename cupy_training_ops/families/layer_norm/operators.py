@@ -30,7 +30,7 @@ from ...dtypes import BFLOAT16, FLOAT16, Dtype
 from ...errors import refuse
 from ...plan import Device, Plan
 from ...rules.widening import computed_in
-from .plan import Matrix, Read, forward, gradient
+from .plan import FROM_X, FROM_Y, Matrix, Read, forward, gradient
 
 # X, statistics, Y. All operators have all of them.
 ROWS = TypeRows(
@@ -211,7 +211,7 @@ class LayerNormalizationGrad(_Gradient):
         dx: Spec | None,
         *sums: Spec | None,
     ) -> Plan:
-        read = Read("gradient_", dy, x, (scale,), (mean, inv_std))
+        read = Read(FROM_X, dy, x, (scale,), (mean, inv_std))
         return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
 
 
@@ -232,7 +232,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
         self, device: Device, dy: Spec, x: Spec, scale: Spec, inv_std: Spec, *results: Spec | None
     ) -> Plan:
         dx, scale_grad = results
-        read = Read("gradient_", dy, x, (scale,), (None, inv_std))
+        read = Read(FROM_X, dy, x, (scale,), (None, inv_std))
         return gradient(self.matrix(device, x, dy), read, dx, (scale_grad, None))
 
 
@@ -275,7 +275,7 @@ class InvertibleLayerNormalizationGrad(_Gradient):
         dx: Spec | None,
         *sums: Spec | None,
     ) -> Plan:
-        read = Read("invertible_", dy, y, (scale, bias), (inv_std,))
+        read = Read(FROM_Y, dy, y, (scale, bias), (inv_std,))
         x = Spec(y.shape, self.output_type or y.dtype)
         return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
 

@@ -10,7 +10,7 @@ from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...facts import WARP
-from ...planning.lines import Division, Held, Lines, division, fit_rows
+from ...planning.lines import Division, Held, Kernels, Lines, division, fit_rows
 from ...rules.widening import computed_in
 from .facts import (
     COLUMN_THREADS,
@@ -22,14 +22,14 @@ from .facts import (
     SINGLE_COLUMNS,
     WIDE_COLUMNS,
 )
-from .plan_staged_rows import Kernels, Rows, held
-
-GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
+from .plan_staged_rows import Rows, held
 
 # Threads of a full row at most, by bytes of an element; of one with a mean, before each holds twice
 # as many elements.
 FULL_THREADS = {2: 256, 4: 512, 8: 512}
 CENTRED_THREADS = {2: 64, 4: 128, 8: 128}
+FULL_ROWS = "layer_norm__full_rows", "layer_norm__deep_full_rows"
+CENTRED_FULL_ROWS = "layer_norm__centred_full_rows", "layer_norm__deep_centred_full_rows"
 FULL_BLOCK = 128  # threads of a block with several of them
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
@@ -74,18 +74,12 @@ class Matrix:
         them so many parameters of columns."""
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
         dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
-        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, n_parameters)
+        return held(self.device, shape, dtypes, self.width, aligned, n_parameters)
 
     def launch(self, kernel: str, config: plans.Config, *args: object) -> plans.Launch:
         """One of the family's kernels."""
         binding = plans.slots(T=self.t, U=self.computed, V=self.v)
-        return plans.Launch(f"layer_norm__{kernel}", config, args, binding)
-
-    def walk(self, stem: str, rows: Rows, *args: object) -> plans.Launch:
-        """The kernel for rows that are held."""
-        kernel = stem + ("elements" if rows.width == 1 else "shifted_" * rows.shifted + "rows")
-        kernel += "_by_warps" * rows.by_warps
-        return self.launch(kernel, rows.config(self.device), *args, rows.argument)
+        return plans.Launch(kernel, config, args, binding)
 
 
 def forward(
@@ -104,21 +98,20 @@ def forward(
         if not is_centred:
             parameters, results = parameters[:1], results[::2]
         own = (x, *parameters, *results, epsilon, *full.args)
-        return plans.Plan((matrix.launch(full.suffix, full.config, *own),))
+        return plans.Plan((matrix.launch(full.kernel, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
-        return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
+        return plans.Plan((matrix.launch(divided.kernel, divided.config, *args, *divided.args),))
     config = plans.Config((matrix.count,), (HELD_THREADS,))
-    return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+    return plans.Plan((matrix.launch("layer_norm__long_rows", config, *args, matrix.length),))
 
 
 def _full(matrix: Matrix, is_centred: bool) -> Division | None:
     """Rows that fill what their threads hold; None where they do not."""
     columns, most = FULL_COLUMNS[matrix.both_nbytes], FULL_THREADS[matrix.t.itemsize]
-    name, few = "full_rows", most
-    if is_centred:
-        name, few = "centred_full_rows", CENTRED_THREADS[matrix.t.itemsize]
-    for suffix, of_thread, limit in ((name, columns, few), ("deep_" + name, 2 * columns, most)):
+    few = CENTRED_THREADS[matrix.t.itemsize] if is_centred else most
+    kernel, deep = CENTRED_FULL_ROWS if is_centred else FULL_ROWS
+    for name, of_thread, limit in ((kernel, columns, few), (deep, 2 * columns, most)):
         threads, rest = divmod(matrix.length, of_thread)
         is_power = threads & (threads - 1) == 0
         if rest or not matrix.count or not (threads % WARP == 0 or is_power):
@@ -126,7 +119,7 @@ def _full(matrix: Matrix, is_centred: bool) -> Division | None:
         if 0 < threads <= limit:
             groups = max(1, FULL_BLOCK // threads) if is_power else 1
             config = plans.Config((plans.ceil_div(matrix.count, groups),), (threads * groups,))
-            return Division(suffix, config, (matrix.count, threads))
+            return Division(name, config, (matrix.count, threads))
     return None
 
 
@@ -135,20 +128,21 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
     lines = Lines(matrix.count, matrix.length, 1)
     if not (aligned and fit_rows(lines, _held(matrix, matrix.width))):
         held = _held(matrix, 1)
-        divided = replace(division(lines, held, aligned=True, has_short=False), suffix="elements")
+        divided = division(lines, held, True, Kernels("layer_norm__elements"))
         return divided if _fits(divided, held, matrix) else None
     held = _held(matrix, matrix.width)
     if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
         nbytes = DEEP_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize
         deep = replace(held, nbytes=nbytes, max_threads=HELD_THREADS)
-        divided = replace(division(lines, deep, aligned=True, has_short=False), suffix="deep_rows")
+        divided = division(lines, deep, True, Kernels("layer_norm__deep_rows"))
         if _fits(divided, deep, matrix):
             return divided
-    divided = division(lines, held, aligned=True)
+    kernels = Kernels("layer_norm__rows", short_rows="layer_norm__short_rows")
+    divided = division(lines, held, True, kernels)
     if _fits(divided, held, matrix):
         return divided
     held = replace(held, nbytes=WIDE_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize)
-    divided = replace(division(lines, held, aligned=True, has_short=False), suffix="wide_rows")
+    divided = division(lines, held, True, Kernels("layer_norm__wide_rows"))
     return divided if _fits(divided, held, matrix) else None
 
 
@@ -167,11 +161,52 @@ def _held(matrix: Matrix, width: int) -> Held:
 
 
 @dataclass(frozen=True)
-class Read:
-    """What a gradient reads: dY, X or Y, (scale,) or (scale, bias), (mean or None, inv_std) or
-    (inv_std,): the first parameters of its kernels, which are named after `stem`."""
+class GradientKernels:
+    """A gradient's kernels: for rows in shared memory, then for those that do not fit there."""
 
-    stem: str
+    rows: str
+    rows_by_warps: str
+    shifted_rows: str
+    shifted_rows_by_warps: str
+    elements: str
+    row_sums: str
+    columns: str
+
+    def of(self, rows: Rows) -> str:
+        """The kernel for these rows in shared memory."""
+        if rows.width == 1:
+            return self.elements
+        if rows.by_warps:
+            return self.shifted_rows_by_warps if rows.shifted else self.rows_by_warps
+        return self.shifted_rows if rows.shifted else self.rows
+
+
+FROM_X = GradientKernels(
+    rows="layer_norm__gradient_rows",
+    rows_by_warps="layer_norm__gradient_rows_by_warps",
+    shifted_rows="layer_norm__gradient_shifted_rows",
+    shifted_rows_by_warps="layer_norm__gradient_shifted_rows_by_warps",
+    elements="layer_norm__gradient_elements",
+    row_sums="layer_norm__gradient_row_sums",
+    columns="layer_norm__gradient_columns",
+)
+FROM_Y = GradientKernels(
+    rows="layer_norm__invertible_rows",
+    rows_by_warps="layer_norm__invertible_rows_by_warps",
+    shifted_rows="layer_norm__invertible_shifted_rows",
+    shifted_rows_by_warps="",  # scale and bias take too much shared memory
+    elements="layer_norm__invertible_elements",
+    row_sums="layer_norm__invertible_row_sums",
+    columns="layer_norm__invertible_columns",
+)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A gradient's kernels and their first parameters: dY, X or Y, (scale,) or (scale, bias),
+    (mean or None, inv_std) or (inv_std,)."""
+
+    kernels: GradientKernels
     dy: Spec
     x: Spec | None
     parameters: tuple[Spec, ...]
@@ -199,7 +234,8 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
     """Everything from one reading."""
     scratch, n_lines = plans.ScratchMemory(), rows.blocks(matrix.device)
     lines = _lines(matrix, scratch, sums, n_lines)
-    steps = [matrix.walk(read.stem, rows, *read.args, dx, *lines)]
+    kernel, config = read.kernels.of(rows), rows.config(matrix.device)
+    steps = [matrix.launch(kernel, config, *read.args, dx, *lines, rows.argument)]
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
     return scratch.plan(*steps)
@@ -212,14 +248,14 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
         means = scratch.take(2 * matrix.count, matrix.computed)
         config = plans.Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
-        steps.append(matrix.launch(read.stem + "row_sums", config, *args))
+        steps.append(matrix.launch(read.kernels.row_sums, config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
         read = replace(read, x=None)
     config, rows_of_part = _parts(matrix)
     n_lines = config.grid[1]
     lines = _lines(matrix, scratch, sums, n_lines)
     counts = (matrix.count, matrix.length, rows_of_part)
-    kernel = read.stem + "columns"
+    kernel = read.kernels.columns
     steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
@@ -249,4 +285,4 @@ def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> plans.Launch
     while x < WARP and x * TOTAL_THREADS < matrix.length:
         x *= 2
     config = plans.Config((plans.ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
-    return matrix.launch("total", config, *lines, *sums, n, matrix.length)
+    return matrix.launch("layer_norm__total", config, *lines, *sums, n, matrix.length)

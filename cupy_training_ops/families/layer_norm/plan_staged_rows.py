@@ -21,6 +21,8 @@ PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 # Groups of a block that have two rows each in shared memory, where slots lie by warps or not.
 FEW_GROUPS = {True: 5, False: 1}
+# Threads for which a multiprocessor has registers, of the kernels for slots and elements.
+SLOT_THREADS, ELEMENT_THREADS = 512, 640
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 
@@ -109,20 +111,11 @@ class Rows:
         )
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """Threads for which a multiprocessor has registers, of the kernels for slots and elements."""
-
-    with_slots: int
-    by_elements: int
-
-
 def held(
     device: Device,
     shape: tuple[int, int],
     dtypes: Sequence[Dtype],
     width: int,
-    kernels: Kernels,
     aligned: bool,
     n_parameters: int,
 ) -> Rows | None:
@@ -136,10 +129,10 @@ def held(
         width = 1
     few = width == VEC_NBYTES // 2 and device.capability >= ASYNC_COPIES
     if few and (shape[1] % width == 0 or n_parameters == 1):
-        found = _held(device, shape, dtypes, width, kernels, n_parameters, by_warps=True)
+        found = _held(device, shape, dtypes, width, n_parameters, by_warps=True)
         if found is not None:
             return found
-    return _held(device, shape, dtypes, width, kernels, n_parameters, by_warps=False)
+    return _held(device, shape, dtypes, width, n_parameters, by_warps=False)
 
 
 def _held(
@@ -147,14 +140,13 @@ def _held(
     shape: tuple[int, int],
     dtypes: Sequence[Dtype],
     width: int,
-    kernels: Kernels,
     n_parameters: int,
     by_warps: bool,
 ) -> Rows | None:
     """Rows whose slots lie by warps, or do not; None where they do not fit."""
     sizes = tuple(dtype.itemsize for dtype in dtypes)
     threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
-    resident = kernels.with_slots if width > 1 else kernels.by_elements
+    resident = SLOT_THREADS if width > 1 else ELEMENT_THREADS
     most_threads = min(HELD_THREADS, resident)
     if threads > most_threads or (by_warps and threads < WARP):
         return None

@@ -46,6 +46,7 @@ BLOCKS = 8  # a multiprocessor: together 2,048 threads
 COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
 MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
+COLUMNS, SINGLE_COLUMNS = "reduce_sum_training__columns", "reduce_sum_training__single_columns"
 SHORT_ROWS = tuple(2**i for i in range(6))  # packets of a row, each of which a lane takes
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
 
@@ -246,9 +247,9 @@ class Pass:
         shared = room.shared(self.A * self.B, n_spans, x.dtype)
         extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B}
         slabs = by_value(Slabs, **extents, span=span, n_spans=n_spans, n_tiles=n_tiles)
-        symbol = f"reduce_sum_training__{'' if whole else 'single_'}columns"
         args = (x.argument, y.argument, *shared, slabs)
-        return _launch(symbol, groups * n_spans, args, x.dtype, y.dtype, block=block)
+        kernel = COLUMNS if whole else SINGLE_COLUMNS
+        return _launch(kernel, groups * n_spans, args, x.dtype, y.dtype, block=block)
 
 
 def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[int, int, int]]:
@@ -301,7 +302,7 @@ class ReduceAllL2(Op):
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
         most = BLOCKS * device.multiprocessors
-        launch = partial(_launch, self.function_name, x=xs[0].dtype, y=y.dtype)
+        launch = partial(_launch, "reduce_all_l2", x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()
         launches = l2_norm(_tables(xs), xs, most, launch, scratch, y)
         return scratch.plan(*launches)
@@ -337,7 +338,9 @@ class IsAllFinite(Op):
         return (Spec((), BOOL),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
-        only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
+        kernel = "is_all_finite"
+        if self.isinf_only or self.isnan_only:
+            kernel = "is_all_finite__isinf_only" if self.isinf_only else "is_all_finite__isnan_only"
         batches = _tables(xs)
         scratch = ScratchMemory()
         poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
@@ -346,8 +349,7 @@ class IsAllFinite(Op):
             last = i == len(batches) - 1
             args = (table.pointers(xs), table.sizes, *poll, y, last)
             grid = _blocks(device, table.n_chunks)
-            symbol = self.function_name + only
-            launches.append(_launch(symbol, grid, args, xs[0].dtype, xs[0].dtype))
+            launches.append(_launch(kernel, grid, args, xs[0].dtype, xs[0].dtype))
         return scratch.plan(*launches)
 
 
@@ -374,7 +376,7 @@ class All(Op):
         scratch = ScratchMemory()
         poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
         args = (x, y, *poll, x.size)
-        launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
+        launch = _launch("all", blocks, args, FLOAT32, FLOAT32)
         return scratch.plan(launch)
 
 

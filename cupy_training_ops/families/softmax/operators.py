@@ -16,15 +16,14 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
 from ...plan import VEC_NBYTES, Device, Launch, Plan, slots
-from ...planning.lines import Held, Lines, division, held_nbytes
+from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
 
 
 class _AlongAxis(Op):
     """What all share: arrays of one shape and type, and a plan over the lines along `axis`."""
 
     types: ClassVar[Types] = {"T": FLOATS}
-    stem: ClassVar[str]  # of the kernels' names
-    has_full: ClassVar[bool] = False  # whether there is a kernel for full rows
+    kernels: ClassVar[Kernels]
     axis = attribute(integer, -1, doc="from -rank to rank - 1")
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
@@ -46,10 +45,10 @@ class _AlongAxis(Op):
         n_read = len(specs) - 1
         held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
         aligned = all(spec.aligned for spec in specs)
-        divided = division(self.lines(specs[0]), held, aligned, has_full=self.has_full)
+        divided = division(self.lines(specs[0]), held, aligned, self.kernels)
         binding = slots(T=t, NBYTES=nbytes)
         args = (*specs, *divided.args)
-        return Plan((Launch(self.stem + divided.suffix, divided.config, args, binding),))
+        return Plan((Launch(divided.kernel, divided.config, args, binding),))
 
 
 class _FromAxisOn(_AlongAxis):
@@ -75,8 +74,12 @@ class Softmax(_AlongAxis):
 
     domain = "ai.onnx"
     since = 13
-    stem = "softmax__"
-    has_full = True
+    kernels = Kernels(
+        short_rows="softmax__short_rows",
+        rows="softmax__rows",
+        full_rows="softmax__full_rows",
+        columns="softmax__columns",
+    )
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
 
@@ -92,8 +95,12 @@ class LogSoftmax(_AlongAxis):
 
     domain = "ai.onnx"
     since = 13
-    stem = "log_softmax__"
-    has_full = True
+    kernels = Kernels(
+        short_rows="log_softmax__short_rows",
+        rows="log_softmax__rows",
+        full_rows="log_softmax__full_rows",
+        columns="log_softmax__columns",
+    )
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
 
@@ -103,6 +110,17 @@ Y = Input("Y", "T", shape="shape of dY", doc="the softmax")
 LOG_Y = Input("X", "T", shape="shape of dY", doc="the logarithm of the softmax")
 DX = Output("dX", "T", may_alias=("dY", "Y"), shape="shape of dY")
 LOG_DX = Output("dX", "T", may_alias=("dY", "X"), shape="shape of dY")
+
+GRADIENT = Kernels(
+    short_rows="softmax__gradient_short_rows",
+    rows="softmax__gradient_rows",
+    columns="softmax__gradient_columns",
+)
+LOG_GRADIENT = Kernels(
+    short_rows="softmax__log_gradient_short_rows",
+    rows="softmax__log_gradient_rows",
+    columns="softmax__log_gradient_columns",
+)
 
 
 class SoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
@@ -114,7 +132,7 @@ class SoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
     """
 
-    stem = "softmax__gradient_"
+    kernels = GRADIENT
     inputs = (DY, Y)
     outputs = (DX,)
 
@@ -129,7 +147,7 @@ class LogSoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
     """
 
-    stem = "softmax__log_gradient_"
+    kernels = LOG_GRADIENT
     inputs = (DY, LOG_Y)
     outputs = (LOG_DX,)
 
@@ -143,7 +161,7 @@ class SoftmaxGrad(_FromAxisOn):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
     """
 
-    stem = "softmax__gradient_"
+    kernels = GRADIENT
     inputs = (DY, Y)
     outputs = (DX,)
 
@@ -158,7 +176,7 @@ class LogSoftmaxGrad(_FromAxisOn):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
     """
 
-    stem = "softmax__log_gradient_"
+    kernels = LOG_GRADIENT
     inputs = (DY, LOG_Y)
     outputs = (LOG_DX,)
 

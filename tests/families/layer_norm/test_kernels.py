@@ -17,7 +17,6 @@ from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.facts import WARP
 from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
-from cupy_training_ops.families.layer_norm.plan import GRADIENT
 from cupy_training_ops.families.layer_norm.plan_staged_rows import held
 from cupy_training_ops.families.layer_norm.samples import NAMES, TYPES, inputs
 from cupy_training_ops.plan import Device
@@ -136,7 +135,7 @@ def test_outputs_alone_cost_what_they_need() -> None:
 )
 def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> None:
     dtypes = [{2: FLOAT16, 4: FLOAT32, 8: FLOAT64}[n] for n in sizes]
-    rows = held(device, (count, length), dtypes, 16 // max(sizes), GRADIENT, aligned, 1)
+    rows = held(device, (count, length), dtypes, 16 // max(sizes), aligned, 1)
     if rows is None:
         return
     most = 8 if max(sizes) == 8 else 32 if rows.width > 1 else 16

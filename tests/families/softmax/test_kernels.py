@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -16,10 +18,11 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.facts import MAX_THREADS, WARP
 from cupy_training_ops.families.softmax.samples import inputs, logits
 from cupy_training_ops.plan import Device
-from cupy_training_ops.planning.lines import SHORT_NBYTES, Held, Lines, division
+from cupy_training_ops.planning.lines import SHORT_NBYTES, Held, Kernels, Lines, division
 from cupy_training_ops.testing.compare import assert_matches
 
 H200 = Device(132, (9, 0), 227 * 1024)
+KERNELS = Kernels("rows", "columns", short_rows="short_rows", bundles="bundles")
 NAMES = ("Softmax", "LogSoftmax", "SoftmaxGrad_13", "LogSoftmaxGrad_13")
 
 names = pytest.mark.parametrize("name", NAMES)
@@ -75,9 +78,9 @@ def test_what_has_no_vectors_goes_by_columns() -> None:
 )
 def test_neighbouring_lines_share_vectors(shape, aligned, expected) -> None:
     held = Held(128, 1, 4, 4, 1)
-    found = division(Lines.along(shape, 1), held, aligned, has_bundles=True)
+    found = division(Lines.along(shape, 1), held, aligned, KERNELS)
     config = found.config
-    assert (found.suffix, config.grid, config.block) == expected
+    assert (found.kernel, config.grid, config.block) == expected
 
 
 @given(
@@ -95,8 +98,8 @@ def test_every_line_has_its_threads(
     """Rows: blocks enough, threads for the edges; columns: threads for all lines and classes."""
     assume(n_outer * max(1, length) * stride < 2**37)  # more than fit into memory
     lines, held = Lines(n_outer, length, stride), Held(nbytes, arrays, *sizes, arrays)
-    found = division(lines, held, aligned)
-    if found.suffix == "columns":
+    found = division(lines, held, aligned, replace(KERNELS, bundles=""))
+    if found.kernel == "columns":
         x, y, z = found.config.block
         tiles = -(-stride // x)
         assert found.config.grid[0] % tiles == 0
@@ -108,7 +111,7 @@ def test_every_line_has_its_threads(
     assert found.config.grid[0] * (block // threads) >= n_outer
     assert threads <= WARP or threads == block
     assert length % held.width == 0 or threads >= 2 * held.width - 2
-    if found.suffix == "short_rows":
+    if found.kernel == "short_rows":
         assert threads * held.depth(SHORT_NBYTES) >= length // held.width
 
 
