@@ -96,7 +96,7 @@ def dtype_names(dtypes: Iterable[DTypeLike]) -> str:
 
 
 def _numpy_dtype(value: Any) -> Dtype | None:
-    """What NumPy makes of a dtype or a type; of an array it would take the dtype."""
+    """NumPy's dtype of a dtype or a type; of an array NumPy would take the dtype."""
     if not isinstance(value, np.dtype | type):
         return None
     try:

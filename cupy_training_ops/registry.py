@@ -79,7 +79,7 @@ Key = tuple[str, str, int]  # domain, operator, first version
 
 
 class Match(NamedTuple):
-    """What would run for a type combination."""
+    """An operator that would run for a type combination, and where."""
 
     op: type[Op]
     types: dict[str, Dtype]
@@ -132,7 +132,7 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
 
 
 def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
-    """What would run for these dtypes, given by input, output, attribute or type variable name.
+    """The match for these dtypes, given by input, output, attribute or type variable name.
 
     Raises DtypeError with the type combinations that exist where there is none.
     """
@@ -198,7 +198,7 @@ def _check_dtype(cls: type[Op], name: str, taken: Sequence[Dtype], dtype: Dtype)
 
 
 def _converts(item: Input, dtype: Dtype) -> bool:
-    """Whether an input takes ones or zeros of this dtype, as an array or as a scalar."""
+    """Return True if an input takes ones or zeros of this dtype, as an array or as a scalar."""
     ones, zeros = np.ones(item.count, dtype), np.zeros(item.count, dtype)
     for value in (ones, ones[0], zeros, zeros[0]):
         with contextlib.suppress(OpError):

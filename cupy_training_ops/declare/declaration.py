@@ -16,7 +16,7 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 
 
 class Other(NamedTuple):
-    """What a name stands for, and whether it is on its way out."""
+    """The declared name that another one stands for; `is_old` if that is on its way out."""
 
     name: str
     is_old: bool
@@ -57,7 +57,7 @@ class Declares:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Declaration:
-    """What an operator class declares, as one object: what it wrote, and what follows.
+    """An operator class's declaration as one object: what it wrote, and what follows.
 
     `other_inputs` and the like are upstream's names, and those of releases before.
     """
@@ -151,7 +151,7 @@ def _taken_attributes(op: type) -> tuple[Attribute, ...]:
 
 
 def _others(declared: Iterable[Input | Output | Attribute]) -> Others:
-    """What each name stands for that is not the declared one."""
+    """Other names of declared items: upstream's, and those of earlier releases."""
     found: dict[str, Other] = {}
     for item in declared:
         found |= {name: Other(item.name, True) for name in item.formerly}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an operator declares about itself: inputs, outputs, attributes, as plain data.
+"""Declarations of operators: inputs, outputs, attributes, as plain data.
 
 `help` prints a declaration: `shape` and `doc` are its prose, in which a shape is a phrase such as
 "any shape" or "shape of X". The first line of a converter's docstring says what it takes, its
@@ -73,7 +73,7 @@ class Input:
 
     @property
     def changes(self) -> bool:
-        """Whether a value, where one is given instead of an array, is no part of a call's key."""
+        """True if a value in the place of an array is no part of a call's key."""
         return self.memory == "either" or (self.memory == "host" and not self.static)
 
 
@@ -139,7 +139,7 @@ def attribute(
 
 @dataclass(frozen=True)
 class Spec:
-    """What planning may know of an array: shape, dtype and 16-byte alignment; never its values.
+    """An array as planning knows it: shape, dtype and 16-byte alignment; never its values.
 
     `in_place` is true of an output that will be written into the input it aliases. `place` is where
     the array stands among the call's arrays, which makes the spec an argument of a step.
@@ -188,7 +188,7 @@ class Changing:
 
     @property
     def places(self) -> frozenset[int]:
-        """Those of all inputs that it follows from."""
+        """Places of all inputs that it follows from."""
         others = (other.places for _, group in self.functions for other in group)
         return frozenset((self.place,)).union(*others)
 
@@ -197,7 +197,7 @@ class Changing:
         return Changing(self.place, (*self.functions, (function, others)))
 
     def of(self, values: Mapping[int, object]) -> object:
-        """What it is in a call whose inputs at these places have these values."""
+        """Its value in a call whose inputs at these places have these values."""
         value = values[self.place]
         for function, others in self.functions:
             value = function(value, *(other.of(values) for other in others))
@@ -206,7 +206,7 @@ class Changing:
 
 @dataclass(frozen=True)
 class Open:
-    """What is known of an array that a function of the caller's makes; None where nothing is.
+    """An array that a function of the caller's makes; None stands for what is not known of it.
 
     `optional`: the function may give None.
     """
@@ -216,7 +216,7 @@ class Open:
     optional: bool = False
 
     def has(self, found: Spec) -> bool:
-        """Whether an array is one of these."""
+        """Return True if an array is one of these."""
         return self.dtype in (None, found.dtype) and self.rank in (None, len(found.shape))
 
 
@@ -363,7 +363,7 @@ def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
 
 
 def kind(convert: Convert) -> str:
-    """What a converter takes, in words."""
+    """A converter's domain in words: the first line of its docstring."""
     return (convert.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 

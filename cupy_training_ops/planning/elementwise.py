@@ -24,7 +24,7 @@ Number = float | Changing  # an option of a kernel
 
 
 def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
-    """What algorithm/elementwise.cuh is compiled with for elements of dtype `t`."""
+    """Slots of algorithm/elementwise.cuh for elements of dtype `t`."""
     row = element_type(t)
     return {
         "T": row.c_type,

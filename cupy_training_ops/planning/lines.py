@@ -40,7 +40,7 @@ class Lines:
 
     @classmethod
     def along(cls, shape: Shape, axis: int) -> Lines:
-        """Those along one axis."""
+        """The lines along one axis."""
         return cls(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
     @property
@@ -75,7 +75,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Held:
-    """What is held of a line: by threads `nbytes` of so many arrays of elements of `itemsize`.
+    """A line in registers: threads have `nbytes` of so many arrays of elements of `itemsize`.
 
     `width` elements are a slot of a row; `n_given` of the arrays are there to be read. A block has
     at most `max_threads`.
@@ -106,7 +106,7 @@ def division(lines: Lines, held: Held, aligned: bool, kernels: Kernels) -> Divis
 
 
 def fit_rows(lines: Lines, held: Held) -> bool:
-    """Whether lines can be walked as rows of slots, in aligned arrays."""
+    """Return True if lines can be walked as rows of slots, in aligned arrays."""
     n_slots = lines.length // held.width
     is_whole = lines.length % held.width == 0
     return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)

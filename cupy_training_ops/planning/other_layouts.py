@@ -29,7 +29,7 @@ class Copies:
         self.after: list[Launch] = []
 
     def read(self, spec: Spec, *, last: bool = False) -> Spec:
-        """What stands for an array that is read, with its channels last or C-contiguous."""
+        """The spec in place of an array that is read, with its channels last or C-contiguous."""
         if spec.channels_last == last or not spec.size:
             return spec
         copy, piece = self.copy(spec, last=last)
@@ -41,7 +41,7 @@ class Copies:
         return None if spec is None else self.written_as(spec, last=last)
 
     def written_as(self, spec: Spec, *, last: bool = False) -> Spec:
-        """What stands for an array that is written."""
+        """The spec in place of an array that is written."""
         if spec.channels_last == last or not spec.size:
             return spec
         copy, piece = self.copy(spec, last=last)
@@ -49,7 +49,7 @@ class Copies:
         return copy
 
     def copy(self, spec: Spec, *, last: bool) -> tuple[Spec, Scratch]:
-        """What stands for an array, and its memory."""
+        """A spec in place of an array, and its scratch memory."""
         piece, place = self.scratch.take(spec.size, spec.dtype), -2 - len(self.pieces)
         self.pieces[place] = piece
         return replace(spec, channels_last=last, aligned=True, place=place), piece
@@ -68,7 +68,7 @@ class Copies:
     def _turned(
         self, read: Spec | Scratch, written: Spec | Scratch, shape: Shape, *, last: bool
     ) -> Launch:
-        """What puts the channels last, or behind the images."""
+        """The launch that puts channels last, or behind the images."""
         channels, plane = shape[1], math.prod(shape[2:])
         height, width = (channels, plane) if last else (plane, channels)
         tiles = ceil_div(height, TRANSPOSED_SIDE) * ceil_div(width, TRANSPOSED_SIDE)

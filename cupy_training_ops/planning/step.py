@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the steps of all optimizers take and give, and what they check; numbers: math/step.cuh."""
+"""Inputs, outputs and checks of every optimizer's step; its numbers are in math/step.cuh."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def stepped(name: str, step: str, variable: str) -> Output:
 
 
 def max_norm(doc: str) -> Input:
-    """What the norm of the gradients is kept within, in the place of an attribute."""
+    """The limit of the gradients' norm, in the place of an attribute."""
     return number("max_norm", "T_MAX_NORM", doc, optional=True, convert=above_zero)
 
 
@@ -213,5 +213,5 @@ def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Infer
 
 
 def signal(update: Spec | Changing | None) -> Inferred:
-    """Whether the step is made, where the update signal is."""
+    """The output update_signal: the input, or True where it is left out."""
     return np.ones((), BOOL) if update is None else update

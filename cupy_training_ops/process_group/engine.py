@@ -33,7 +33,7 @@ Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]] | None
 
 
 class Message(NamedTuple):
-    """What one rank says to another, as the n-th between them: a text and the bytes of arrays."""
+    """The n-th message from one rank to another: a text and the bytes of arrays."""
 
     number: int
     text: str
@@ -48,7 +48,7 @@ def packed(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
 
 
 def unpacked(data: Part) -> Message:
-    """What a peer sent; where it cannot be a message, the end of the group."""
+    """The message that a peer sent; the end of the group where it cannot be one."""
     view = memoryview(data)
     with contextlib.suppress(struct.error):
         number, n_text, n = _HEAD.unpack_from(view)
@@ -66,7 +66,7 @@ def quoted(text: str) -> str:
 
 
 def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
-    """What a rank said that is not what the first one did; empty where all agree."""
+    """Words that name a rank whose call differs from the first one's; empty where all agree."""
     for rank, text in zip(ranks, texts, strict=True):
         if text != texts[0]:
             first, other = map(quoted, _difference(texts[0], text))
@@ -75,7 +75,7 @@ def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
 
 
 def _difference(mine: str, theirs: str) -> tuple[str, str]:
-    """Of two descriptions the calls, and the first arrays in which they differ."""
+    """The calls of two descriptions, and the first arrays in which they differ."""
     a, b = mine.split(SEPARATOR), theirs.split(SEPARATOR)
     place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
     if place == 0:
@@ -209,7 +209,7 @@ class Engine:
         return found.text, found.parts
 
     def news(self) -> str:
-        """What went wrong with another rank, as far as that is known without waiting."""
+        """A fault of another rank, in words, as far as one is known without waiting."""
         self.listen(None, 0)
         return self.told or next(filter(None, self._left.values()), "")
 

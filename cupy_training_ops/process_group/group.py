@@ -283,7 +283,7 @@ def timeout_of(variables: Mapping[str, str], given: object) -> float:
 
 
 def number(variables: Mapping[str, str], name: str, what: str = "a number", kind: Any = int) -> Any:
-    """What a launcher says as a number, if it does."""
+    """A launcher's variable as a number, if it is there."""
     text = variables.get(name)
     try:
         return None if text is None else kind(text)
@@ -292,7 +292,7 @@ def number(variables: Mapping[str, str], name: str, what: str = "a number", kind
 
 
 class Resources(InChild):
-    """What a group lets go of; it does not know the group, which may be collected.
+    """Resources that a group releases; they do not refer to the group, which may be collected.
 
     A forked child lets go of it at once, without a word: what it said would be its parent's.
     """
@@ -357,7 +357,7 @@ class Resources(InChild):
             self._abort(engine.fault)
 
     def _trouble(self) -> str:
-        """What is wrong with another rank, or with calls that are under way on the GPU."""
+        """A fault of another rank, or of calls that are under way on the GPU, in words."""
         engine = self.engine
         if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
             try:
@@ -381,7 +381,7 @@ class Resources(InChild):
 
 
 def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
-    """Whether actions that may hang came back in time."""
+    """Return True if actions that may hang came back in time."""
     every = (action() for action in actions)
     thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
     thread.start()

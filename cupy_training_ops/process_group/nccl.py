@@ -84,7 +84,7 @@ class Communicator:
         self.last_stream: Any = None  # of a call that no event is behind
 
     def trouble(self) -> str:
-        """What is wrong with calls under way, in words; empty where nothing is."""
+        """A fault of calls under way, in words; empty where there is none."""
         try:
             self.made.check_async_error()
         except self.binding.NcclError as error:

@@ -115,7 +115,7 @@ class Mpi(Engine):
                 self.hear(sender, messages.popleft()[1])
 
     def is_over(self) -> bool:
-        """Whether all have left this group, which is closed; what came until then is dropped."""
+        """Return True if all have left this closed group; drops what came until then."""
         self.listen(None, 0)
         return len(self._left) == len(self.others)
 
@@ -142,7 +142,7 @@ class Mpi(Engine):
 
 
 def _tested(test: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Return True if `test` came true in time."""
     until = time.monotonic() + seconds
     while not (found := test()) and time.monotonic() < until:
         time.sleep(PAUSE)

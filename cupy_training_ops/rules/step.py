@@ -16,13 +16,16 @@ def number(value: object, absent: float = 1.0) -> float:
 
 
 def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float:
-    """What gradients are divided by: their loss scale, and more where their norm is beyond it."""
-    scale, found = number(loss_scale), number(norm, np.nan)
-    return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
+    """max(loss_scale, norm / max_norm), which gradients are divided by.
+
+    The loss scale alone where max_norm is 0 or the norm is NaN.
+    """
+    scale, length = number(loss_scale), number(norm, np.nan)
+    return length / max_norm if max_norm > 0 and length > scale * max_norm else scale
 
 
 def can_be_made(rate: object, loss_scale: object = None) -> bool:
-    """Whether a step can be made with these; else it changes nothing."""
+    """Return True if a step can be made with these; else it changes nothing."""
     scale = number(loss_scale)
     return math.isfinite(number(rate)) and math.isfinite(scale) and scale > 0
 

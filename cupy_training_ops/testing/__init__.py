@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What tests, the benchmark and `verify` share: sample inputs and a comparison that can fail."""
+"""Sample inputs and a comparison that can fail, for tests, the benchmark and `verify`."""

@@ -116,7 +116,7 @@ class HollowBackend(OneStream, CudaBackend):
     def maker(
         self, spec: Spec, device: int, like: int | None
     ) -> Callable[[Sequence[object]], cupy.ndarray]:
-        """What makes an output."""
+        """A function that makes an output."""
         return lambda _: hollow(spec.shape, spec.dtype)
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:

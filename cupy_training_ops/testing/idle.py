@@ -108,7 +108,7 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
 
 
 def launches(sample: Sample, backend: IdleBackend) -> list[Step]:
-    """What a sample would launch on the backend's device."""
+    """The steps that a sample would launch on the backend's device."""
     op = get_op(sample.op)(**sample.attributes)
     inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), sample.offset, np)
     with numpy_runs_on(backend), launch_log() as log:

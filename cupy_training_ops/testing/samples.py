@@ -35,13 +35,13 @@ def sampled() -> list[str]:
 
 
 def tolerance(sample: Sample, op: Op, dtype: Dtype) -> float:
-    """What its results in a dtype are compared with."""
+    """The tolerance for its results in a dtype."""
     tf32 = bool(sample.attributes.get("allow_tf32"))
     return 0.0 if op.bitwise_exact else tolerance_of(dtype, sample.terms, tf32)
 
 
 def of_mixed_alignment(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """Of each kind of misaligned sample one with aligned outputs and one with aligned inputs."""
+    """For each kind of misaligned sample one with aligned outputs and one with aligned inputs."""
     kinds: dict[str, Sample] = {}
     for sample in samples:
         if sample.offset:
@@ -70,12 +70,12 @@ def mapped_inputs(
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
-    """What a call returned, as a tuple."""
+    """A call's results as a tuple."""
     return results if isinstance(results, tuple) else (results,)
 
 
 def flat(results: Any) -> list[Any]:
-    """What a call returned, one by one, lists taken apart."""
+    """A call's results one by one, lists taken apart."""
     if not isinstance(results, tuple):
         return [results]
     return [array for item in results for array in flat(item)]
@@ -84,7 +84,7 @@ def flat(results: Any) -> list[Any]:
 def mapped_outputs(
     op: type[Op] | Op, inputs: Sequence[Any], expected: Any, place: Callable[[Any], Any]
 ) -> tuple[Any, ...]:
-    """What `out=` takes for results like these: `place` of each that is an array on the device."""
+    """The `out=` for results like these: `place` of each that is an array on the device."""
     results = as_tuple(expected)
     if len(op.outputs) == 1 and op.outputs[0].variadic:
         return tuple(map(place, results))
@@ -109,7 +109,7 @@ def placed(array: Any, offset: int, xp: Any = np) -> Any:
 
 
 def as_it_lies(array: Any, make: Callable[[Any], Any]) -> Any:
-    """What is made of a dense array with its dimensions in the order that they have in memory."""
+    """`make` of a dense array whose dimensions are in the order that they have in memory."""
     order = sorted(range(array.ndim), key=lambda d: -array.strides[d])
     if array.flags.c_contiguous or not array.transpose(order).flags.c_contiguous:
         return make(array)

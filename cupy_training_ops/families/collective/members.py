@@ -34,7 +34,7 @@ def members(op: str, group: ProcessGroup, group_type: int) -> Ranks:
 
 
 def sub_groups(rank: int, n: int, sizes: Sizes) -> dict[int, Ranks]:
-    """Those of a rank of n, as far as the sizes tell them."""
+    """Sub-groups of a rank of n by `group_type`, as far as the sizes tell them."""
     data, horizontal, local = sizes
     found = {GLOBAL: tuple(range(n))}
     if data or horizontal:

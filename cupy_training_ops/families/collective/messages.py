@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks say of arrays: descriptions in words, which are compared, and the bytes of NumPy's."""
+"""Messages about arrays: descriptions in words, which ranks compare, and the bytes of NumPy's."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class AdasumAllReduce(_OfLists):
         return adasum.plan(self._swap, self.group.rank, self._levels, xs, ys)
 
     def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> queue.Calls:
-        """What sends this rank's arrays to its partner, and receives the partner's in scratch."""
+        """Calls that send arrays to this rank's partner and receive the partner's in scratch."""
         partner = self.group.rank ^ level
         rows = [queue.row("send", x.size, x.dtype, partner) for x in xs]
         rows += [queue.row("recv", x.size, x.dtype, partner) for x in xs]

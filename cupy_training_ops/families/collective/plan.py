@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What collectives share: their group, and steps that queue calls of NCCL or copies."""
+"""The base of collectives: their group, and steps that queue calls of NCCL or copies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def process_group(value: object) -> ProcessGroup:
 
 
 def kept(group: ProcessGroup, key: object, make: Callable[[], T]) -> T:
-    """What an operator keeps with its group, and only as long as that is open."""
+    """The group's object under this key, made once and only while the group is open."""
     found: T | None = group.instances.get(key)
     if found is None:
         found = group.instances[key] = make()
@@ -62,7 +62,7 @@ class Queued(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, tables: Sequence[object] | None) -> Queued | None:
-        """What was queued for these tables; None where there was more to it."""
+        """The calls that were queued for these tables; None where there was more to it."""
         if not isinstance(call, KernelCall) or not tables:
             return None
         step = call.ready.only_step
@@ -75,7 +75,7 @@ class Queued(NamedTuple):
         return cls(call.backend, call.device, calls, prepared)
 
     def is_here(self) -> bool:
-        """Whether its device is the current one."""
+        """Return True if its device is the current one."""
         return self.backend.is_current(self.device)
 
     def again(self) -> None:
@@ -105,7 +105,7 @@ class Again(NamedTuple):
         return cls(queued, identities, known.gone)
 
     def has(self, inputs: tuple[Any, ...]) -> bool:
-        """Whether a call with these arrays, and nothing else, is the same on this device."""
+        """Return True if a call with these arrays, and nothing else, is the same on this device."""
         if len(inputs) != 1 or self.gone or type(inputs[0]) not in (list, tuple):
             return False
         return tuple(map(id, inputs[0])) == self.identities and self.queued.is_here()
@@ -143,7 +143,7 @@ class Bound:
 
 
 class Collective(Op):
-    """What ranks do together: a group that is open and on the arrays' device."""
+    """An operator that ranks call together: in a group that is open and on the arrays' device."""
 
     takes_tensors = False  # NCCL is given CuPy's current stream
 
@@ -238,7 +238,7 @@ class Collective(Op):
         return Work("call", (calls, table(specs), table(outputs)))
 
     def agreement(self, specs: Specs) -> Callable[[], object]:
-        """What compares this kind of call with the other ranks'."""
+        """A function that compares this kind of call with the other ranks'."""
         text = described(self.call_name(), specs)
         group, op, ranks = self.group, self.name, self.ranks
         return lambda: group.agree(op, ranks, text)

@@ -32,7 +32,7 @@ Swap = Callable[[Sequence[Spec], Sequence[int], int], object]
 
 
 def slots_of(dtype: Dtype) -> dict[str, str]:
-    """What the kernels are compiled with."""
+    """The kernels' slots."""
     return slots(T=dtype, CAPACITY=CAPACITY)
 
 

@@ -80,7 +80,7 @@ class Letter(Collective):
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
     def letter(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
-        """What is queued for a message, once both ranks have it described in the same words."""
+        """The plan of a message, queued once both ranks have described it in the same words."""
         text, group, op = letter("cuda", self.tag, specs), self.group, self.name
         agree = partial(agree_each_time, group, op, (receiver, sender), text)
         calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What collectives queue on NCCL: its types, a call for each array, and all calls as one."""
+"""Calls of NCCL that collectives queue: its types, a call for each array, and all calls as one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Calls:
         self.again(self._prepared(found, found), stream)
 
     def prepared(self, sources: object, targets: object) -> Prepared | None:
-        """What was queued last, if it was for these tables."""
+        """The calls that were queued last, if they were for these tables."""
         known, also, prepared = self._last  # once: another thread may put its own there
         return prepared if known is sources and also is targets else None
 

@@ -122,7 +122,7 @@ def _handed_over(found: list[list[memoryview]]) -> list[list[memoryview]]:
 def _together(
     name: str, group: ProcessGroup, group_type: int, inputs: Arrays, combine: Combine
 ) -> Arrays:
-    """What the first rank makes of all ranks' arrays, for this one."""
+    """This rank's share of `combine` of all ranks' arrays, which the first rank computes."""
 
     def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
         arrays = [as_arrays(parts, inputs) for parts in found]

@@ -135,7 +135,7 @@ class SoftmaxCrossEntropyGrad(DenseOp):
 
 
 class Version9:
-    """What ONNX's first losses and their gradients have in common: classes are last."""
+    """Base of ONNX's first losses and their gradients: classes are the last axis."""
 
     domain = "ai.onnx"
     since = 9

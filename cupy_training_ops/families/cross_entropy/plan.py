@@ -58,12 +58,12 @@ class Targets:
 
     @property
     def are_equal(self) -> bool:
-        """Whether every row has weight 1."""
+        """True if every row has weight 1."""
         return self.weights is None and self.ignore_index is None
 
     @property
     def args(self) -> tuple[object, ...]:
-        """What kernels are given: labels, weights and the struct Rule."""
+        """Kernel arguments: labels, weights and the struct Rule."""
         ignore = 0 if self.ignore_index is None else self.ignore_index
         may_occur = self.ignore_index is not None and -(2**63) <= ignore < 2**63
         rule = plans.by_value(
@@ -93,7 +93,7 @@ class Rows:
 
     @computed_once
     def scratch(self) -> plans.ScratchMemory:
-        """What the launches share."""
+        """Scratch memory of all launches."""
         return plans.ScratchMemory()
 
     @computed_once
@@ -108,15 +108,15 @@ class Rows:
         return self.scratch.plan(*present)
 
     def differ(self, targets: Targets) -> bool:
-        """Whether the divisor is a sum of weights."""
+        """Return True if the divisor is a sum of weights."""
         return self.reduction == "mean" and not targets.are_equal
 
     def count(self) -> float:
-        """What losses are divided by where it is no sum of weights."""
+        """The divisor of losses where it is no sum of weights."""
         return float(self.lines.count) if self.reduction == "mean" else 1.0
 
     def divisor(self, targets: Targets) -> tuple[plans.Launch | None, tuple[object, object]]:
-        """What losses are divided by: in memory, by a launch of its own, or a number."""
+        """The divisor of losses: in memory, by a launch of its own, or a number."""
         if not self.differ(targets):
             return None, (None, self.count())
         divisor = self.scratch.take(2, computed_in(self.t))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the cross-entropy operators share: how shapes are checked, and which plan is made."""
+"""Bases of the cross-entropy operators: how shapes are checked, and which plan is made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOSS_SHAPE = "shape (), or for reduction='none' the shape of the labels"
 
 
 class CrossEntropyOp(Op):
-    """What all share: how shapes are checked, and the rows of a call."""
+    """Base of all: how shapes are checked, and the rows of a call."""
 
     types: ClassVar[Types] = {"T": FLOATS, "Tind": LABEL_TYPES}
     reduction = attribute(one_of("mean", "sum", "none"), "mean")

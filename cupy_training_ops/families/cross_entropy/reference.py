@@ -233,7 +233,7 @@ def _log_softmax(x: HostArray, axis: int) -> HostArray:
 
 
 def _reduced(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:
-    """Of weighted losses; a mean over nothing, or of weights that sum to 0, is 0."""
+    """Reduce weighted losses; a mean over nothing, or of weights that sum to 0, is 0."""
     if reduction == "none":
         return losses
     divisor = weights.sum() if reduction == "mean" else 1.0

@@ -226,7 +226,7 @@ class BiasSoftmaxDropout(Drawing):
 
 
 def _fits(bias: Shape, data: Shape, axis: int, inner: bool) -> bool:
-    """Whether a bias broadcasts, over neighbouring rows or over all rows together."""
+    """Return True if a bias broadcasts, over neighbouring rows or over all rows together."""
     if len(bias) > len(data):
         return False
     padded = (1,) * (len(data) - len(bias)) + bias

@@ -32,7 +32,7 @@ def block(counter: Sequence[HostArray | int], key: tuple[int, int]) -> list[Host
 
 
 def words(state: State, start: int, stop: int) -> HostArray:
-    """Those of the elements from `start` on: word i % 4 of block i / 4."""
+    """Words of n elements from `start` on: word i % 4 of block i / 4."""
     seed, offset = (int(number) for number in state)
     first = start // N_WORDS
     blocks = np.arange(first, -(-stop // N_WORDS), dtype=np.uint64)

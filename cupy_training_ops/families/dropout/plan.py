@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operators of dropout share: ratio, state and seed, and launches by elements or by lines."""
+"""Bases of dropout's operators: ratio, state and seed, and launches by elements or by lines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Arrays = tuple[Spec | None, ...]
 
 @dataclass(frozen=True)
 class Launches:
-    """What launches of one call share: the device, the type of the elements, the ratio."""
+    """Launches of one call, which share the device, the type of the elements and the ratio."""
 
     device: Device
     t: Dtype
@@ -56,12 +56,12 @@ class Launches:
 
     @property
     def scale(self) -> object:
-        """What kept elements are multiplied with."""
+        """The factor of kept elements, 1 / (1 - ratio)."""
         return self._of_ratio(partial(dropout_scale, t=self.t))
 
     @property
     def keeps_all(self) -> object:
-        """Whether there is nothing to drop, whatever a mask says."""
+        """True if there is nothing to drop, whatever a mask says."""
         return self._of_ratio(lambda ratio: ratio == 0)
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
@@ -188,7 +188,7 @@ SEED = attribute(
 
 
 class WithRatio(Op):
-    """What all share: a ratio, and whether it is applied."""
+    """Base of all: a ratio, and whether it is applied."""
 
     types: ClassVar[Types] = {"T": FLOATS}
     ratio_at: ClassVar[int]  # its place among the inputs, from the end
@@ -204,7 +204,7 @@ class WithRatio(Op):
         return DEFAULT_RATIO if given is None else given
 
     def launches(self, device: Device, specs: Sequence[Any]) -> Launches:
-        """Those of a call with these inputs and outputs, the first of type T."""
+        """Launches of a call with these inputs and outputs, the first of type T."""
         return Launches(device, specs[0].dtype, self.ratio(specs[: len(self.inputs)]))
 
 
@@ -220,7 +220,7 @@ os.register_at_fork(after_in_child=_draw_for_child)
 
 
 class Drawing(WithRatio):
-    """What draws: an instance numbers its draws, where no state is given.
+    """Base of operators that draw: an instance numbers its draws, where no state is given.
 
     As a function with a seed it always draws with offset 0.
     """

@@ -12,5 +12,5 @@ DEFAULT_RATIO = 0.5
 
 
 def dropout_scale(ratio: float, t: Dtype) -> np.floating:
-    """What kept elements are multiplied with."""
+    """The factor of kept elements, 1 / (1 - ratio), in the type that is computed in."""
     return rounded(1 / (1 - ratio), t)

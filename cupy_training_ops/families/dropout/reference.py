@@ -130,7 +130,7 @@ def _applied(ratio: float | None, training: bool) -> float:
 def _dropped(
     data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None
 ) -> _Pair:
-    """What is made of the data, scaled or 0, and which elements are kept."""
+    """values / (1 - ratio) where the mask, else 0; and the mask."""
     mask = _drawn(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask
 

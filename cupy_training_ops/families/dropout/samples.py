@@ -95,7 +95,7 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """Those of an element-wise operator."""
+    """Inputs of an element-wise operator."""
     x = values(rng, call.shape, dtype)
     if name.endswith("Grad"):
         forward = cpu.bitmask_dropout if name.startswith("Bit") else cpu.dropout
@@ -109,7 +109,7 @@ def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]
 
 
 def of_rows(rng: Generator, name: str, call: Rows, dtype: Any) -> tuple[Any, ...]:
-    """Those of an operator over rows; the gradient's with the softmax of something."""
+    """Inputs of an operator over rows; the gradient's with the softmax of something."""
     x = rng.standard_normal(call.shape).astype(dtype)
     bias = rng.standard_normal(call.bias).astype(dtype)
     if name == "BiasSoftmaxDropout":

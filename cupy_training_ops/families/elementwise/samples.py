@@ -82,7 +82,7 @@ def _broadcast(rng: Generator, a: Shape, b: Shape, dtype: Any) -> tuple[Any, ...
 
 
 def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Of both gradients, which are sums along the axes that A or B lacks."""
+    """Samples of both gradients, which are sums along the axes that A or B lacks."""
     dy, a, b = (x.astype(np.float64) for x in inputs)
     terms = dy / b, dy * a / b**2
     return tuple(_of_summed(*pair, inputs[0].dtype) for pair in zip(terms, (a, b), strict=True))

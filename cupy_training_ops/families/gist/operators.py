@@ -32,7 +32,7 @@ KEEP_SIGN = attribute(boolean, False, doc="round what is not 0 to a step at leas
 
 
 class _Codec(Op):
-    """What the ten share: one streaming launch from X to Y."""
+    """Base of the ten: one streaming launch from X to Y."""
 
     inputs = (X,)
     outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
@@ -77,7 +77,7 @@ class Encoder(_Codec):
         return x.shape
 
     def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
-        """Whether an array of this shape and dtype may be the codes of x."""
+        """Return True if an array of this shape and dtype may be the codes of x."""
         (y,) = self.infer(x)
         return (shape, dtype) == (y.shape, y.dtype)
 
@@ -107,7 +107,7 @@ class Decoder(_Codec):
         return n
 
     def flaw(self, codes: HostArray) -> str:
-        """What is wrong with codes on the host that no encoder makes; empty where nothing is."""
+        """A fault in codes on the host that no encoder makes, in words; empty where none is."""
         return ""
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:

@@ -58,7 +58,7 @@ def _worst(sums: Sums) -> float:
 
 
 def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
-    """Of some groups at a time, and of long groups some pieces."""
+    """Measure some groups at a time, and of long groups some pieces."""
     pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
     groups = max(pieces // sample.pieces, 1)
     found = [
@@ -92,7 +92,7 @@ def _of_groups(
 def _elements(
     sample: Sample, groups: HostArray, k: HostArray, n: int
 ) -> tuple[HostArray, HostArray]:
-    """Of each group the pieces k, whole tiles: places of elements, and which are the group's."""
+    """Pieces k of each group, as whole tiles: places of elements, and which are the group's."""
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
     piece = k * sample.stride + (hashed * sample.stride >> HALF)
@@ -107,7 +107,7 @@ def _elements(
 
 
 def _decoded(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
-    """What the elements of tiles decode to; every tile that is asked for is decoded once."""
+    """Decoded elements of tiles; every tile that is asked for is decoded once."""
     once, where = np.unique(tiles, return_inverse=True)
     shape = (once.size, TILE)
     values = gist_pack_msfp15_decoder(codes[once], to=dtype, shape=shape, keep_nonfinite=False)
@@ -116,7 +116,7 @@ def _decoded(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
 
 
 def _means(x: HostArray, tiles: HostArray) -> HostArray:
-    """Of each element the mean of its tile, of which the last may have fewer."""
+    """The mean of each element's tile, of which the last may have fewer."""
     once, where = np.unique(tiles, return_inverse=True)
     at = once[:, None] * TILE + np.arange(TILE)
     there = at < x.size

@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
 
 def sample_of(n: int, grouping: Grouping | None, whole: bool) -> Sample:
-    """Of n elements, at least one."""
+    """The sample of n elements, at least one."""
     outer, groups, inner = grouping or _runs(n)
     of_run = _most_tiles(inner)
     tiles = min(1 << (of_run - 1).bit_length(), MOST_TILES)

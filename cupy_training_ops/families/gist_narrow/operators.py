@@ -29,7 +29,7 @@ from .facts import (
 
 
 class _Narrow:
-    """What the encoders and decoders of this family share."""
+    """Base of this family's encoders and decoders."""
 
     domain = "cupy_training_ops"
     threads: ClassVar[int] = THREADS

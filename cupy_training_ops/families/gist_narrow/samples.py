@@ -19,7 +19,7 @@ EXPONENTS = (-1074, -1030, -160, -149, -133, -126, -24, 0, 15, 100, 126, 127, 10
 
 
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """What an encoder takes: indices from 0 to 15 among others, or numbers of many sizes."""
+    """An encoder's input: indices from 0 to 15 among others, or numbers of many sizes."""
     if dtype in FLOATS:
         return spread(rng, shape, dtype)
     return np.asarray(rng.integers(0, 16, shape) * rng.choice([1, 1, 1, 7], shape)).astype(dtype)

@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     @property
     def always_kept(self) -> bool:
-        """Whether the elements as they are take no more than a code without a value."""
+        """True if the elements as they are take no more than a code without a value."""
         return self.kept <= self.values
 
     @property
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
 
 def layout(n: int, itemsize: int, group: int) -> Layout:
-    """Of n elements whose values are coded by groups of so many."""
+    """The layout of n elements whose values are coded by groups of so many."""
     tile = TILE_NBYTES // itemsize
     tiles = -(-n // tile)
     mask = HEAD_NBYTES + 16 * -(-8 * tiles // 16)

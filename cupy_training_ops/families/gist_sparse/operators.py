@@ -34,7 +34,7 @@ ENCODING, NARROW_ENCODING, FINISHING = 4, 5, 2
 
 
 class _Sparse(Op):
-    """What the family's encoders and decoders share: the codec of the values."""
+    """Base of the family's encoders and decoders: the codec of the values."""
 
     domain = "cupy_training_ops"
     tiles: ClassVar[Tiles] = None
@@ -42,7 +42,7 @@ class _Sparse(Op):
     group: ClassVar[int]  # values in 16 bytes, where they are not as they are
 
     def layout(self, decoded: Spec) -> Layout:
-        """Of an array's code."""
+        """The layout of an array's code."""
         return layout(decoded.size, decoded.dtype.itemsize, self.group_of(decoded.dtype))
 
     def group_of(self, dtype: Dtype) -> int:

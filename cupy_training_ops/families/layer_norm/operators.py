@@ -49,7 +49,7 @@ STATISTICS = "shape of X with ones from the axis on"
 
 
 class _ByRows(Op):
-    """What all share: the rows of an array, and shapes that fit them."""
+    """Base of all: the rows of an array, and shapes that fit them."""
 
     types: ClassVar[Types] = ROWS
     axis = attribute(

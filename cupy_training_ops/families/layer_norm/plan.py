@@ -51,12 +51,12 @@ class Matrix:
 
     @property
     def computed(self) -> Dtype:
-        """What statistics and sums are."""
+        """The type of statistics and sums."""
         return computed_in(self.t)
 
     @property
     def both_nbytes(self) -> int:
-        """Of an element of X and one of Y."""
+        """Bytes of an element of X and one of Y."""
         return self.t.itemsize + self.v.itemsize
 
     @property
@@ -152,7 +152,7 @@ def _fits(divided: Division, held: Held, matrix: Matrix) -> bool:
 
 
 def _held(matrix: Matrix, width: int) -> Held:
-    """What a thread holds of a row, in slots of so many elements."""
+    """A thread's part of a row, in slots of so many elements."""
     itemsize = matrix.t.itemsize
     if width == 1:
         nbytes = SINGLE_COLUMNS[matrix.computed.itemsize] * itemsize

@@ -58,7 +58,7 @@ class Rows:
 
     @property
     def shifted(self) -> bool:
-        """Whether slots do not begin with the row."""
+        """True if slots do not begin with the row."""
         return self.period > 1
 
     @property
@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def _parameters_nbytes(self) -> int:
-        """What is held of scale and bias."""
+        """Bytes of scale and bias in shared memory."""
         holds = self.shifted or self.by_warps
         return self.depth * self.width * self.threads * self.parameter_nbytes if holds else 0
 

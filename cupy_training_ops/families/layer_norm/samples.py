@@ -123,7 +123,7 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
 
 
 def _more() -> Iterator[Sample]:
-    """What one operator alone has."""
+    """Attributes that one operator alone has."""
     name = "InvertibleLayerNormalizationGrad"
     for label, shape in (("ordinary", (9, 64)), ("odd", (9, 35)), ("long", (2, 17_001))):
         make = partial(inputs, name=name, shape=shape, types=TYPES[0], dead=3)

@@ -20,7 +20,7 @@ from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
 
 
 class _AlongAxis(Op):
-    """What all share: arrays of one shape and type, and a plan over the lines along `axis`."""
+    """Base of all: arrays of one shape and type, and a plan over the lines along `axis`."""
 
     types: ClassVar[Types] = {"T": FLOATS}
     kernels: ClassVar[Kernels]
