@@ -42,7 +42,7 @@ __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
 }
 __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
     const Draw draw = draw_of(state, largest);
-    return {{philox::Keys(draw.stream.key), draw.stream.offset}, largest};
+    return {{philox::Keys(draw.sequence.key), draw.sequence.offset}, largest};
 }
 
 struct Forward {

@@ -93,7 +93,7 @@ struct DropoutWriter {
     template <int N>
     __device__ __forceinline__ void store_at(i64 first, const Value (&p)[N]) const {
         Neighbours<N> drawn{};
-        if (rule.draws()) drawn.draw(rule.stream, first);
+        if (rule.draws()) drawn.draw(rule.sequence, first);
         Value scaled[N];
         Marks<N> marks{};
 #pragma unroll

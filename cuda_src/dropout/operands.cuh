@@ -14,19 +14,19 @@ using philox::Words;
 constexpr u32 ALL = 0xFFFFFFFFu;
 
 // Which elements are kept: those whose word is at most `largest`; where that is all, none is drawn.
-template <class Stream>
+template <class Sequence>
 struct DrawOf {
-    Stream stream;
+    Sequence sequence;
     u32 largest;
 
     __device__ bool draws() const { return largest != ALL; }
     __device__ bool keeps(u32 word) const { return word <= largest; }
     __device__ bool keeps_element(i64 element) const {
-        return !draws() || keeps(stream.word_of(element));
+        return !draws() || keeps(sequence.word_of(element));
     }
 };
-using Draw = DrawOf<philox::Stream>;
-using KeyedDraw = DrawOf<philox::KeyedStream>;
+using Draw = DrawOf<philox::RandomSequence>;
+using KeyedDraw = DrawOf<philox::KeyedSequence>;
 
 // Marks of elements that are kept, in words that are 0 at first.
 struct Mark {
@@ -102,28 +102,28 @@ struct Neighbours {
     u32 words[N];
 
     // The block's number without the `high` bits, which neighbours share.
-    template <class Stream>
-    __device__ __forceinline__ void draw(const Stream& stream, u32 low, u32 high, u32 first) {
+    template <class Sequence>
+    __device__ __forceinline__ void draw(const Sequence& sequence, u32 low, u32 high, u32 first) {
         if constexpr (N == 1) {
-            words[0] = stream.word_of(low, high, first);
+            words[0] = sequence.word_of(low, high, first);
         } else if constexpr (N >= N_WORDS) {
 #pragma unroll
             for (int b = 0; b < N / N_WORDS; ++b) {
-                const Words block = stream.block(low + b, high);
+                const Words block = sequence.block(low + b, high);
 #pragma unroll
                 for (int i = 0; i < N_WORDS; ++i) words[b * N_WORDS + i] = block.at[i];
             }
         } else {
-            const Words block = stream.block(low, high);
+            const Words block = sequence.block(low, high);
 #pragma unroll
             for (int i = 0; i < N; ++i)
                 words[i] = first % N_WORDS < N ? block.at[i] : block.at[N + i];
         }
     }
-    template <class Stream>
-    __device__ __forceinline__ void draw(const Stream& stream, i64 first) {
+    template <class Sequence>
+    __device__ __forceinline__ void draw(const Sequence& sequence, i64 first) {
         const u64 number = static_cast<u64>(first) / N_WORDS;
-        draw(stream, static_cast<u32>(number), static_cast<u32>(number >> 32),
+        draw(sequence, static_cast<u32>(number), static_cast<u32>(number >> 32),
              static_cast<u32>(first));
     }
 };
@@ -153,7 +153,7 @@ struct Kept {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const u32 at = offset - (u - v) * S::threads * width;
-            held[v].draw(rule.stream, static_cast<u32>(number) + at / N_WORDS,
+            held[v].draw(rule.sequence, static_cast<u32>(number) + at / N_WORDS,
                          static_cast<u32>(number >> 32), at);
         }
     }
@@ -161,7 +161,7 @@ struct Kept {
 #pragma unroll
         for (int i = 0; i < width; ++i)
             held[0].words[i] =
-                rule.draws() ? rule.stream.word_of(first + elementwise::apart<S>(offset, i)) : 0;
+                rule.draws() ? rule.sequence.word_of(first + elementwise::apart<S>(offset, i)) : 0;
     }
     __device__ Choice at(int u, int i) const { return {held[u].words[i], rule.largest}; }
     template <bool STREAMING>

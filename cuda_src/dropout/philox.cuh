@@ -23,7 +23,7 @@ struct Seed {
     }
 };
 
-// The same held for many blocks, where there are registers.
+// The same in registers, for many blocks.
 struct Keys {
     u32 of_low[ROUNDS], of_high[ROUNDS];
 
@@ -53,9 +53,9 @@ __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     return counter;
 }
 
-// What a seed and an offset draw for the elements of an array: word i % 4 of block i / 4.
+// The random words of an array's elements, of a seed and an offset: word i % 4 of block i / 4.
 template <class Key>
-struct StreamOf {
+struct SequenceOf {
     Key key;
     u64 offset;
 
@@ -76,7 +76,7 @@ struct StreamOf {
                        static_cast<u32>(element));
     }
 };
-using Stream = StreamOf<Seed>;
-using KeyedStream = StreamOf<Keys>;
+using RandomSequence = SequenceOf<Seed>;
+using KeyedSequence = SequenceOf<Keys>;
 
 }  // namespace cto::philox

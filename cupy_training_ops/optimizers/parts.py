@@ -17,7 +17,7 @@ from ..declare.schema import Inferred, Input, Output, Spec, attribute, integers
 from ..declare.type_rows import Types
 from ..dtypes import FIXED_SIZE, FLOATS, Dtype, HostArray
 from ..families.collective import queue
-from ..families.collective.messages import as_arrays, as_bytes, described
+from ..families.collective.messages import as_arrays, as_bytes, description
 from ..families.collective.plan import Collective, Specs, table
 from ..plan import Device, Plan, Work
 from ..process_group import ProcessGroup
@@ -274,7 +274,7 @@ def _exchanged(
     parts: Sequence[Part],
     answer: Answer,
 ) -> Sequence[memoryview]:
-    text = described(f"{words} {_listing(places)} on cpu", arrays)
+    text = description(f"{words} {_listing(places)} on cpu", arrays)
     return group.exchange(op, group.everyone, text, parts, answer)
 
 

@@ -22,7 +22,7 @@ from ..device.alike import Watched
 from ..device.streams import Cuda, Streams
 from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
-from ..families.collective.messages import described
+from ..families.collective.messages import description
 from ..families.optimizer.operators import GradientNorm
 from ..process_group import ProcessGroup
 from ..rules.widening import computed_in
@@ -129,7 +129,7 @@ class AdamW(adam.AdamW):
 
     def _compare(self, words: str) -> None:
         """Refuse what is not the same on all ranks."""
-        text = described(words, (*self._weights, *self._copies_of(self._every)[1]))
+        text = description(words, (*self._weights, *self._copies_of(self._every)[1]))
         self.group.exchange("AdamW", self.group.everyone, text)
 
     def _take(self) -> None:

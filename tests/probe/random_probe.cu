@@ -21,7 +21,7 @@ extern "C" __global__ void probe_words(const i64* elements, u32* words,
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const u64 seed = static_cast<u64>(either::as_i64(state, 0)),
               offset = static_cast<u64>(either::as_i64(state, 1));
-    if (i < n) words[i] = philox::Stream{seed, offset}.word_of(elements[i]);
+    if (i < n) words[i] = philox::RandomSequence{seed, offset}.word_of(elements[i]);
 }
 
 // Words of a tile that starts at any element, as element-wise kernels draw them.

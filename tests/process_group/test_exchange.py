@@ -11,7 +11,11 @@ from ranks import in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.families.collective.messages import agree_each_time, announced, shapes_in
+from cupy_training_ops.families.collective.messages import (
+    agree_each_time,
+    next_description,
+    shapes_in,
+)
 
 PAIR = 1, 0  # receiver and sender
 SAID = "the ranks disagree: rank {} calls {}, rank {} calls {}"
@@ -69,7 +73,7 @@ def test_what_differs_the_first_time_is_an_error_on_both_that_ends_nothing() -> 
 def test_what_is_announced_is_not_taken() -> None:
     def call(group) -> str:
         say(group, "a", "a")
-        found = announced(group, "Recv", 0) if group.rank else ""
+        found = next_description(group, "Recv", 0) if group.rank else ""
         say(group, "b")
         return found
 

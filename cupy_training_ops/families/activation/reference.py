@@ -75,14 +75,14 @@ def _fast(z: HostArray) -> HostArray:
     return _FAST * (z + 0.044715 * z * z * z)
 
 
-def _sum(x: HostArray, bias: HostArray | None = None) -> HostArray:
-    """x + bias in float64."""
+def _widen(x: HostArray, bias: HostArray | None = None) -> HostArray:
+    """x in float64, plus a row where there is one."""
     z = x.astype(FLOAT64)
     return z if bias is None else np.asarray(z + bias.astype(FLOAT64))
 
 
 def _quick(x: HostArray, alpha: float) -> HostArray:
-    return np.asarray(float(rounded(alpha, x.dtype)) * _sum(x))
+    return np.asarray(float(rounded(alpha, x.dtype)) * _widen(x))
 
 
 def _vanishing(x: HostArray, factor: HostArray) -> HostArray:
@@ -140,12 +140,12 @@ def tanh_grad(dy: HostArray, y: HostArray) -> HostArray:
 
 @_quiet
 def gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
-    return _product(dy, _gelu_slope(_sum(x), x.dtype))
+    return _product(dy, _gelu_slope(_widen(x), x.dtype))
 
 
 @_quiet
 def fast_gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
-    return _product(dy, _fast_slope(_sum(x)))
+    return _product(dy, _fast_slope(_widen(x)))
 
 
 @_quiet
@@ -156,30 +156,30 @@ def quick_gelu_grad(dy: HostArray, x: HostArray, *, alpha: float) -> HostArray:
 
 @_quiet
 def bias_gelu_grad_dx(dy: HostArray, x: HostArray, b: HostArray) -> HostArray:
-    return _product(dy, _gelu_slope(_sum(x, b), x.dtype))
+    return _product(dy, _gelu_slope(_widen(x, b), x.dtype))
 
 
 @_quiet
 def bias_fast_gelu_grad_dx(dy: HostArray, x: HostArray, b: HostArray) -> HostArray:
-    return _product(dy, _fast_slope(_sum(x, b)))
+    return _product(dy, _fast_slope(_widen(x, b)))
 
 
 @_quiet
 def gelu(x: HostArray) -> HostArray:
-    return _gelu(_sum(x), x.dtype)
+    return _gelu(_widen(x), x.dtype)
 
 
 @_quiet
 def bias_gelu(a: HostArray, b: HostArray) -> HostArray:
-    return _gelu(_sum(a, b), a.dtype)
+    return _gelu(_widen(a, b), a.dtype)
 
 
 @_quiet
 def fast_gelu(x: HostArray, bias: HostArray | None) -> HostArray:
-    z = _sum(x, bias)
+    z = _widen(x, bias)
     return cast(_vanishing(z, _sigmoid(_fast(z))), x.dtype)
 
 
 @_quiet
 def quick_gelu(x: HostArray, *, alpha: float) -> HostArray:
-    return cast(_vanishing(_sum(x), _sigmoid(_quick(x, alpha))), x.dtype)
+    return cast(_vanishing(_widen(x), _sigmoid(_quick(x, alpha))), x.dtype)

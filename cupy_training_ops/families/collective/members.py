@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sub-groups by `group_type`.
+"""Sub-groups by `group_type`, and which of their ranks owns a tensor of a list.
 
 With h ranks side by side in a horizontal group and l ranks on a node, of rank r:
 
@@ -12,20 +12,24 @@ With h ranks side by side in a horizontal group and l ranks on a node, of rank r
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from ...errors import refuse
 from ...process_group import ProcessGroup
 from ...process_group.engine import Ranks
 from ...process_group.group import Sizes
 
+ALIGNMENT = 32  # elements of a rank's chunk of a list are a multiple of it
 GLOBAL, DATA, NODE_LOCAL, CROSS_NODE, HORIZONTAL = range(5)
 NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
 
 
 def members(op: str, group: ProcessGroup, group_type: int) -> Ranks:
     """The sub-group of this type; refused where there is none."""
-    found = sub_groups(group.rank, group.size, group.sizes)
-    if group_type in found:
-        return found[group_type]
+    known = sub_groups(group.rank, group.size, group.sizes)
+    if group_type in known:
+        return known[group_type]
     if not 0 <= group_type < len(NAMES):
         expected = ", ".join(f"{i} ({name})" for i, name in enumerate(NAMES))
         refuse(op, "group_type", f"one of {expected}", str(group_type))
@@ -36,14 +40,33 @@ def members(op: str, group: ProcessGroup, group_type: int) -> Ranks:
 def sub_groups(rank: int, n: int, sizes: Sizes) -> dict[int, Ranks]:
     """Sub-groups of a rank of n by `group_type`, as far as the sizes tell them."""
     data, horizontal, local = sizes
-    found = {GLOBAL: tuple(range(n))}
+    groups = {GLOBAL: tuple(range(n))}
     if data or horizontal:
         side = horizontal or n // (data or 1)
-        found[DATA] = own = tuple(range(rank % side, n, side))
+        groups[DATA] = own = tuple(range(rank % side, n, side))
         if local:
-            found[NODE_LOCAL] = tuple(r for r in own if r // local == rank // local)
-            found[CROSS_NODE] = tuple(r for r in own if r % local == rank % local)
+            groups[NODE_LOCAL] = tuple(r for r in own if r // local == rank // local)
+            groups[CROSS_NODE] = tuple(r for r in own if r % local == rank % local)
     if horizontal:
         first = rank - rank % horizontal
-        found[HORIZONTAL] = tuple(range(first, first + horizontal))
-    return found
+        groups[HORIZONTAL] = tuple(range(first, first + horizontal))
+    return groups
+
+
+def owners(op: str, sizes: Sequence[int], n_ranks: int) -> list[int]:
+    """Which rank owns each tensor of a list whole: the one in whose chunk of all elements it lies.
+
+    Chunks are equal, and multiples of 32 elements; there is padding behind the last tensor, as much
+    as a multiple of every chunk's alignment where nothing would have to be padded.
+    """
+    total, alignment = sum(sizes), ALIGNMENT * n_ranks
+    chunk = (total + alignment - total % alignment) // n_ranks
+    owning = []
+    starts = itertools.accumulate(sizes, initial=0)
+    for i, (start, size) in enumerate(zip(starts, sizes, strict=False)):
+        owner = start // chunk
+        if start + size > (owner + 1) * chunk:
+            expected = f"a tensor inside one rank's chunk of {chunk} elements, to be owned whole"
+            refuse(op, f"input[{i}]", expected, f"elements {start} to {start + size}")
+        owning.append(owner)
+    return owning

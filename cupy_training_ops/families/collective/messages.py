@@ -15,16 +15,16 @@ from ...process_group import ProcessGroup
 from ...process_group.engine import AGAIN, SEPARATOR, Part, Ranks, disagreement
 
 
-def described(call: str, arrays: Iterable[HostArray | Spec]) -> str:
+def description(call: str, arrays: Iterable[HostArray | Spec]) -> str:
     """A call and its arrays, in words that ranks compare."""
-    found = list(arrays)
-    shapes = (f"{dtype_name(a.dtype)} {tuple(a.shape)}" for a in found)
-    return SEPARATOR.join([f"{call} of {len(found)} arrays", *shapes])
+    listed = list(arrays)
+    shapes = (f"{dtype_name(a.dtype)} {tuple(a.shape)}" for a in listed)
+    return SEPARATOR.join([f"{call} of {len(listed)} arrays", *shapes])
 
 
 def letter(where: str, tag: int, arrays: Iterable[HostArray | Spec]) -> str:
     """A message of Send and Recv, which travels by cpu or cuda."""
-    return described(f"Send and Recv with tag {tag} on {where}", arrays)
+    return description(f"Send and Recv with tag {tag} on {where}", arrays)
 
 
 def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
@@ -50,7 +50,7 @@ def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> No
             raise GroupError(words)
 
 
-def announced(group: ProcessGroup, op: str, sender: int) -> str:
+def next_description(group: ProcessGroup, op: str, sender: int) -> str:
     """The description of the next message of a rank, which is not taken."""
     with group.call(op) as engine:
         said = engine.receive(sender, "Send", engine.timeout, keep=True)
@@ -72,5 +72,5 @@ def as_arrays(parts: Sequence[Part], like: Sequence[HostArray | Spec]) -> list[H
 def _as_array(part: Part, like: HostArray | Spec) -> HostArray:
     if len(part) != like.nbytes:
         raise GroupError(f"a message came with {len(part)} bytes, not {like.nbytes}")
-    found: HostArray = np.frombuffer(part, np.uint8).view(like.dtype).reshape(like.shape)
-    return found if found.flags.aligned else found.copy()
+    array: HostArray = np.frombuffer(part, np.uint8).view(like.dtype).reshape(like.shape)
+    return array if array.flags.aligned else array.copy()

@@ -25,7 +25,7 @@ from ...plan import Device, Plan, Step
 from ...process_group import ProcessGroup
 from . import plan_adasum as adasum
 from . import queue
-from .owners import owners
+from .members import owners
 from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
 from .plan_letters import DONE, REMOTE, SIGNAL, Letter, Receiver
 
@@ -66,7 +66,9 @@ class NcclAllReduce(_OfLists):
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        yield self.queued(xs, ys, [queue.row("allReduce", x.size, x.dtype, queue.SUM) for x in xs])
+        yield self.nccl_step(
+            xs, ys, [queue.row("allReduce", x.size, x.dtype, queue.SUM) for x in xs]
+        )
 
 
 class _OfOwners(_OfLists):
@@ -100,7 +102,7 @@ class NcclAllGather(_OfOwners):
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         pairs = zip(xs, self._owners(xs), strict=True)
-        yield self.queued(
+        yield self.nccl_step(
             xs, ys, [queue.row("broadcast", x.size, x.dtype, root) for x, root in pairs]
         )
 
@@ -123,15 +125,14 @@ class NcclReduceScatter(_OfOwners):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        found, own = self._owners(xs), self.ranks.index(self.group.rank)
+        roots, own = self._owners(xs), self.ranks.index(self.group.rank)
         rows = [
             queue.row("reduce", x.size, x.dtype, queue.SUM, root)
-            for x, root in zip(xs, found, strict=True)
+            for x, root in zip(xs, roots, strict=True)
         ]
-        yield self.queued(xs, ys, rows)
-        others = [pair for pair, root in zip(zip(xs, ys, strict=True), found, strict=True)
-                  if root != own]  # fmt: skip
-        yield from copies([x for x, _ in others], [y for _, y in others])
+        yield self.nccl_step(xs, ys, rows)
+        rest = [i for i, root in enumerate(roots) if root != own]
+        yield from copies([xs[i] for i in rest], [ys[i] for i in rest])
 
 
 class MegatronF(Collective):
@@ -176,7 +177,7 @@ class MegatronG(MegatronF):
         if not self.reaches_others:
             return super().plan(device, x, y)
         return Plan(
-            (self.queued((x,), (y,), [queue.row("allReduce", x.size, x.dtype, queue.SUM)]),)
+            (self.nccl_step((x,), (y,), [queue.row("allReduce", x.size, x.dtype, queue.SUM)]),)
         )
 
 

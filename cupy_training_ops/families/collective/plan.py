@@ -23,7 +23,7 @@ from ...process_group import ProcessGroup
 from ...process_group.engine import Ranks
 from . import queue
 from .members import GLOBAL, members
-from .messages import described
+from .messages import description
 
 T = TypeVar("T")
 Specs = Sequence[Spec]
@@ -39,12 +39,12 @@ def process_group(value: object) -> ProcessGroup:
     return value
 
 
-def kept(group: ProcessGroup, key: object, make: Callable[[], T]) -> T:
+def once_per_group(group: ProcessGroup, key: object, make: Callable[[], T]) -> T:
     """The group's object under this key, made once and only while the group is open."""
-    found: T | None = group.instances.get(key)
-    if found is None:
-        found = group.instances[key] = make()
-    return found
+    instance: T | None = group.instances.get(key)
+    if instance is None:
+        instance = group.instances[key] = make()
+    return instance
 
 
 GROUP_TYPE = attribute(
@@ -69,7 +69,7 @@ class Queued(NamedTuple):
         calls = step.args[0] if isinstance(step, Work) else None
         if not isinstance(calls, queue.Calls) or calls.each_time:
             return None
-        prepared = calls.prepared(*tables)
+        prepared = calls.last_for(*tables)
         if prepared is None or not prepared.calls:
             return None
         return cls(call.backend, call.device, calls, prepared)
@@ -126,13 +126,13 @@ class Bound:
             if queued is not None and not values and queued.is_here():
                 queued.again()
                 return self._answer
-            found = bound(**values)
+            answer = bound(**values)
             if type(bound) is BoundCall and bound.answer is not None:  # not over tensors
                 self._queued = Queued.of(bound.call, bound.tables)
                 self._answer = bound.answer
-            return found
+            return answer
         except BaseException as error:
-            self._op.stopped(begun, error)
+            self._op.end_if_stopped(begun, error)
             raise
 
     def __getattr__(self, name: str) -> Any:
@@ -166,19 +166,19 @@ class Collective(Op):
                 if not keywords and again.has(inputs):
                     again.queued.again()
                     return tuple(inputs[0])
-            found = super().__call__(*inputs, **keywords)
+            results = super().__call__(*inputs, **keywords)
             if self._last:
                 self._again[:] = filter(None, map(Again.of, self._last))
-            return found
+            return results
         except BaseException as error:
-            self.stopped(begun, error)
+            self.end_if_stopped(begun, error)
             raise
 
     def bound(self, /, *inputs: object, **keywords: Any) -> Any:
         """As every operator's; a stop in the middle of a call ends the group, too."""
         return Bound(self, super().bound(*inputs, **keywords))
 
-    def stopped(self, begun: int, error: BaseException) -> None:
+    def end_if_stopped(self, begun: int, error: BaseException) -> None:
         """End the group where another rank has heard of a call that was stopped; raise that."""
         if not isinstance(error, OpError) and self.group.begun != begun:
             raise self.group.broken(self.name, error) from error
@@ -196,9 +196,9 @@ class Collective(Op):
             return cls(**attributes)
         key: object = cls
         if len(attributes) == 1:
-            found: Self | None = group.instances.get(key)
-            if found is not None:
-                return found
+            instance: Self | None = group.instances.get(key)
+            if instance is not None:
+                return instance
         else:
             pairs = [(name, value) for name, value in attributes.items() if name != "group"]
             try:
@@ -206,7 +206,7 @@ class Collective(Op):
             except (KeyError, TypeError) as error:  # what cannot be part of a key
                 pass_on(error)
                 return cls(**attributes)
-        return kept(group, key, partial(cls, **attributes))
+        return once_per_group(group, key, partial(cls, **attributes))
 
     def checks(self) -> tuple[Callable[..., None], ...]:
         """That the group is open, which calls that reach other ranks look at themselves."""
@@ -231,7 +231,7 @@ class Collective(Op):
         """The operator and its attributes, in words that ranks compare."""
         return f"{self.name}(group_type={self.group_type}) on cuda"
 
-    def queued(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
+    def nccl_step(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
         """All calls of NCCL as one step."""
         agree = self.agreement(specs)
         calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
@@ -239,7 +239,7 @@ class Collective(Op):
 
     def agreement(self, specs: Specs) -> Callable[[], object]:
         """A function that compares this kind of call with the other ranks'."""
-        text = described(self.call_name(), specs)
+        text = description(self.call_name(), specs)
         group, op, ranks = self.group, self.name, self.ranks
         return lambda: group.agree(op, ranks, text)
 

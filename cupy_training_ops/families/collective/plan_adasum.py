@@ -52,10 +52,10 @@ def plan(
     """One swap and three launches a level, for as many tensors as a launch takes."""
     scratch = ScratchMemory()
     itemsize = xs[0].dtype.itemsize
-    found = list(batches([x.size for x in xs], CHUNK_NBYTES // itemsize, CAPACITY))
+    tables = list(batches([x.size for x in xs], CHUNK_NBYTES // itemsize, CAPACITY))
     room = [align_up(x.nbytes, SCRATCH_ALIGNMENT) // itemsize for x in xs]
     *starts, total = itertools.accumulate(room, initial=0)
-    most_chunks = max((batch.n_chunks for batch in found), default=0)
+    most_chunks = max((batch.n_chunks for batch in tables), default=0)
     buffers = _Buffers(
         scratch.take(total, xs[0].dtype),
         scratch.take(DOTS * most_chunks, FLOAT64),
@@ -69,12 +69,12 @@ def plan(
         swapping = swap(own, [start * itemsize for start in starts], level)
         steps.append(Work("call", (swapping, table, buffers.others)))
         is_first = not rank & level
-        for batch in found:
-            steps += _combined(batch, own, ys, buffers, is_first)
+        for batch in tables:
+            steps += _combine(batch, own, ys, buffers, is_first)
     return scratch.plan(*steps)
 
 
-def _combined(
+def _combine(
     batch: Batch, own: Sequence[Spec], results: Sequence[Spec], buffers: _Buffers, is_first: bool
 ) -> Iterator[Launch]:
     """Dot products, scales and sums of the tensors of a batch."""

@@ -28,8 +28,8 @@ from ...dtypes import Dtype, to_dtype
 from ...errors import ArgumentError, ProviderError, refuse, shown
 from ...plan import Plan, Work
 from . import queue
-from .messages import agree_each_time, announced, letter, shapes_in
-from .plan import Collective, Rows, Specs, kept, table
+from .messages import agree_each_time, letter, next_description, shapes_in
+from .plan import Collective, Rows, Specs, once_per_group, table
 
 
 def dtypes(value: object) -> tuple[Dtype, ...]:
@@ -70,12 +70,12 @@ class Letter(Collective):
         if not 0 <= rank < n or rank == own:
             refuse(self.name, "Remote", f"another rank than {own}, below {n}", str(rank))
 
-    def check_types(self, found: Specs) -> None:
+    def check_types(self, specs: Specs) -> None:
         """The arrays are of the types that were announced."""
-        if len(found) != len(self.element_types):
-            expected = f"{len(found)}, one for each array"
+        if len(specs) != len(self.element_types):
+            expected = f"{len(specs)}, one for each array"
             refuse(self.name, "element_types", expected, str(len(self.element_types)))
-        for i, (spec, dtype) in enumerate(zip(found, self.element_types, strict=True)):
+        for i, (spec, dtype) in enumerate(zip(specs, self.element_types, strict=True)):
             if spec.dtype != dtype:
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
@@ -97,25 +97,25 @@ class Receiver(Letter):
         given = out[1] if isinstance(out, tuple) and len(out) == 2 else None
         arrays = given if isinstance(given, tuple) and all(a is not None for a in given) else ()
         if arrays:
-            taken = [adopt(self.name, f"out (Data[{i}])", a) for i, a in enumerate(arrays)]
-            library = "numpy" if isinstance(taken[0], np.ndarray) else "cupy"
-            op = self._with(tuple(array.shape for array in taken), library)
-            return op._received(inputs, out, keywords)
+            results = [adopt(self.name, f"out (Data[{i}])", a) for i, a in enumerate(arrays)]
+            library = "numpy" if isinstance(results[0], np.ndarray) else "cupy"
+            op = self._with(tuple(array.shape for array in results), library)
+            return op._receive(inputs, out, keywords)
         if self.shapes is None:
-            op = self._with(self._announced(inputs, keywords), self.arrays)
-            return op._received(inputs, out, keywords)
-        return self._received(inputs, out, keywords)
+            op = self._with(self._next_shapes(inputs, keywords), self.arrays)
+            return op._receive(inputs, out, keywords)
+        return self._receive(inputs, out, keywords)
 
-    def _received(self, inputs: Arguments, out: object, keywords: dict[str, Any]) -> Any:
+    def _receive(self, inputs: Arguments, out: object, keywords: dict[str, Any]) -> Any:
         return super().__call__(*inputs, out=out, **keywords)
 
     def _with(self, shapes: tuple[tuple[int, ...], ...], arrays: str) -> Self:
         """This operator for messages of these shapes."""
         values = {**self.attribute_values, "shapes": shapes, "arrays": arrays}
         key = type(self), self.tag, self.element_types, shapes, arrays
-        return kept(self.group, key, partial(type(self), **values))
+        return once_per_group(self.group, key, partial(type(self), **values))
 
-    def _announced(
+    def _next_shapes(
         self, inputs: Arguments, keywords: dict[str, object]
     ) -> tuple[tuple[int, ...], ...]:
         """The shapes of the next message."""
@@ -127,7 +127,7 @@ class Receiver(Letter):
                 refuse(self.name, item.name, "a value", "None")
         rank = self._checked_remote(signal, remote)
         where = "cuda" if self.placement()[0].runs_kernels else "cpu"
-        text = announced(self.group, self.name, rank)
+        text = next_description(self.group, self.name, rank)
         shapes = shapes_in(text)
         specs = list(map(Spec, shapes, self.element_types))
         own = letter(where, self.tag, specs)

@@ -16,7 +16,7 @@ from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ...process_group import ProcessGroup, nccl
 from ...process_group.engine import Ranks
 
-Bound = tuple[str, tuple[int, ...]]  # a method of NCCL's, and its arguments up to the stream
+NcclCall = tuple[str, tuple[int, ...]]  # a method of NCCL's, and its arguments up to the stream
 
 SUM, MEAN = 0, 4  # ncclRedOp_t
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     method: str
     rest: tuple[int, ...]
 
-    def bound(self, source: int, target: int) -> Bound:
+    def call_at(self, source: int, target: int) -> NcclCall:
         """The call for arrays at these addresses."""
         if self.method in ("send", "recv"):
             return self.method, (source if self.method == "send" else target, *self.rest)
@@ -57,7 +57,7 @@ def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
 class Prepared:
     """Calls with the addresses of their arrays, and for the last stream those of each method."""
 
-    calls: Sequence[Bound]
+    calls: Sequence[NcclCall]
     stream: int = -1
     runs: list[tuple[Callable[..., None], list[tuple[int, ...]]]] = field(default_factory=list)
 
@@ -103,20 +103,20 @@ class Calls:
 
     def __call__(self, sources: Any, targets: Any) -> None:
         """Queue the calls for arrays at these addresses."""
-        prepared = self.prepared(sources, targets)
+        prepared = self.last_for(sources, targets)
         if prepared is None or self.each_time:
             self._begin()
             n = len(self.rows)  # no fewer than arrays
-            prepared = self._prepared(addresses(sources, n), addresses(targets, n))
+            prepared = self._prepare(addresses(sources, n), addresses(targets, n))
             self._last = sources, targets, prepared
         self.again(prepared)
 
-    def at(self, found: Sequence[int], stream: Any) -> None:
+    def at(self, addresses: Sequence[int], stream: Any) -> None:
         """Queue the calls for arrays that are read and written at these addresses, on a stream."""
         self._begin()
-        self.again(self._prepared(found, found), stream)
+        self.again(self._prepare(addresses, addresses), stream)
 
-    def prepared(self, sources: object, targets: object) -> Prepared | None:
+    def last_for(self, sources: object, targets: object) -> Prepared | None:
         """The calls that were queued last, if they were for these tables."""
         known, also, prepared = self._last  # once: another thread may put its own there
         return prepared if known is sources and also is targets else None
@@ -147,16 +147,16 @@ class Calls:
         finally:
             group.busy.release()
 
-    def _prepared(self, read: Sequence[int], written: Sequence[int]) -> Prepared:
+    def _prepare(self, read: Sequence[int], written: Sequence[int]) -> Prepared:
         """Each call that moves something, with its addresses."""
         parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
         triples = zip(self.rows, parts, strict=True)
         return Prepared(
-            [row.bound(read[i] + a, written[i] + b) for row, (i, a, b) in triples if row.rest[0]]
+            [row.call_at(read[i] + a, written[i] + b) for row, (i, a, b) in triples if row.rest[0]]
         )
 
 
 def addresses(table: Any, n: int) -> list[int]:
     """The addresses of a struct of pointers, n at most; of scratch memory one for all."""
-    found: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
-    return found
+    listed: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
+    return listed

@@ -13,9 +13,8 @@ from ...dtypes import Dtype, HostArray
 from ...process_group import ProcessGroup
 from ...process_group.engine import Part
 from ...rules.widening import cast
-from .members import GLOBAL, members
-from .messages import as_arrays, as_bytes, described, letter
-from .owners import owners
+from .members import GLOBAL, members, owners
+from .messages import as_arrays, as_bytes, description, letter
 
 Arrays = Sequence[HostArray]
 Combine = Callable[
@@ -35,26 +34,26 @@ def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> 
 def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
     """Each array as its owner has it."""
 
-    def gathered(found: Sequence[Arrays]) -> list[Arrays]:
-        pairs = enumerate(owners("NcclAllGather", [x.size for x in inputs], len(found)))
-        owned = [found[owner][i] for i, owner in pairs]
-        return [owned] * len(found)
+    def gather(by_rank: Sequence[Arrays]) -> list[Arrays]:
+        pairs = enumerate(owners("NcclAllGather", [x.size for x in inputs], len(by_rank)))
+        owned = [by_rank[owner][i] for i, owner in pairs]
+        return [owned] * len(by_rank)
 
-    return _together("NcclAllGather", group, group_type, inputs, gathered)
+    return _together("NcclAllGather", group, group_type, inputs, gather)
 
 
 def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
     """Sums for their owners, the others' arrays as they are."""
 
-    def scattered(found: Sequence[Arrays]) -> list[Arrays]:
-        owned = owners("NcclReduceScatter", [x.size for x in inputs], len(found))
-        sums = _sums(found)[0]
+    def scatter(by_rank: Sequence[Arrays]) -> list[Arrays]:
+        owned = owners("NcclReduceScatter", [x.size for x in inputs], len(by_rank))
+        sums = _sums(by_rank)[0]
         return [
             [sums[i] if owner == rank else own[i] for i, owner in enumerate(owned)]
-            for rank, own in enumerate(found)
+            for rank, own in enumerate(by_rank)
         ]
 
-    return _together("NcclReduceScatter", group, group_type, inputs, scattered)
+    return _together("NcclReduceScatter", group, group_type, inputs, scatter)
 
 
 def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:  # noqa: ARG001
@@ -71,15 +70,15 @@ def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) 
     """Pairs of ranks combined, level by level."""
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
-    def combined(found: Sequence[Arrays]) -> Sequence[Arrays]:
+    def combine(by_rank: Sequence[Arrays]) -> Sequence[Arrays]:
         step = level
-        while step < len(found):
-            found = [_combined(found[r & ~step], found[r | step]) for r in range(len(found))]
+        while step < len(by_rank):
+            by_rank = [_combine(by_rank[r & ~step], by_rank[r | step]) for r in range(len(by_rank))]
             step *= 2
-        return found
+        return by_rank
 
     name = f"AdasumAllReduce(reduce_algo={reduce_algo})"
-    return _together(name, group, GLOBAL, inputs, combined)
+    return _together(name, group, GLOBAL, inputs, combine)
 
 
 def send(
@@ -114,9 +113,9 @@ def recv(
     return [as_arrays(parts, expected)]
 
 
-def _handed_over(found: list[list[memoryview]]) -> list[list[memoryview]]:
+def _handed_over(by_rank: list[list[memoryview]]) -> list[list[memoryview]]:
     """To the first of two ranks what the second has."""
-    return [found[1], []]
+    return [by_rank[1], []]
 
 
 def _together(
@@ -124,23 +123,23 @@ def _together(
 ) -> Arrays:
     """This rank's share of `combine` of all ranks' arrays, which the first rank computes."""
 
-    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-        arrays = [as_arrays(parts, inputs) for parts in found]
+    def answer(by_rank: list[list[memoryview]]) -> list[Sequence[Part]]:
+        arrays = [as_arrays(parts, inputs) for parts in by_rank]
         return [list(map(as_bytes, own)) for own in combine(arrays)]
 
     op = name.partition("(")[0]
-    text = described(f"{name}, group_type {group_type}, on cpu", inputs)
+    text = description(f"{name}, group_type {group_type}, on cpu", inputs)
     parts = [as_bytes(np.ascontiguousarray(x)) for x in inputs]
-    found = group.exchange(op, members(op, group, group_type), text, parts, answer)
-    return as_arrays([memoryview(part) for part in found], inputs)
+    share = group.exchange(op, members(op, group, group_type), text, parts, answer)
+    return as_arrays([memoryview(part) for part in share], inputs)
 
 
 @_quiet
-def _sums(found: Sequence[Arrays]) -> list[Arrays]:
+def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
     """The sums of what the ranks have, computed in float64 or as integers, for each rank."""
-    sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*found, strict=True)]
-    pairs = zip(sums, found[0], strict=True)
-    return [[_narrow(total, x.dtype) for total, x in pairs]] * len(found)
+    sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*by_rank, strict=True)]
+    pairs = zip(sums, by_rank[0], strict=True)
+    return [[_narrow(total, x.dtype) for total, x in pairs]] * len(by_rank)
 
 
 def _wide(x: HostArray) -> HostArray:
@@ -153,7 +152,7 @@ def _narrow(x: HostArray, dtype: Dtype) -> HostArray:
 
 
 @_quiet
-def _combined(a: Arrays, b: Arrays) -> Arrays:
+def _combine(a: Arrays, b: Arrays) -> Arrays:
     """The adaptive sums of two ranks' arrays, in float64, rounded once."""
     return [_adaptive_sum(x, y) for x, y in zip(a, b, strict=True)]
 

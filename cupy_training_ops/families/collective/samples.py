@@ -42,13 +42,12 @@ def samples() -> Iterator[Sample]:
         is_list = cls.inputs[0].variadic
         if cls.needs:
             continue
-        found = cls.types["T"]
         one = FLOATS[number % len(FLOATS)]
         for label, shapes, offset in LISTS:
             some = shapes if is_list else shapes[:1]
             make = partial(arrays, shapes=some, dtype=one, is_list=is_list)
             yield Sample(name, f"{dtype_name(one)}-{label}", make, {"group": ALONE}, offset)
-        for dtype in found:
+        for dtype in cls.types["T"]:
             make = partial(arrays, shapes=((7,),), dtype=np.dtype(dtype), is_list=is_list)
             yield Sample(name, f"{dtype_name(dtype)}-small", make, {"group": ALONE})
 

@@ -332,7 +332,7 @@ class CrossEntropyLossAndGrad(SparseOp):
         ignored: int | None,
         scale: Spec | Changing | None,
     ) -> tuple[Spec, ...]:
-        rows, t_out = self.checked(scores, labels, weights)
+        rows, t_out = self.check_shapes(scores, labels, weights)
         return self.loss(rows, t_out), Spec(scores.shape, scores.dtype)
 
     def plan(

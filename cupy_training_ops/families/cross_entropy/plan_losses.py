@@ -71,11 +71,11 @@ class SparseOp(CrossEntropyOp):
     output_type: Dtype | None = None  # where there is no such attribute
     ignore_index: int | None = None
 
-    def ignored(self, given: tuple[Any, ...]) -> int | None:
+    def ignored_label(self, given: tuple[Any, ...]) -> int | None:
         """The label that is ignored, an input or an attribute."""
         return given[0] if given else self.ignore_index
 
-    def checked(self, scores: Spec, labels: Spec, weights: Spec | None) -> tuple[Shape, Dtype]:
+    def check_shapes(self, scores: Spec, labels: Spec, weights: Spec | None) -> tuple[Shape, Dtype]:
         """The shape of the rows, and the type of the outputs."""
         declared, label, weight = self.inputs[self.n_before : self.n_before + 3]
         rank = len(scores.shape)
@@ -106,7 +106,7 @@ class SparseOp(CrossEntropyOp):
 
     def check_values(self, *inputs: Any) -> None:
         scores, labels, _, *ignored = inputs[self.n_before :]
-        n_classes, ignore = scores.shape[self.axis], self.ignored(tuple(ignored))
+        n_classes, ignore = scores.shape[self.axis], self.ignored_label(tuple(ignored))
         outside = (labels < 0) | (labels >= n_classes)
         if ignore is not None:
             outside &= labels != ignore
@@ -128,14 +128,14 @@ class LossOp(SparseOp):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *ignored: int | None
     ) -> tuple[Spec, ...]:
-        rows, t_out = self.checked(scores, labels, weights)
+        rows, t_out = self.check_shapes(scores, labels, weights)
         return self.loss(rows, t_out), Spec(scores.shape, t_out)
 
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
         *ignored, output, log_prob = others
-        targets = self.targets(scores, labels, weights, self.ignored(tuple(ignored)))
+        targets = self.targets(scores, labels, weights, self.ignored_label(tuple(ignored)))
         return cross_entropy.forward(self.rows(device, scores), scores, targets, output, log_prob)
 
 
@@ -148,7 +148,7 @@ class GradientOp(SparseOp):
     def infer(
         self, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
-        rows, t_out = self.checked(log_prob, label, weight)
+        rows, t_out = self.check_shapes(log_prob, label, weight)
         self.check_slope(dy, rows)
         if len(others) == 2 and others[1] is not None:
             self.refuse_unlike("bias", others[1], log_prob.shape, "log_prob")
@@ -162,6 +162,6 @@ class GradientOp(SparseOp):
     ) -> Plan:
         *others, gradient = rest
         bias = others[1] if others else None
-        targets = self.targets(log_prob, label, weight, self.ignored(tuple(others[:1])))
+        targets = self.targets(log_prob, label, weight, self.ignored_label(tuple(others[:1])))
         rows = self.rows(device, log_prob)
         return cross_entropy.backward(rows, dy, log_prob, targets, bias, gradient)

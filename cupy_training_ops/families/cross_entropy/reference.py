@@ -23,7 +23,7 @@ _Pair = tuple[HostArray, HostArray]
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str) -> _Pair:
     log_prob, target = _log_softmax(_wide(logits), -1), _wide(label)
     losses = in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
-    loss = _reduced(losses, np.ones(losses.shape), reduction)
+    loss = _reduce(losses, np.ones(losses.shape), reduction)
     return cast(loss, logits.dtype), cast(log_prob, logits.dtype)
 
 
@@ -190,10 +190,10 @@ class _Rows:
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
         """Loss and log-probabilities."""
         log_prob = _log_softmax(_wide(scores), axis)
-        own = in_range(-self._picked(log_prob, axis), scores.dtype)
+        own = in_range(-self._pick(log_prob, axis), scores.dtype)
         losses = np.where(self.weights == 0, 0, self.weights * own)
         losses = np.where(self.outside, np.nan, losses)
-        return cast(_reduced(losses, self.weights, reduction), out), cast(log_prob, out)
+        return cast(_reduce(losses, self.weights, reduction), out), cast(log_prob, out)
 
     @_quiet
     def gradient(
@@ -215,7 +215,7 @@ class _Rows:
         gradient = np.where(np.expand_dims(self.outside, axis), np.nan, gradient)
         return cast(gradient if bias is None else gradient + _wide(bias), out)
 
-    def _picked(self, log_prob: HostArray, axis: int) -> HostArray:
+    def _pick(self, log_prob: HostArray, axis: int) -> HostArray:
         """The log-probability of each row's label."""
         if log_prob.shape[axis] == 0:
             return np.zeros(self.classes.shape)
@@ -232,7 +232,7 @@ def _log_softmax(x: HostArray, axis: int) -> HostArray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
 
 
-def _reduced(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:
+def _reduce(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:
     """Reduce weighted losses; a mean over nothing, or of weights that sum to 0, is 0."""
     if reduction == "none":
         return losses

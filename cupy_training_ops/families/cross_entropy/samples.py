@@ -104,12 +104,12 @@ class Call:
     @property
     def attributes(self) -> dict[str, Any]:
         """The operator's."""
-        found: dict[str, Any] = {"reduction": self.reduction}
+        values: dict[str, Any] = {"reduction": self.reduction}
         if self.form.has_ignore and not self.form.ignore_input and not self.form.dense:
-            found["ignore_index"] = self.ignore
+            values["ignore_index"] = self.ignore
         if self.t_out is not None:
-            found["output_type"] = self.t_out
-        return found
+            values["output_type"] = self.t_out
+        return values
 
     def make(self, rng: Generator) -> tuple[Any, ...]:
         """The inputs."""
@@ -119,14 +119,14 @@ class Call:
         first = self._first(rng, scores)
         if self.form.dense:
             return *first, self._distribution(rng)
-        found = [*first, self._labels(rng), self._weights(rng)]
+        inputs = [*first, self._labels(rng), self._weights(rng)]
         if self.form.ignore_input:
-            found.append(self.ignore)
+            inputs.append(self.ignore)
         if self.form.name == "CrossEntropyLossAndGrad":
-            found.append(np.array([64.0], np.float32) if self.weighted else None)
+            inputs.append(np.array([64.0], np.float32) if self.weighted else None)
         if self.form.name.endswith("InternalGrad") and self.bias:
-            found.append(logits(rng, self.scores_shape, self.t_out or self.t))
-        return tuple(found)
+            inputs.append(logits(rng, self.scores_shape, self.t_out or self.t))
+        return tuple(inputs)
 
     def _first(self, rng: Generator, scores: Any) -> tuple[Any, ...]:
         """Scores; or the gradient of the loss and log-probabilities."""

@@ -63,7 +63,7 @@ class _Elementwise(Drawing):
     ) -> Plan:
         """The launch of this operator's kernel; a state in memory goes on."""
         launches = self.launches(device, specs)
-        options = (*options, *launches.drawn(state))
+        options = (*options, *launches.draw_arguments(state))
         launched = launches.by_tiles if self.has_tiles else launches.elementwise
         launch = launched(self.kernel, arrays, *options)
         return launches.then_advance(launch, state)
@@ -213,7 +213,7 @@ class BiasSoftmaxDropout(Drawing):
         lines = _rows(data.shape, self.axis)
         n_bias = bias.size // lines.length
         shared = divisor(lines.n_outer // n_bias if self.is_inner_broadcast else n_bias)
-        options = (shared, self.is_inner_broadcast, *launches.drawn(state))
+        options = (shared, self.is_inner_broadcast, *launches.draw_arguments(state))
         launch = launches.over_lines(
             self.kernels,
             (data, bias, *outputs),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Random words that depend on seed, offset and place alone: dropout/philox.cuh in NumPy.
+"""Dropout's random words and ratio; words depend on seed, offset and place alone.
 
-Philox 4x32-10: Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (2011).
+They are those of dropout/philox.cuh. Philox 4x32-10: Salmon, Moraes, Dror, Shaw: Parallel random
+numbers: as easy as 1, 2, 3 (2011).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...dtypes import HostArray
+from ...dtypes import Dtype, HostArray
+from ...rules.widening import rounded
 from .facts import KEY_STEP_0, KEY_STEP_1, MULTIPLIER_0, MULTIPLIER_2, N_WORDS, ROUNDS
 
 State = Sequence[int]  # seed and offset, each of 64 bits
 
+DEFAULT_RATIO = 0.5
 PIECE = 2**15  # elements whose words stay in the cache while they are made
 _LOW = 2**32 - 1
 _SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
@@ -48,7 +51,12 @@ def largest_kept(ratio: float) -> int:
     return _LOW - int(ratio * 2.0**32)
 
 
-def kept(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:
+def dropout_scale(ratio: float, t: Dtype) -> np.floating:
+    """The factor of kept elements, 1 / (1 - ratio), in the type that is computed in."""
+    return rounded(1 / (1 - ratio), t)
+
+
+def keep_masks(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:
     """Piece by piece of n elements, which of them are kept."""
     largest = largest_kept(ratio)
     for start in range(0, n, PIECE):

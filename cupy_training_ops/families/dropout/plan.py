@@ -32,7 +32,7 @@ from ...planning.elementwise import streamed, type_slots
 from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
 from . import philox
 from .facts import N_HELD
-from .ratio import DEFAULT_RATIO, dropout_scale
+from .philox import DEFAULT_RATIO, dropout_scale
 
 # What a block computes before its first tile costs as much as a tile does where elements are short.
 # Of 64 Mi in float16 BitmaskDropout takes 0.078 ms in place of 0.080, BiasDropout 0.121 in place of
@@ -97,7 +97,7 @@ class Launches:
         args = (*arrays, *options, *divided.args)
         return Launch(divided.kernel, divided.config, args, self._slots)
 
-    def drawn(self, state: State) -> tuple[object, ...]:
+    def draw_arguments(self, state: State) -> tuple[object, ...]:
         """The arguments of what draws: the state, the largest word that keeps, the scale."""
         return state, self._of_ratio(philox.largest_kept), self.scale
 
@@ -124,10 +124,10 @@ class Launches:
 
 def part(value: object) -> float:
     """A number from 0 on, below 1, also in an array or a sequence of one element."""
-    found = real(single(value))
-    if not 0 <= found < 1:
-        raise ArgumentError(f"expected a number from 0 on, below 1, got {shown(found)}")
-    return found
+    number = real(single(value))
+    if not 0 <= number < 1:
+        raise ArgumentError(f"expected a number from 0 on, below 1, got {shown(number)}")
+    return number
 
 
 def seed(value: object) -> int:

@@ -14,7 +14,7 @@ from ...dtypes import FLOAT64, HostArray
 from ...rules.widening import cast, wide
 from ..softmax import reference as softmax
 from . import philox
-from .ratio import DEFAULT_RATIO, dropout_scale
+from .philox import DEFAULT_RATIO, dropout_scale
 
 # Two numbers, or an array of them, of which the offset goes on. None draws as the function does.
 State = Any
@@ -31,7 +31,7 @@ def _in_bits(function: Callable[Given, _Pair]) -> Callable[Given, _Pair]:
     @functools.wraps(function)
     def in_bits(*inputs: Given.args, **attributes: Given.kwargs) -> _Pair:
         output, mask = function(*inputs, **attributes)
-        return output, _packed(mask)
+        return output, _pack_bits(mask)
 
     return in_bits
 
@@ -45,8 +45,8 @@ def dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    found, mask = _dropped(data, wide(data), _applied(ratio, bool(training_mode)), state, seed)
-    return cast(found, data.dtype), mask
+    values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
+    return cast(values, data.dtype), mask
 
 
 bitmask_dropout = _in_bits(dropout)
@@ -63,9 +63,9 @@ def bias_dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    total, applied = wide(data) + wide(bias), _applied(ratio, bool(training_mode))
-    found, mask = _dropped(data, total, applied, state, seed)
-    return cast(found if residual is None else found + wide(residual), data.dtype), mask
+    total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
+    values, mask = _drop(data, total, applied, state, seed)
+    return cast(values if residual is None else values + wide(residual), data.dtype), mask
 
 
 bitmask_bias_dropout = _in_bits(bias_dropout)
@@ -86,8 +86,8 @@ def bias_softmax_dropout(
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
     p = softmax.softmax(total.reshape(rows), axis=-1).reshape(data.shape)
-    found, mask = _dropped(data, p, _applied(ratio, True), state, seed)
-    return cast(found, data.dtype), mask, cast(p, data.dtype)
+    values, mask = _drop(data, p, _ratio(ratio, True), state, seed)
+    return cast(values, data.dtype), mask, cast(p, data.dtype)
 
 
 @_quiet
@@ -97,7 +97,7 @@ def dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    applied = _applied(ratio, training_mode is not False)
+    applied = _ratio(ratio, training_mode is not False)
     kept = mask.reshape(dy.shape) if applied else np.ones(dy.shape, np.bool_)
     return cast(_through(wide(dy), kept, applied, dy), dy.dtype)
 
@@ -116,32 +116,30 @@ def bitmask_dropout_grad(
 def softmax_dropout_grad(
     dy: HostArray, mask: HostArray, softmax_y: HostArray, ratio: float | None = None, *, axis: int
 ) -> HostArray:
-    applied = _applied(ratio, True)
+    applied = _ratio(ratio, True)
     kept = mask if applied else np.ones_like(mask)
     g = _through(dy.astype(FLOAT64), kept, applied, dy)
     return cast(softmax.softmax_grad(g, softmax_y, axis=axis), dy.dtype)
 
 
-def _applied(ratio: float | None, training: bool) -> float:
+def _ratio(ratio: float | None, training: bool) -> float:
     """The ratio that elements are dropped with, 0 where it is the identity."""
     return (DEFAULT_RATIO if ratio is None else ratio) if training else 0.0
 
 
-def _dropped(
-    data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None
-) -> _Pair:
+def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None) -> _Pair:
     """values / (1 - ratio) where the mask, else 0; and the mask."""
-    mask = _drawn(data, ratio, state, seed)
+    mask = _draw(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask
 
 
-def _drawn(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:
+def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:
     """Which elements are kept. Nothing is drawn at ratio 0, and a state then stays."""
     mask = np.ones(x.size, np.bool_)
     if ratio > 0:
         start = ((seed or 0) % 2**64, 0) if state is None else state
         in_memory = isinstance(state, np.ndarray)
-        for piece, kept in philox.kept(state.ravel() if in_memory else start, x.size, ratio):
+        for piece, kept in philox.keep_masks(state.ravel() if in_memory else start, x.size, ratio):
             mask[piece] = kept
         if in_memory:
             state.reshape(-1)[1:] += np.uint64(1)
@@ -154,7 +152,7 @@ def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> Ho
     return np.asarray(np.where(mask, x * scale, x.dtype.type(0)))
 
 
-def _packed(mask: HostArray) -> HostArray:
+def _pack_bits(mask: HostArray) -> HostArray:
     """A bit for each element, those past the last 0."""
     bits = np.packbits(mask, axis=None, bitorder="little")
     return np.pad(bits, (0, -bits.size % 4)).view(np.uint32)

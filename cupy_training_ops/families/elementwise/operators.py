@@ -44,7 +44,7 @@ def number(value: object) -> float:
     return value if type(value) is float else real(single(value))
 
 
-def bound(value: object) -> int:
+def limit(value: object) -> int:
     """An integer within the range of float64."""
     whole = integer(value)
     real(whole)
@@ -184,8 +184,8 @@ class FakeQuant(ElementwiseOp):
         Input("zero_point", "float64", memory="host", convert=number, static=False),
     )
     outputs = (OUTPUT, Output("mask", "bool", shape="shape of input"))
-    quant_min = attribute(bound, 0)
-    quant_max = attribute(bound, 255)
+    quant_min = attribute(limit, 0)
+    quant_max = attribute(limit, 255)
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)

@@ -12,11 +12,11 @@ from ...rules.widening import cast, rounded, wide
 _quiet = np.errstate(all="ignore")
 
 
-def _scaled(x: HostArray, scale: float) -> HostArray:
+def _scale(x: HostArray, scale: float) -> HostArray:
     return np.asarray(wide(x) * scale)
 
 
-def _summed(x: HostArray, like: HostArray) -> HostArray:
+def _sum_like(x: HostArray, like: HostArray) -> HostArray:
     """x summed over the dimensions that `like` is repeated along, in float64, in its shape."""
     if x.size == like.size:  # a sum that begins with 0 would lose the sign of -0.0
         return x.reshape(like.shape).astype(like.dtype)
@@ -42,7 +42,7 @@ def batch_scale(
     input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None
 ) -> tuple[HostArray | None, ...]:
     scales = (scale_0, scale_1, scale_2)
-    return tuple(None if s is None else _scaled(input_, s).astype(input_.dtype) for s in scales)
+    return tuple(None if s is None else _scale(input_, s).astype(input_.dtype) for s in scales)
 
 
 @_quiet
@@ -55,9 +55,9 @@ def scaled_sum(
     scale_1: float,
     scale_2: float | None,
 ) -> HostArray:
-    total = _scaled(input_0, scale_0) + _scaled(input_1, scale_1)
+    total = _scale(input_0, scale_0) + _scale(input_1, scale_1)
     if input_2 is not None and scale_2 is not None:
-        total = total + _scaled(input_2, scale_2)
+        total = total + _scale(input_2, scale_2)
     return np.asarray(total).astype(input_0.dtype)
 
 
@@ -84,4 +84,4 @@ def is_finite(x: HostArray) -> HostArray:
 @_quiet
 def div_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, HostArray]:
     by_a = wide(dy) / wide(b)
-    return _summed(by_a, a), _summed(-by_a * (wide(a) / wide(b)), b)
+    return _sum_like(by_a, a), _sum_like(-by_a * (wide(a) / wide(b)), b)

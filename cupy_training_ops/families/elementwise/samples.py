@@ -55,19 +55,19 @@ def _value(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
-    arrays = _streamed(name)
+    arrays = _array_inputs(name)
     values = [_value(rng, shape, BOOL if i.type == "bool" else dtype) for i in arrays]
     return (*values, *HOSTS.get(name, ()))
 
 
-def _streamed(name: str) -> list[Input]:
+def _array_inputs(name: str) -> list[Input]:
     """The inputs that have an element for each of the output's."""
     return [i for i in OPS[name].inputs if i.memory == "device" and i.shape != "one element"]
 
 
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     """Special numbers in one input beside ordinary ones in the others, for each; several blocks."""
-    n_arrays = len(_streamed(name))
+    n_arrays = len(_array_inputs(name))
     values = _arrays(rng, name, (n_arrays, SPECIALS.size), dtype)
     with np.errstate(over="ignore"):
         for i, array in enumerate(values[:n_arrays]):

@@ -38,7 +38,7 @@ def gist_pack1_encoder(x: HostArray) -> HostArray:
 
 def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     bits = np.unpackbits(x.ravel())
-    return _shaped(bits, shape, (bits.size,)).astype(to)
+    return _first_elements(bits, shape, (bits.size,)).astype(to)
 
 
 @_quiet
@@ -48,7 +48,7 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
 
 @_quiet
 def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _shaped(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
+    return _first_elements(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
 
 
 @_quiet
@@ -58,7 +58,7 @@ def gist_pack16_encoder(x: HostArray) -> HostArray:
 
 @_quiet
 def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return converted(_shaped(x, shape, x.shape), to)
+    return converted(_first_elements(x, shape, x.shape), to)
 
 
 @_quiet
@@ -85,9 +85,9 @@ def gist_pack_msfp15_decoder(
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
     # Both factors are exact in float32, so that the product is rounded once.
     values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, BOX)
-    decoded = _shaped(values, shape, x.shape).astype(to, copy=False)
+    decoded = _first_elements(values, shape, x.shape).astype(to, copy=False)
     if keep_nonfinite:
-        lost = _shaped(np.repeat(shared == 255, BOX), shape, x.shape)
+        lost = _first_elements(np.repeat(shared == 255, BOX), shape, x.shape)
         put_nan(decoded, lost, np.zeros_like(lost))
     return decoded
 
@@ -117,7 +117,7 @@ def _largest_of_tile(exponent: HostArray) -> HostArray:
     return exponent
 
 
-def _shaped(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArray:
+def _first_elements(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArray:
     """The first elements in the asked-for shape: the padding of the last tile falls off."""
     wanted = default if shape is None else shape
     return flat.ravel()[: int(np.prod(wanted, dtype=np.int64))].reshape(wanted)

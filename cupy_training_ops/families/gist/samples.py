@@ -47,7 +47,7 @@ def one_input(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[A
     return (maker(rng, **size),)
 
 
-def _decoded(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
     return np.asarray(rng.random(shape) < 0.5) if dtype == BOOL else spread(rng, shape, dtype)
 
 
@@ -63,7 +63,7 @@ def _encoder(name: str) -> Iterator[Sample]:
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
         for label, shape, offset in SHAPES:
-            make = partial(one_input, _decoded, shape=shape, dtype=dtype)
+            make = partial(one_input, _numbers, shape=shape, dtype=dtype)
             yield Sample(name, f"{t}-{label}", make, {}, offset)
         if dtype != BOOL:
             make = partial(one_input, special, dtype=dtype)

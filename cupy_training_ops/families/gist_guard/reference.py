@@ -79,7 +79,7 @@ def _of_groups(
     for k in range(0, sample.pieces, at_once):
         at, there = _elements(sample, groups, np.arange(k, min(k + at_once, sample.pieces)), x.size)
         values, own = x[at].astype(FLOAT64), at[:, ::TILE] // TILE
-        off = np.where(there, values - _decoded(codes, own, x.dtype), 0)
+        off = np.where(there, values - _decode(codes, own, x.dtype), 0)
         distance = np.where(there, values - origin, 0)
         error += np.square(off).sum(1)
         tiles += float(np.square(np.where(there, values - _means(x, own), 0)).sum())
@@ -106,7 +106,7 @@ def _elements(
     return np.minimum(at, n - 1).reshape(flat), there.reshape(flat)
 
 
-def _decoded(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
+def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
     """Decoded elements of tiles; every tile that is asked for is decoded once."""
     once, where = np.unique(tiles, return_inverse=True)
     shape = (once.size, TILE)

@@ -45,7 +45,7 @@ SHAPES: tuple[tuple[str, tuple[int, ...], Grouping | None, int], ...] = (
 )
 
 
-def _shifted(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+def _off_centre(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
     """Normal values about a mean that is a few deviations away, some of them zero."""
     values = rng.standard_normal(shape) + rng.uniform(-4, 4)
     return np.asarray(values * (rng.random(shape) > 0.1)).astype(dtype)
@@ -55,7 +55,7 @@ def _samples() -> Iterator[Sample]:
     for dtype in FLOATS:
         t = dtype_name(dtype)
         for label, shape, grouping, offset in SHAPES:
-            make = partial(one_input, _shifted, shape=shape, dtype=dtype)
+            make = partial(one_input, _off_centre, shape=shape, dtype=dtype)
             yield Sample(NAME, f"{t}-{label}", make, {"grouping": grouping}, offset)
         make = partial(one_input, special, dtype=dtype)
         yield Sample(NAME, f"{t}-special", make)

@@ -39,7 +39,7 @@ _VALUE_OF_E4M3 = _CODES.view(ml_dtypes.float8_e4m3fn)
 _VALUE_OF_E5M2 = _CODES.view(ml_dtypes.float8_e5m2)
 
 
-def _shaped(flat: HostArray, shape: Shape) -> HostArray:
+def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
     """The first elements in the asked-for shape, all of them where there is none."""
     return flat if shape is None else flat[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
 
@@ -56,7 +56,7 @@ def gist_fp10_encoder(x: HostArray) -> HostArray:
 @_quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
-    return _shaped(np.take(converted(_VALUE_OF_FP10, to), codes.ravel()), shape)
+    return _first_elements(np.take(converted(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
 
 # ---- 4-bit indices -------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG
 
 
 def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _shaped(np.stack((x.ravel() & 15, x.ravel() >> 4), 1).ravel(), shape).astype(to)
+    return _first_elements(np.stack((x.ravel() & 15, x.ravel() >> 4), 1).ravel(), shape).astype(to)
 
 
 # ---- scaled 8-bit floats -------------------------------------------------------------------------
@@ -96,10 +96,10 @@ def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> Host
     blocks = padded(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     scales = _scales(blocks, largest)
     codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))
-    return _tiled(scales.astype(INT16), codes, x.size)
+    return _to_tiles(scales.astype(INT16), codes, x.size)
 
 
-def _tiled(scales: HostArray, codes: HostArray, n: int) -> HostArray:
+def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
     """The bytes of n codes, (blocks, elements), in tiles, each behind its scales."""
     codes = codes.view(np.uint8)
     scales = padded(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
@@ -107,7 +107,7 @@ def _tiled(scales: HostArray, codes: HostArray, n: int) -> HostArray:
     return np.hstack((scales, tiles)).ravel()[: n + scales.size]
 
 
-def _untiled(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, HostArray, int]:
+def _from_tiles(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, HostArray, int]:
     """Scales (tiles, blocks), codes (tiles, blocks, elements), and the number without padding."""
     nbytes = TILE // block * scale.itemsize
     tiles = padded(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
@@ -125,11 +125,11 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 @_quiet
 def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> HostArray:
-    scales, codes, n = _untiled(x, BLOCK, INT16)
+    scales, codes, n = _from_tiles(x, BLOCK, INT16)
     unscaled = np.take(values.astype(computed_in(to)), codes)
     decoded = np.ldexp(unscaled, scales.astype(np.int32)[:, :, None]).astype(to)
     put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
-    return _shaped(decoded.ravel()[:n], shape)
+    return _first_elements(decoded.ravel()[:n], shape)
 
 
 # ---- scaled integers -----------------------------------------------------------------------------
@@ -148,16 +148,16 @@ def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
     if keep_sign:
         lost = (codes == 0) & (numbers != 0) & is_finite
         codes[lost] = np.where(np.signbit(numbers[lost]), -1, 1)
-    return _tiled(scales, codes, x.size)
+    return _to_tiles(scales, codes, x.size)
 
 
 @_quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    scales, codes, n = _untiled(x, INT8_BLOCK, BFLOAT16)
+    scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     is_normal = scales.view(np.uint16) & 0x7F80 != 0
     factors = np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0))
     decoded = codes.view(np.int8).astype(FLOAT32) * factors[:, :, None]
-    return _shaped(
+    return _first_elements(
         put_nan(decoded.astype(to), np.isnan(decoded), np.zeros(decoded.shape, bool)).ravel()[:n],
         shape,
     )

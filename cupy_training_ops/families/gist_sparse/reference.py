@@ -53,30 +53,30 @@ def _msfp15(keep_sign: bool = False) -> Values:
 
 
 def gist_sparse_encoder(x: HostArray) -> HostArray:
-    return _encoded(x, _as_they_are(x.dtype))
+    return _encode(x, _as_they_are(x.dtype))
 
 
 def gist_sparse_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _decoded(x, to, shape, _as_they_are(to))
+    return _decode(x, to, shape, _as_they_are(to))
 
 
 def gist_sparse_fp10_encoder(x: HostArray) -> HostArray:
-    return _encoded(x, _fp10())
+    return _encode(x, _fp10())
 
 
 def gist_sparse_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _decoded(x, to, shape, _fp10())
+    return _decode(x, to, shape, _fp10())
 
 
 def gist_sparse_msfp15_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
-    return _encoded(x, _msfp15(keep_sign))
+    return _encode(x, _msfp15(keep_sign))
 
 
 def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _decoded(x, to, shape, _msfp15())
+    return _decode(x, to, shape, _msfp15())
 
 
-def _encoded(x: HostArray, values: Values) -> HostArray:
+def _encode(x: HostArray, values: Values) -> HostArray:
     """Room for the longest code, and the code at its start."""
     flat = x.ravel()
     code = np.zeros(layout(flat.size, x.dtype.itemsize, values.group).most, np.uint8)
@@ -108,7 +108,7 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
     )
 
 
-def _decoded(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
+def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
     kept = HEAD_NBYTES + y.nbytes
     if code[8:HEAD_NBYTES].any() and kept <= code.size:

@@ -57,11 +57,11 @@ def _list_pair(
     return old_sums, added, *flag
 
 
-def _cleared(rng: Generator, shape: Shape, t: Any, signal: Any) -> tuple[Any, ...]:
+def _to_clear(rng: Generator, shape: Shape, t: Any, signal: Any) -> tuple[Any, ...]:
     return values(rng, shape, t), values(rng, (3,), signal)
 
 
-def _scaled(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+def _to_scale(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
     s = np.array(rng.uniform(0.5, 3), FLOAT32)
     return s, [values(rng, shape, dtype) for shape in shapes]
 
@@ -99,11 +99,11 @@ def _accumulator_lists() -> Iterator[Sample]:
 def _zeros() -> Iterator[Sample]:
     name = "ZeroGradient"
     for signal in FIXED_SIZE:
-        make = partial(_cleared, shape=(16, 64), t=FLOAT32, signal=signal)
+        make = partial(_to_clear, shape=(16, 64), t=FLOAT32, signal=signal)
         yield Sample(name, f"float32-{dtype_name(signal)}-ordinary", make)
     for i, (label, shape, offset) in enumerate(SHAPES):
         for t in (FLOATS[i % 4], FLOATS[(i + 1) % 4]):
-            make = partial(_cleared, shape=shape, t=t, signal=FLOAT32)
+            make = partial(_to_clear, shape=shape, t=t, signal=FLOAT32)
             yield Sample(name, f"{dtype_name(t)}-{label}", make, {}, offset)
 
 
@@ -113,12 +113,12 @@ def _scales() -> Iterator[Sample]:
     pairs = [(x, y) for x in narrow for y in narrow] + [(FLOAT64, FLOAT32), (FLOAT32, FLOAT64)]
     for x, y in pairs:
         types = f"{dtype_name(x)}-{dtype_name(y)}"
-        make = partial(_scaled, shapes=ORDINARY, dtype=x)
+        make = partial(_to_scale, shapes=ORDINARY, dtype=x)
         yield Sample(name, f"{types}-ordinary", make, {"to": y})
         yield Sample(name, f"{types}-special", partial(_special_scaled, dtype=x), {"to": y})
     for i, (label, shapes, offset) in enumerate(LISTS):
         x, y = pairs[i]
-        make = partial(_scaled, shapes=shapes, dtype=x)
+        make = partial(_to_scale, shapes=shapes, dtype=x)
         types = f"{dtype_name(x)}-{dtype_name(y)}"
         yield Sample(name, f"{types}-{label}", make, {"to": y}, offset)
         fused = {"to": y, "fuse_outputs": True}

@@ -30,13 +30,13 @@ def layer_normalization(
     epsilon: float,
     stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
-    return _normalized(_Rows.of(x, axis), x, scale, b, True, epsilon)
+    return _normalize(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
 def simplified_layer_normalization(
     x: HostArray, scale: HostArray, *, axis: int, epsilon: float
 ) -> tuple[HostArray, HostArray]:
-    y, _, inv_std = _normalized(_Rows.of(x, axis), x, scale, None, False, epsilon)
+    y, _, inv_std = _normalize(_Rows.of(x, axis), x, scale, None, False, epsilon)
     return y, inv_std
 
 
@@ -117,7 +117,7 @@ class _Rows(NamedTuple):
 
 
 @_quiet
-def _normalized(
+def _normalize(
     rows: _Rows,
     x: HostArray,
     scale: HostArray,
@@ -139,8 +139,8 @@ def _normalized(
         inv_std[piece, 0] = 1 / np.sqrt(variance + float(rounded(epsilon, x.dtype)))
         y[piece] = cast(distance * inv_std[piece] * wide_scale + shift, y.dtype)
     u = computed_in(x.dtype)
-    found = [statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std)]
-    return y.reshape(x.shape), found[0], found[1]
+    statistics = [statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std)]
+    return y.reshape(x.shape), statistics[0], statistics[1]
 
 
 class _Gradient:
@@ -178,15 +178,15 @@ class _Gradient:
     @property
     def scale_grad(self) -> HostArray:
         """The sum of Y_grad x^ over the rows."""
-        return self._rounded(self._sums[0])
+        return self._round(self._sums[0])
 
     @property
     def bias_grad(self) -> HostArray:
         """The sum of Y_grad over the rows."""
-        return self._rounded(self._sums[1])
+        return self._round(self._sums[1])
 
     @_quiet
-    def _rounded(self, sums: HostArray) -> HostArray:
+    def _round(self, sums: HostArray) -> HostArray:
         return cast(sums, self._parameter.dtype).reshape(self._parameter.shape)
 
 

@@ -72,7 +72,7 @@ def numbers(rng: Generator, shape: Shape, dtype: Any) -> Any:
     return np.asarray(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True))
 
 
-def _summed(rng: Generator, shape: Shape, axes: Shape, dtype: Any) -> tuple[Any, ...]:
+def _data_and_axes(rng: Generator, shape: Shape, axes: Shape, dtype: Any) -> tuple[Any, ...]:
     return numbers(rng, shape, dtype), axes
 
 
@@ -92,7 +92,7 @@ def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
     return data, (1,)
 
 
-def _listed(
+def _tensor_list(
     rng: Generator, shapes: tuple[Shape, ...], dtype: Any, scale: float = 1.0
 ) -> tuple[Any, ...]:
     return ([(scale * numbers(rng, s, FLOAT64)).astype(dtype) for s in shapes],)
@@ -100,7 +100,7 @@ def _listed(
 
 def _with(rng: Generator, value: float, dtype: Any) -> tuple[Any, ...]:
     """Three tensors, `value` somewhere in the second."""
-    (xs,) = _listed(rng, ((40, 7), (999,), (0, 3)), dtype)
+    (xs,) = _tensor_list(rng, ((40, 7), (999,), (0, 3)), dtype)
     with np.errstate(all="ignore"):
         xs[1][rng.integers(0, 999)] = np.array(value).astype(dtype)
     return (xs,)
@@ -116,11 +116,11 @@ def _bools(_rng: Generator, n: int, false: int | None) -> tuple[Any, ...]:
 def _sums() -> Iterator[Sample]:
     name, dtypes = "ReduceSumTraining", ReduceSumTraining.types["T"]
     for dtype in dtypes:
-        make = partial(_summed, shape=(16, 64), axes=(1,), dtype=dtype)
+        make = partial(_data_and_axes, shape=(16, 64), axes=(1,), dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-ordinary", make)
     for i, (label, shape, axes, attributes, offset) in enumerate(SUMS):
         for dtype in (dtypes[i % 6], dtypes[(i + 1) % 6], dtypes[(i + 3) % 6]):
-            make = partial(_summed, shape=shape, axes=axes, dtype=dtype)
+            make = partial(_data_and_axes, shape=shape, axes=axes, dtype=dtype)
             slack = partial(_slack, **attributes) if axes and dtype in FLOATS else None
             label_of_type = f"{dtype_name(dtype)}-{label}"
             yield Sample(name, label_of_type, make, attributes, offset, slack=slack)
@@ -132,13 +132,13 @@ def _norms() -> Iterator[Sample]:
     name = "ReduceAllL2"
     for x, y in NORMS:
         types, attributes = f"{dtype_name(x)}-{dtype_name(y)}", {"output_type": y}
-        ordinary = partial(_listed, shapes=((16, 64), (7, 33)), dtype=x)
+        ordinary = partial(_tensor_list, shapes=((16, 64), (7, 33)), dtype=x)
         yield Sample(name, f"{types}-ordinary", ordinary, attributes)
     for i, (label, shapes, offset) in enumerate(LISTS):
         for dtype in (FLOATS[i % 4], FLOATS[(i + 1) % 4]):
-            make = partial(_listed, shapes=shapes, dtype=dtype)
+            make = partial(_tensor_list, shapes=shapes, dtype=dtype)
             yield Sample(name, f"{dtype_name(dtype)}-{label}", make, {}, offset)
-    make = partial(_listed, shapes=((500, 5), (40,)), dtype=FLOAT16, scale=400.0)
+    make = partial(_tensor_list, shapes=((500, 5), (40,)), dtype=FLOAT16, scale=400.0)
     yield Sample(name, "float16-above-256", make)
     yield Sample(name, "float32-infinite", partial(_with, value=1e20, dtype=FLOAT32))
     for value in (NAN, -INF, 1e-45):
@@ -151,10 +151,10 @@ def _finite() -> Iterator[Sample]:
         for label, value, attributes in FINITE:
             make = partial(_with, value=value, dtype=dtype)
             yield Sample(name, f"{dtype_name(dtype)}-{label}", make, attributes)
-    ordinary = partial(_listed, shapes=((16, 64), (7, 33)), dtype=FLOAT32)
+    ordinary = partial(_tensor_list, shapes=((16, 64), (7, 33)), dtype=FLOAT32)
     yield Sample(name, "float32-ordinary", ordinary)
     for i, (label, shapes, offset) in enumerate(LISTS):
-        make = partial(_listed, shapes=shapes, dtype=FLOATS[i % 4])
+        make = partial(_tensor_list, shapes=shapes, dtype=FLOATS[i % 4])
         yield Sample(name, f"{dtype_name(FLOATS[i % 4])}-{label}", make, {}, offset)
 
 

@@ -14,7 +14,7 @@ from ranks import Processes, in_threads, results
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.families.collective import members, plan_letters
-from cupy_training_ops.families.collective import owners as rule
+from cupy_training_ops.families.collective import members as rule
 from cupy_training_ops.process_group.group import Sizes
 
 SCRIPT = Path(__file__).parents[2] / "process_group" / "all_operators.py"
