@@ -122,7 +122,7 @@ def by_value(struct: Struct | Layout, /, **fields: object) -> np.void:
     layout = struct.of() if isinstance(struct, Struct) else struct
     if (nbytes := layout.dtype.itemsize) > MAX_PARAMETER_NBYTES:
         raise LaunchError(f"{nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
-    return layout.filled(fields)
+    return layout.fill(fields)
 
 
 @dataclass(frozen=True)

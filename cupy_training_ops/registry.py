@@ -118,15 +118,15 @@ def names() -> tuple[str, ...]:
 def get_op(name: str, version: int | None = None) -> type[Op]:
     """The class of an operator: the newest, or the one that serves an opset version."""
     wanted = name if isinstance(name, str) else ""
-    found = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
-    if not found:
+    versions = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
+    if not versions:
         listed = f"`cupy-training-ops ops` lists the {len(names())} there are"
         raise ArgumentError(unknown("operator", name, names(), listed))
     if not isinstance(version, int | None):
         refuse(name, "version", "an integer", shown(version))
-    serving = [c for c in found if version is None or _serves(c, version)]
+    serving = [c for c in versions if version is None or _serves(c, version)]
     if not serving:
-        ranges = ", ".join(f"{c.since} to {c.until or 'newest'}" for c in found)
+        ranges = ", ".join(f"{c.since} to {c.until or 'newest'}" for c in versions)
         raise ArgumentError(f"{name}: no version {version}; there are: {ranges}")
     return max(serving, key=lambda cls: cls.since)
 
@@ -137,14 +137,14 @@ def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
     Raises DtypeError with the type combinations that exist where there is none.
     """
     cls = get_op(name, version)
-    bound = _bound(cls, dtypes)
+    bound = _bindings(cls, dtypes)
     rows = combinations(cls.types)
-    found = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
-    if not found:
+    matches = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
+    if not matches:
         shown = cls.types.rows if isinstance(cls.types, TypeRows) else rows
-        known = "; ".join(_shown(row) for row in shown)
-        raise DtypeError(f"{name}: no kernel for {_shown(dtypes)}; there are: {known}")
-    return Match(cls, found[0] | bound, ("cuda", "cpu"))
+        known = "; ".join(_in_words(row) for row in shown)
+        raise DtypeError(f"{name}: no kernel for {_in_words(dtypes)}; there are: {known}")
+    return Match(cls, matches[0] | bound, ("cuda", "cpu"))
 
 
 @functools.cache
@@ -157,11 +157,11 @@ def _serves(cls: type[Op], version: int) -> bool:
     return cls.since <= version and (cls.until is None or version <= cls.until)
 
 
-def _shown(dtypes: Mapping[str, object]) -> str:
+def _in_words(dtypes: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={dtype_name(to_dtype(d))}" for name, d in dtypes.items())
 
 
-def _bound(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
+def _bindings(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
     """Type variable to dtype; refuses names the operator does not have and conflicts."""
     declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
@@ -181,7 +181,7 @@ def _bound(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
             _check_dtype(cls, name, [to_dtype(variable[name])], dtype)
             continue
         if bound.setdefault(variable[name], dtype) != dtype:
-            raise DtypeError(f"{cls.name}: {_shown(dtypes)} do not agree on {variable[name]}")
+            raise DtypeError(f"{cls.name}: {_in_words(dtypes)} do not agree on {variable[name]}")
     return bound
 
 

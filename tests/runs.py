@@ -24,7 +24,7 @@ from cupy_training_ops.testing.samples import (
     as_it_lies,
     blank,
     mapped_inputs,
-    placed,
+    place,
 )
 
 ORDERS = ("forward", "reverse", "random")
@@ -174,7 +174,7 @@ class Run:
         """A NumPy array (or a list of them) in this run's memory; anything else as it is."""
         if isinstance(array, list):
             return [self.place(item, offset) for item in array]
-        return self._guarded(placed(array, offset, self.xp))
+        return self._guarded(place(array, offset, self.xp))
 
     def place_inputs(self, op: Any, inputs: Any, offset: int = 0) -> list[Any]:
         """An operator's inputs, the device ones in this run's memory."""

@@ -105,7 +105,7 @@ class Declaration:
     def of(cls, op: type[Declares]) -> Declaration:
         """The declaration of a class, whose attributes are taken off it."""
         name = vars(op).get("name", op.__name__)
-        found: dict[str, Any] = {
+        derived: dict[str, Any] = {
             "class_name": op.__name__,
             "module": op.__module__,
             "name": name,
@@ -114,8 +114,8 @@ class Declaration:
             "attributes": _taken_attributes(op),
             "outputs": getattr(op, "outputs", ()),  # a base class has none
         }
-        written = [f.name for f in fields(cls) if f.init and f.name not in found]
-        return cls(**found, **{name: getattr(op, name) for name in written})
+        written = [f.name for f in fields(cls) if f.init and f.name not in derived]
+        return cls(**derived, **{name: getattr(op, name) for name in written})
 
 
 def home(module: str) -> tuple[str, str]:
@@ -143,18 +143,18 @@ def _taken_attributes(op: type) -> tuple[Attribute, ...]:
     own = {n: replace(item, name=n) for n, item in vars(op).items() if isinstance(item, Attribute)}
     for name in own:
         delattr(op, name)
-    found: dict[str, Attribute] = {}
+    inherited: dict[str, Attribute] = {}
     for base in op.__mro__[1:]:  # the nearest one counts
         for item in vars(base).get("attributes", ()):
-            found.setdefault(item.name, item)
-    return (*(item for name, item in found.items() if name not in own), *own.values())
+            inherited.setdefault(item.name, item)
+    return (*(item for name, item in inherited.items() if name not in own), *own.values())
 
 
 def _others(declared: Iterable[Input | Output | Attribute]) -> Others:
     """Other names of declared items: upstream's, and those of earlier releases."""
-    found: dict[str, Other] = {}
+    others: dict[str, Other] = {}
     for item in declared:
-        found |= {name: Other(item.name, True) for name in item.formerly}
+        others |= {name: Other(item.name, True) for name in item.formerly}
         if item.upstream:
-            found[item.upstream] = Other(item.name, False)
-    return found
+            others[item.upstream] = Other(item.name, False)
+    return others

@@ -90,7 +90,7 @@ class Struct:
     def of(self, argument: Argument | None = None) -> Layout:
         """How it lies in memory."""
         if argument not in self._layouts:
-            fields = [(name, *_bound(field, argument)) for name, field in self.fields.items()]
+            fields = [(name, *_field_type(field, argument)) for name, field in self.fields.items()]
             spelled = element_type(argument).c_type if isinstance(argument, np.dtype) else argument
             name = self.name if argument is None else f"{self.name}<{spelled}>"
             dtype = np.dtype(np.dtype(fields, align=True), metadata={"struct": name})
@@ -98,7 +98,7 @@ class Struct:
         return self._layouts[argument]
 
 
-def _bound(field: CType, argument: Any) -> tuple[Dtype, tuple[int, ...]]:
+def _field_type(field: CType, argument: Any) -> tuple[Dtype, tuple[int, ...]]:
     """A field's type and extents, for an argument of the template."""
     extents = (argument + n.more if isinstance(n, Count) else n for n in field.extents)
     return argument if field.dtype is None else field.dtype, tuple(extents)
@@ -112,7 +112,7 @@ class Layout:
         self.dtype = dtype
         self._plain = {field: _plain(dtype[field]) for field in dtype.names or ()}
 
-    def filled(self, fields: Mapping[str, Any]) -> np.void:
+    def fill(self, fields: Mapping[str, Any]) -> np.void:
         """The struct of these values, each of which its field holds as it is; reals are rounded."""
         if self._plain.keys() != fields.keys():
             odd = ", ".join(sorted(self._plain.keys() ^ fields.keys()))
@@ -137,15 +137,15 @@ class Layout:
             if held is not None and (base.kind == "f" or (held == given).all()):
                 return held
         raise CompileError(
-            f"{self.name}: field {name} is {_spelled(field)}, "
-            f"the plan gives {_spelled(given.dtype, given.shape)}"
+            f"{self.name}: field {name} is {_spell(field)}, "
+            f"the plan gives {_spell(given.dtype, given.shape)}"
         )
 
 
 def struct_name(dtype: Dtype) -> str:
     """The name that C has for the struct of this dtype."""
-    found: Mapping[str, object] = dtype.metadata or {}
-    return str(found.get("struct", dtype))
+    metadata: Mapping[str, object] = dtype.metadata or {}
+    return str(metadata.get("struct", dtype))
 
 
 def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
@@ -158,7 +158,7 @@ def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
     return ((float,) if field.kind == "f" else ()), -math.inf, math.inf
 
 
-def _spelled(dtype: Dtype, shape: tuple[int, ...] = ()) -> str:
+def _spell(dtype: Dtype, shape: tuple[int, ...] = ()) -> str:
     """A type as C spells it, but for numbers."""
     extents = "".join(f"[{extent}]" for extent in dtype.shape or shape)
     return f"{struct_name(dtype.base) if dtype.base.names else dtype.base}{extents}"

@@ -133,8 +133,8 @@ def attribute(
 
     Type checkers take it for what it is of an instance: what `convert` gives.
     """
-    found = Attribute("", convert, default, type, upstream, formerly, doc)
-    return cast(T, found)
+    declared = Attribute("", convert, default, type, upstream, formerly, doc)
+    return cast(T, declared)
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ class Open:
     rank: int | None = None
     optional: bool = False
 
-    def has(self, found: Spec) -> bool:
+    def has(self, array: Spec) -> bool:
         """Return True if an array is one of these."""
-        return self.dtype in (None, found.dtype) and self.rank in (None, len(found.shape))
+        return self.dtype in (None, array.dtype) and self.rank in (None, len(array.shape))
 
 
 # What `infer` says of one output: of a host output its value, or a Changing that gives it.
@@ -313,9 +313,9 @@ def shape(value: object) -> tuple[int, ...]:
 
 def lengths(value: object) -> tuple[int, ...]:
     """Lengths: integers of at least 0."""
-    found = integers(value)
-    _refuse(limits.of_list(len(found)) or limits.of_lengths(found))
-    return found
+    listed = integers(value)
+    _refuse(limits.of_list(len(listed)) or limits.of_lengths(listed))
+    return listed
 
 
 def count(value: object) -> int:

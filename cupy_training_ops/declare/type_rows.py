@@ -30,7 +30,7 @@ class TypeRows(Mapping[str, tuple[Dtype, ...]]):
         self.rows = tuple(
             dict(zip(names, dtypes, strict=True))
             for row in rows
-            for dtypes in _expanded(row.split(), groups)
+            for dtypes in _expand(row.split(), groups)
         )
 
     def __getitem__(self, variable: str) -> tuple[Dtype, ...]:
@@ -56,7 +56,7 @@ class TypeRows(Mapping[str, tuple[Dtype, ...]]):
         return [row for row in self.rows if _distance(row, bound) == least]
 
 
-def _expanded(
+def _expand(
     names: list[str], groups: Mapping[str, tuple[Dtype, ...]]
 ) -> Iterator[tuple[Dtype, ...]]:
     """The rows that a row of names and groups stands for."""

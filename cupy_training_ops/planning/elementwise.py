@@ -33,7 +33,7 @@ def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
     }
 
 
-def streamed(
+def streaming_launch(
     symbol: str,
     arrays: Sequence[Spec | None],
     options: tuple[object, ...] = (),
@@ -94,7 +94,7 @@ class ElementwiseOp(Op):
         shape, t = inputs[0].shape, inputs[0].dtype
         columns = (divisor(shape[-1] if shape else 1),) if self.row else ()
         options = (*columns, *(_number(value, t) for value in self.options(*inputs)))
-        return Plan((streamed(self.kernel, arrays, options, self.nbytes),))
+        return Plan((streaming_launch(self.kernel, arrays, options, self.nbytes),))
 
     def _arrays(self, inputs: Sequence[object]) -> Iterator[tuple[str, Spec]]:
         """The arrays among the inputs, by name."""

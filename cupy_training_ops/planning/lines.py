@@ -102,7 +102,7 @@ def division(lines: Lines, held: Held, aligned: bool, kernels: Kernels) -> Divis
     n_slots = lines.length // held.width
     least = 1 if lines.length % held.width == 0 else 2 * held.width - 2
     divided = _rows(lines, held, n_slots, least, kernels)
-    return _filled(divided, held, kernels) if least == 1 else divided
+    return _full_rows(divided, held, kernels) if least == 1 else divided
 
 
 def fit_rows(lines: Lines, held: Held) -> bool:
@@ -127,7 +127,7 @@ def _rows(lines: Lines, held: Held, n_slots: int, least: int, kernels: Kernels) 
     return Division(kernel, config, (lines.n_outer, lines.length, threads))
 
 
-def _filled(divided: Division, held: Held, kernels: Kernels) -> Division:
+def _full_rows(divided: Division, held: Held, kernels: Kernels) -> Division:
     """The same with the kernel for full rows, where they are full and there is one."""
     n_rows, length, threads = divided.args
     is_full = length == threads * held.width * held.depth(held.nbytes)

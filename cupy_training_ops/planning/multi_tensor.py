@@ -142,8 +142,8 @@ def _runs(
 def tables(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
     """The batches of a list of one dtype; one without tensors where none has elements."""
     chunk = chunk_nbytes // xs[0].dtype.itemsize
-    found = list(batches([x.size for x in xs], chunk, capacity))
-    return found or [batch((), (), chunk, capacity)]
+    listed = list(batches([x.size for x in xs], chunk, capacity))
+    return listed or [batch((), (), chunk, capacity)]
 
 
 def batch(members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:

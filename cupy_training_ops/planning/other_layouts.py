@@ -33,7 +33,7 @@ class Copies:
         if spec.channels_last == last or not spec.size:
             return spec
         copy, piece = self.copy(spec, last=last)
-        self.before.append(self._turned(spec, piece, spec.shape, last=last))
+        self.before.append(self._transpose(spec, piece, spec.shape, last=last))
         return copy
 
     def written(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
@@ -45,7 +45,7 @@ class Copies:
         if spec.channels_last == last or not spec.size:
             return spec
         copy, piece = self.copy(spec, last=last)
-        self.after.append(self._turned(piece, spec, spec.shape, last=spec.channels_last))
+        self.after.append(self._transpose(piece, spec, spec.shape, last=spec.channels_last))
         return copy
 
     def copy(self, spec: Spec, *, last: bool) -> tuple[Spec, Scratch]:
@@ -57,15 +57,15 @@ class Copies:
     def plan(self, made: Plan) -> Plan:
         """That of the copies, made for what stands for them."""
         joined = self.scratch.plan(*self.before).then(made)
-        return replace(joined, steps=(*map(self._placed, joined.steps), *self.after))
+        return replace(joined, steps=(*map(self._in_scratch, joined.steps), *self.after))
 
-    def _placed(self, step: Step) -> Step:
+    def _in_scratch(self, step: Step) -> Step:
         args = (
             self.pieces.get(arg.place, arg) if isinstance(arg, Spec) else arg for arg in step.args
         )
         return replace(step, args=tuple(args))
 
-    def _turned(
+    def _transpose(
         self, read: Spec | Scratch, written: Spec | Scratch, shape: Shape, *, last: bool
     ) -> Launch:
         """The launch that puts channels last, or behind the images."""

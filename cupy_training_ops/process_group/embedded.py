@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from multiprocessing.connection import wait
 
 from ..errors import GroupError, pass_on
-from .engine import Engine, packed
+from .engine import Engine, pack
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
 
@@ -63,7 +63,7 @@ class Embedded(Engine):
         for peer, sock in self.sockets.items():
             with contextlib.suppress(OSError):
                 if peer not in self._halves:
-                    _say(sock, packed(number, words), 0)
+                    _say(sock, pack(number, words), 0)
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
 
@@ -78,8 +78,8 @@ class Embedded(Engine):
         peer = self._open[sock]
         try:
             sock.settimeout(min(self.timeout, _MAX_WAIT))
-            (length,) = _LENGTH.unpack(_taken(sock, _LENGTH.size))
-            self.hear(peer, _taken(sock, length))
+            (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+            self.hear(peer, _receive(sock, length))
         except TimeoutError as error:
             pass_on(error)
             late = f"half a message came, and {self.timeout:g} seconds nothing"
@@ -100,15 +100,15 @@ def _say(sock: socket.socket, data: bytearray, seconds: float) -> None:
     sock.sendall(data)
 
 
-def _taken(sock: socket.socket, n: int) -> bytearray:
+def _receive(sock: socket.socket, n: int) -> bytearray:
     """So many bytes."""
-    found = bytearray()
-    while len(found) < n:
-        part = sock.recv(min(n - len(found), _MAX_READ))
+    data = bytearray()
+    while len(data) < n:
+        part = sock.recv(min(n - len(data), _MAX_READ))
         if not part:
             raise ConnectionResetError(errno.ECONNRESET, "its connection ended")
-        found += part
-    return found
+        data += part
+    return data
 
 
 def connected(n: int) -> Iterator[dict[int, socket.socket]]:
@@ -128,20 +128,20 @@ def connected(n: int) -> Iterator[dict[int, socket.socket]]:
         raise GroupError(words) from None
 
 
-def inherited(variables: MutableMapping[str, str], timeout: float) -> Embedded:
+def from_launcher(variables: MutableMapping[str, str], timeout: float) -> Embedded:
     """The engine of a process that `launch` started; there is one in each."""
     own = variables.pop(SOCKETS, "none") if variables[LAUNCHER] == str(os.getppid()) else "none"
     try:
         descriptors = [int(text) if text else None for text in own.split(",")]
         rank = descriptors.index(None)
-        found = {peer: fd for peer, fd in enumerate(descriptors) if fd is not None}
-        if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in found.values()):
+        ends = {peer: fd for peer, fd in enumerate(descriptors) if fd is not None}
+        if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in ends.values()):
             raise ValueError
     except (ValueError, OSError, OverflowError) as error:
         pass_on(error)
         words = "a process that launch started makes one group, itself: it was made here before"
         raise GroupError(f"ProcessGroup: {words}, or another process started this one") from None
-    sockets = {peer: socket.socket(fileno=fd) for peer, fd in found.items()}
+    sockets = {peer: socket.socket(fileno=fd) for peer, fd in ends.items()}
     for sock in sockets.values():
         sock.set_inheritable(False)
     made = Embedded(rank, sockets, timeout)

@@ -40,14 +40,14 @@ class Message(NamedTuple):
     parts: list[memoryview]
 
 
-def packed(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
+def pack(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
     """A message as bytes: a head, the lengths of the parts, the text, the parts."""
     words = text.encode()
     head = _HEAD.pack(number, len(words), len(parts))
     return bytearray().join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
 
 
-def unpacked(data: Part) -> Message:
+def unpack(data: Part) -> Message:
     """The message that a peer sent; the end of the group where it cannot be one."""
     view = memoryview(data)
     with contextlib.suppress(struct.error):
@@ -60,7 +60,7 @@ def unpacked(data: Part) -> Message:
     return Message(FAULT, f"a message came whose {len(view)} bytes cannot be read", [])
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """The beginning of a text that another rank sent, as a terminal may show it."""
     return printable(text[:MAX_WORDS])
 
@@ -69,7 +69,7 @@ def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
     """Words that name a rank whose call differs from the first one's; empty where all agree."""
     for rank, text in zip(ranks, texts, strict=True):
         if text != texts[0]:
-            first, other = map(quoted, _difference(texts[0], text))
+            first, other = map(quote, _difference(texts[0], text))
             return f"{DISAGREE}rank {ranks[0]} calls {first}, rank {rank} calls {other}"
     return ""
 
@@ -130,7 +130,7 @@ class Engine:
         self.sent[peer] += 1
         more = GRACE if peer < self.rank else 0.0  # the first rank of a call waits less
         try:
-            self.put(peer, packed(self.sent[peer], text, parts), self.timeout + more)
+            self.put(peer, pack(self.sent[peer], text, parts), self.timeout + more)
         except TimeoutError as error:
             pass_on(error)
             late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
@@ -170,12 +170,12 @@ class Engine:
 
     def hear(self, peer: int, data: Part) -> None:
         """Note what a peer said."""
-        message, due = unpacked(data), self.heard[peer] + 1
+        message, due = unpack(data), self.heard[peer] + 1
         number = message.number
         if number == LEFT:
-            self._left[peer] = quoted(message.text)
+            self._left[peer] = quote(message.text)
         elif number == FAULT:
-            self.note(quoted(message.text))
+            self.note(quote(message.text))
         elif number == due:
             self.heard[peer] = due
             self._inbox[peer].append(message)
@@ -203,10 +203,10 @@ class Engine:
             return words, shares[0]
         self.send(root, text, parts)
         # The first rank waits for the others: its words say which of them is late.
-        found = self.receive(root, f"answer to {what}", self.timeout + GRACE)
-        if found.text and not found.text.startswith(DISAGREE):
-            raise GroupError(disagreement((root, self.rank), (found.text, text)))
-        return found.text, found.parts
+        reply = self.receive(root, f"answer to {what}", self.timeout + GRACE)
+        if reply.text and not reply.text.startswith(DISAGREE):
+            raise GroupError(disagreement((root, self.rank), (reply.text, text)))
+        return reply.text, reply.parts
 
     def news(self) -> str:
         """A fault of another rank, in words, as far as one is known without waiting."""
@@ -218,7 +218,7 @@ class Engine:
         if not self.has_ended:
             self.has_ended = True
             self.fault = self.fault or STOPPED  # before anything that may fail
-            self.fault = quoted(words)
+            self.fault = quote(words)
             with contextlib.suppress(Exception):
                 self.farewell(FAULT, self.fault)
 

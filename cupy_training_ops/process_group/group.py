@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from ..forks import InChild
 from . import embedded
-from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, quoted
+from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, quote
 
 DEFAULT_TIMEOUT = 300.0
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
@@ -84,7 +84,7 @@ class ProcessGroup:
         if not is_alone and (rank is not None or size is not None):
             got = f"{shown(rank)}, {shown(size)}"
             refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
-        seconds, known = _checked(timeout, sizes)
+        seconds, known = _check_arguments(timeout, sizes)
         engine = engine_of(os.environ, seconds) if rank is None else Engine(0, 1, seconds)
         self._start(engine, known)
 
@@ -96,7 +96,7 @@ class ProcessGroup:
         """
         from . import of_mpi
 
-        seconds, known = _checked(timeout, sizes)
+        seconds, known = _check_arguments(timeout, sizes)
         return cls._over(of_mpi.engine(comm, seconds), known)
 
     @classmethod
@@ -109,7 +109,7 @@ class ProcessGroup:
         """
         from . import of_torch
 
-        seconds, known = _checked(timeout, sizes)
+        seconds, known = _check_arguments(timeout, sizes)
         return cls._over(of_torch.engine(group, seconds), known)
 
     @classmethod
@@ -117,7 +117,7 @@ class ProcessGroup:
         """The groups of n ranks that are threads of this process, each for one of them."""
         if type(n) is not int or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        seconds, known = _checked(timeout, sizes, n)
+        seconds, known = _check_arguments(timeout, sizes, n)
         ends = enumerate(list(embedded.connected(n)))
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
         return [cls._over(engine, known, compares=False) for engine in engines]
@@ -162,7 +162,7 @@ class ProcessGroup:
         """Close the group; after an error the others are told, and do not wait."""
         if kind is not None and self._finalizer.alive:
             words = f"rank {self.rank} failed: {kind.__name__}: {error}"
-            self._engine.last_words = quoted(words)
+            self._engine.last_words = quote(words)
         self.close()
 
     def check(self) -> None:
@@ -215,10 +215,10 @@ class ProcessGroup:
             self.require_open(op)
             return answer([[memoryview(part) for part in parts]])[0] if answer else ()
         with self.call(op) as engine:
-            words, found = engine.exchange(ranks, text, parts, answer)
+            words, share = engine.exchange(ranks, text, parts, answer)
         if words:
-            raise ArgumentError(f"{op}: {quoted(words)}")
-        return found
+            raise ArgumentError(f"{op}: {quote(words)}")
+        return share
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:
         """Compare the description of a call with the other ranks', the first time it is made."""
@@ -241,7 +241,7 @@ class ProcessGroup:
         return error
 
 
-def _checked(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
+def _check_arguments(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
     """Arguments, which are looked at before anything is opened."""
     for name in sizes.keys() - set(Sizes._fields):
         refuse("ProcessGroup", name, f"a keyword among {list(Sizes._fields)}", "an unknown one")
@@ -256,14 +256,14 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
         if name in variables:
             raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
     if embedded.LAUNCHER in variables:
-        return embedded.inherited(variables, timeout)
+        return embedded.from_launcher(variables, timeout)
     if all(name in variables for name in TORCH):
         if number(variables, "WORLD_SIZE") == 1:
             return Engine(0, 1, timeout)
         from . import of_torch
 
         rank, size = (number(variables, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        return of_torch.initialised(rank, size, timeout)
+        return of_torch.from_torchrun(rank, size, timeout)
     if any(name in variables for name in MPI):
         from . import of_mpi
 
@@ -322,10 +322,10 @@ class Resources(InChild):
             self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
             self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
         self._stop.set()
-        found = self.communicators.values()
-        if found:
+        communicators = self.communicators.values()
+        if communicators:
             is_well = not (self.engine.fault or self.engine.last_words)
-            _within(ABORT_TIMEOUT, [partial(item.end, is_well) for item in found])
+            _within(ABORT_TIMEOUT, [partial(item.end, is_well) for item in communicators])
         self.communicators.clear()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(ABORT_TIMEOUT)
@@ -372,7 +372,7 @@ class Resources(InChild):
 
     def _abort(self, words: str) -> None:
         """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
-        aborts = [found.end for found in self.communicators.values()]
+        aborts = [item.end for item in self.communicators.values()]
         if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
             said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
             sys.stderr.write(said)

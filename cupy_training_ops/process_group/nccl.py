@@ -56,7 +56,7 @@ def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
         raise ProviderError(f"{op}: {words} ranks at the first")
 
     (identity,) = group.exchange(
-        op, ranks, f"NCCL for {op}", (), lambda found: [[nccl.get_unique_id()]] * len(found)
+        op, ranks, f"NCCL for {op}", (), lambda ranks: [[nccl.get_unique_id()]] * len(ranks)
     )
     try:
         made = nccl.NcclCommunicator(len(ranks), bytes(identity), ranks.index(group.rank))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
-from .engine import LEFT, Engine, packed
+from .engine import LEFT, Engine, pack
 
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
@@ -93,7 +93,7 @@ class Mpi(Engine):
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:
                 return channel
         comm, made = given.Idup()
-        if not _tested(made.Test, self.timeout):
+        if not _wait_for(made.Test, self.timeout):
             self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
             raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
         _channels.append((ranks, Channel(mpi, comm)))
@@ -107,9 +107,9 @@ class Mpi(Engine):
 
     def listen(self, peer: int | None, seconds: float) -> None:
         mpi, comm, status = self._mpi, self._channel.comm, self._mpi.Status()
-        while (found := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
+        while (message := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
             data = bytearray(status.Get_count(mpi.BYTE))
-            self._coming[status.Get_source()].append((found.Irecv([data, mpi.BYTE]), data))
+            self._coming[status.Get_source()].append((message.Irecv([data, mpi.BYTE]), data))
         for sender, messages in self._coming.items():
             while messages and messages[0][0].Test():
                 self.hear(sender, messages.popleft()[1])
@@ -120,11 +120,11 @@ class Mpi(Engine):
         return len(self._left) == len(self.others)
 
     def farewell(self, number: int, words: str) -> None:
-        data, comm, sent = packed(number, words), self._channel.comm, self._mpi.Request.Testall
+        data, comm, sent = pack(number, words), self._channel.comm, self._mpi.Request.Testall
         requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))
         # Who leaves takes the others' farewells: UCX warns of each message that nobody took.
-        _tested(lambda: sent(requests) and (number != LEFT or self.is_over()), TELLING)
+        _wait_for(lambda: sent(requests) and (number != LEFT or self.is_over()), TELLING)
 
     def release(self) -> None:
         if not (self.fault or self.last_words):
@@ -141,9 +141,9 @@ class Mpi(Engine):
             self._mpi.COMM_WORLD.Abort(1)
 
 
-def _tested(test: Callable[[], bool], seconds: float) -> bool:
+def _wait_for(test: Callable[[], bool], seconds: float) -> bool:
     """Return True if `test` came true in time."""
     until = time.monotonic() + seconds
-    while not (found := test()) and time.monotonic() < until:
+    while not (is_true := test()) and time.monotonic() < until:
         time.sleep(PAUSE)
-    return found
+    return is_true

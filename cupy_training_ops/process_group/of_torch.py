@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, pass_on, refuse, shown
 from ..waiting import MOST, Caller
-from .engine import GRACE, Engine, packed, quoted
+from .engine import GRACE, Engine, pack, quote
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 ENDED = "fault"  # the key of the words that end the group
@@ -35,7 +35,7 @@ def library() -> Any:
 
 
 @contextlib.contextmanager
-def _wrapped(words: str) -> Iterator[None]:
+def _as_group_error(words: str) -> Iterator[None]:
     """PyTorch's errors, which are RuntimeErrors, as the group's."""
     try:
         yield
@@ -47,12 +47,12 @@ def _wrapped(words: str) -> Iterator[None]:
         raise GroupError(f"{words}: {line}") from None
 
 
-def initialised(local_rank: int | None, local_size: int | None, timeout: float) -> Engine:
+def from_torchrun(local_rank: int | None, local_size: int | None, timeout: float) -> Engine:
     """The engine under torchrun, whose group is made here where the script has not made it."""
     dist = library()
     owns = not dist.is_initialized()
     if owns:
-        with _wrapped("torch.distributed could not connect the ranks"):
+        with _as_group_error("torch.distributed could not connect the ranks"):
             dist.init_process_group("gloo", timeout=_delta(timeout))
     made = Torch(None, timeout, owns)
     made.local_rank = made.rank if local_rank is None else local_rank
@@ -92,10 +92,10 @@ class Torch(Engine):
         store, name = dist.distributed_c10d._get_default_store(), f"{same}/{_made[same]}"
         self._store = dist.PrefixStore(f"cupy-training-ops/{name}", store)
         given = dist.PrefixStore("gloo", self._store), own, len(ranks), _delta(timeout)
-        with _wrapped("gloo could not connect the ranks"):
+        with _as_group_error("gloo could not connect the ranks"):
             self._gloo = self._ask(dist.ProcessGroupGloo, *given, seconds=timeout + GRACE)
 
-    @_wrapped("the others cannot be reached")
+    @_as_group_error("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
@@ -106,7 +106,7 @@ class Torch(Engine):
         self.until(lambda: not self._ask(self._store.check, [key]), seconds, peer)
         sent.wait(_delta(self.timeout))
 
-    @_wrapped("the others cannot be reached")
+    @_as_group_error("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         said, is_message = self._ask(_look, self._store, key)
@@ -117,7 +117,7 @@ class Torch(Engine):
                 self._ask(self._store.delete_key, key)
             self.hear(peer, data)
         elif said:
-            self.note(quoted(str(said, "utf-8", "replace")))
+            self.note(quote(str(said, "utf-8", "replace")))
 
     def farewell(self, number: int, words: str) -> None:
         if words:
@@ -125,7 +125,7 @@ class Torch(Engine):
             return
         for peer in self.others:
             key = f"{self.rank}/{peer}/{self.sent[peer] + 1}"
-            self._ask(self._store.set, key, b"+" + packed(number, words), seconds=GRACE)
+            self._ask(self._store.set, key, b"+" + pack(number, words), seconds=GRACE)
 
     def _ask(self, function: Callable[..., Any], *given: Any, seconds: float | None = None) -> Any:
         """By a thread: a store on a machine that is out of reach never answers."""

@@ -34,7 +34,7 @@ def tolerance_of(dtype: DTypeLike, terms: int = 1, tf32: bool = False) -> float:
 
 
 def poison(array: Any) -> object:
-    """Fill an output with a pattern, so that an element nobody writes is found."""
+    """Fill an output with a pattern, so that an unwritten element shows."""
     array.reshape(-1).view(np.uint8)[...] = _POISON
     return array
 

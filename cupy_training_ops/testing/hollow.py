@@ -69,8 +69,8 @@ class HollowDriver:
         if not self.notes:
             return
         name, types = self._kernels[kernel]
-        found = (ctypes.c_uint64 * max(len(types), 1)).from_address(arguments)
-        values = [_value(*pair) for pair in zip(found, types, strict=False)]
+        addresses = (ctypes.c_uint64 * max(len(types), 1)).from_address(arguments)
+        values = [_value(*pair) for pair in zip(addresses, types, strict=False)]
         self.launches.append((name, (*values, stream)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which kernels the operators launch, found without a GPU: samples run on a backend that idles.
+"""Which kernels the operators launch, without a GPU: samples run on a backend that idles.
 
 Calls go through the whole frame, so that this stays right whatever an operator's plan depends on.
 """
@@ -102,8 +102,8 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
                 slots = tuple(sorted(step.slots.items()))
                 symbols.setdefault((step.family or family, slots), set()).add(step.symbol)
     return [
-        Module(load(family), dict(slots), tuple(sorted(found)))
-        for (family, slots), found in sorted(symbols.items())
+        Module(load(family), dict(slots), tuple(sorted(kernels)))
+        for (family, slots), kernels in sorted(symbols.items())
     ]
 
 

@@ -54,7 +54,7 @@ def of_mixed_alignment(samples: Sequence[Sample]) -> Iterator[Sample]:
 
 def placed_inputs(op: type[Op] | Op, inputs: Sequence[Any], offset: int, xp: Any) -> list[Any]:
     """Copies of an operator's inputs, each in the memory it is declared in."""
-    return mapped_inputs(op, inputs, lambda array: placed(array, offset, xp))
+    return mapped_inputs(op, inputs, lambda array: place(array, offset, xp))
 
 
 def mapped_inputs(
@@ -62,11 +62,11 @@ def mapped_inputs(
 ) -> list[Any]:
     """An operator's inputs, `place` of each that is on the device; host inputs as they are."""
 
-    def mapped(value: Any) -> Any:
+    def place_output(value: Any) -> Any:
         return [place(item) for item in value] if isinstance(value, list) else place(value)
 
     pairs = zip(op.inputs, inputs, strict=False)
-    return [value if item.memory == "host" else mapped(value) for item, value in pairs]
+    return [value if item.memory == "host" else place_output(value) for item, value in pairs]
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ def mapped_outputs(
         return tuple(map(place, results))
     given = dict(zip((item.name for item in op.inputs), inputs, strict=False))
 
-    def mapped(output: Output, value: Any) -> Any:
+    def place_output(output: Output, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(None if array is None else place(array) for array in value)
         is_array = output.memory == "device" or isinstance(
@@ -98,14 +98,14 @@ def mapped_outputs(
         )
         return place(value) if is_array and output.memory != "host" and value is not None else None
 
-    return tuple(map(mapped, op.outputs, results))
+    return tuple(map(place_output, op.outputs, results))
 
 
-def placed(array: Any, offset: int, xp: Any = np) -> Any:
+def place(array: Any, offset: int, xp: Any = np) -> Any:
     """A copy of a NumPy array in `xp`'s memory, `offset` elements off a 16-byte boundary."""
     if not isinstance(array, np.ndarray | np.generic):
         return array
-    return as_it_lies(array, partial(_placed, offset=offset, xp=xp))
+    return as_it_lies(array, partial(_copy, offset=offset, xp=xp))
 
 
 def as_it_lies(array: Any, make: Callable[[Any], Any]) -> Any:
@@ -116,7 +116,7 @@ def as_it_lies(array: Any, make: Callable[[Any], Any]) -> Any:
     return make(array.transpose(order)).transpose(np.argsort(order))
 
 
-def _placed(array: Any, offset: int, xp: Any) -> Any:
+def _copy(array: Any, offset: int, xp: Any) -> Any:
     target = blank(Spec(array.shape, array.dtype), offset, xp)
     if hasattr(target, "set"):  # CuPy's: an element that equals 0 would be assigned as +0
         target.set(np.asarray(array))

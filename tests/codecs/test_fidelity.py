@@ -13,7 +13,7 @@ from cupy_training_ops import compress
 from cupy_training_ops.codecs import fidelity
 from cupy_training_ops.codecs.fidelity import Measurement, measure, within_bound
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
-from cupy_training_ops.families.gist.samples import special, spread
+from cupy_training_ops.families.gist.samples import special, wide_range
 
 NAN, INF = float("nan"), float("inf")
 
@@ -36,7 +36,7 @@ def holds(codec: str, x, y, **options) -> bool:
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 @pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_codecs_hold_their_bounds(codec, dtype, rng):
-    x = np.concatenate([spread(rng, (1003,), dtype), special(rng, dtype)])
+    x = np.concatenate([wide_range(rng, (1003,), dtype), special(rng, dtype)])
     options = {"keep_nonfinite": bool(rng.integers(2))} if codec == "msfp15" else {}
     decoded = compress(x, codec, **options).decompress()
     assert measure(codec, x, decoded, **options).violations == 0
@@ -198,7 +198,7 @@ def test_parts_show_together_what_the_whole_shows(codec, dtype, rng, monkeypatch
     tile = {"block_e4m3": 128, "block_e5m2": 128, "int8": 32, "int8_signed": 32}
     tile |= {"sparse_msfp15": 16_384 // dtype.itemsize}
     piece = tile.get(codec, 16)
-    x = np.concatenate([spread(rng, (2 * piece + 1003,), dtype), special(rng, dtype)])
+    x = np.concatenate([wide_range(rng, (2 * piece + 1003,), dtype), special(rng, dtype)])
     decoded = compress(x, codec).decompress()
     decoded[rng.integers(x.size, size=5)] = 3
     decoded[np.abs(x[:piece].astype(float)).argmax()] *= -1  # beside large ones 3 is not far off

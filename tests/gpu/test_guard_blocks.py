@@ -8,7 +8,7 @@ import pytest
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16
-from cupy_training_ops.testing.samples import placed
+from cupy_training_ops.testing.samples import place
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def test_many_tiles_have_the_bytes_and_the_guard_of_the_cpu(grouping, dtype, rng
     x = (2 + rng.standard_normal(n, np.float32)).astype(dtype)
     op = get_op("GistGuardedMsfp15Encoder")(grouping=grouping)
     codes, guard = op(x)
-    device_x, guards = placed(x, 0, cupy), []
+    device_x, guards = place(x, 0, cupy), []
     for _ in range(3):
         found, measured = op(device_x)
         np.testing.assert_array_equal(found.get(), codes)

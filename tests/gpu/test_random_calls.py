@@ -15,7 +15,7 @@ import pytest
 from random_calls import CALLS, call, compare, drawn_case
 
 from cupy_training_ops.call import foreign
-from cupy_training_ops.testing.samples import placed
+from cupy_training_ops.testing.samples import place
 
 pytestmark = pytest.mark.gpu
 
@@ -26,9 +26,9 @@ def of_cupy() -> Callable[[Any], Any]:
     import cupy
 
     return lambda value: (
-        [placed(item, 0, cupy) for item in value]
+        [place(item, 0, cupy) for item in value]
         if isinstance(value, list)
-        else placed(value, 0, cupy)
+        else place(value, 0, cupy)
     )
 
 

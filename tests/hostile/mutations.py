@@ -16,7 +16,7 @@ from cupy_training_ops.call.op import Op
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import poison
-from cupy_training_ops.testing.samples import as_tuple, mapped_outputs, placed, placed_inputs
+from cupy_training_ops.testing.samples import as_tuple, mapped_outputs, place, placed_inputs
 
 from .pools import DTYPES, NUMBERS, ODD_DTYPES, anything, shown
 
@@ -145,7 +145,7 @@ ARRAY_CHANGES = {
     "a huge extent": ArrayChange(huge),
     "strides": ArrayChange(strides, REFUSED),
     "read-only": ArrayChange(read_only, SAME),
-    "misaligned": ArrayChange(lambda a, rng: placed(a, int(rng.integers(1, 4))), SAME),
+    "misaligned": ArrayChange(lambda a, rng: place(a, int(rng.integers(1, 4))), SAME),
     "between elements": ArrayChange(between_elements, SAME),
     "foreign": ArrayChange(lambda a, _: Foreign(a), SAME),
     "a subclass": ArrayChange(lambda a, _: a.view(Subclass), SAME),

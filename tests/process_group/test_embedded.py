@@ -268,7 +268,7 @@ def test_its_sockets_have_no_address_and_no_child_inherits_them() -> None:
 
 
 def lie(number: int, text: str, *sizes: int) -> bytearray:
-    return engine.packed(number, text, list(map(bytes, sizes)))
+    return engine.pack(number, text, list(map(bytes, sizes)))
 
 
 SUM = "NcclAllReduce, group_type 0, on cpu of 1 arrays; float64 (3,)"
@@ -283,7 +283,7 @@ LIES = {
     "a byte behind an array": (lie(1, SUM, 24) + b"\0", "cannot be read"),
     "bytes of another array": (lie(1, SUM, 0), "a message came with 0 bytes, not 24"),
     "no array": (lie(1, SUM), "a message came with 0 arrays, not 1"),
-    "escapes": (engine.packed(FAULT, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),
+    "escapes": (engine.pack(FAULT, "\x1b[31mred\n\x07"), r"\\x1b\[31mred\\n\\x07"),
     "no text": (struct.pack("<QII", 1, 2, 0) + b"\xff\xfe", "the ranks disagree"),
 }
 
@@ -308,8 +308,8 @@ def test_what_a_lying_peer_sends_is_an_error_of_the_group(name) -> None:
 
 
 def test_a_disagreement_that_is_no_text_is_escaped() -> None:
-    assert engine.quoted("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
-    assert len(engine.quoted("\x1b" * 5000)) <= 4 * engine.MAX_WORDS
+    assert engine.quote("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
+    assert len(engine.quote("\x1b" * 5000)) <= 4 * engine.MAX_WORDS
 
 
 def test_two_arrays_for_one_are_an_error_on_both_ranks() -> None:

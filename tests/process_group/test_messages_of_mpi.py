@@ -9,7 +9,7 @@ import pytest
 
 from cupy_training_ops import GroupError
 from cupy_training_ops.process_group import of_mpi
-from cupy_training_ops.process_group.engine import packed
+from cupy_training_ops.process_group.engine import pack
 
 
 class Status:
@@ -29,7 +29,7 @@ class Communicator:
         self.coming: list[dict] = []
 
     def say(self, peer: int, number: int, text: str, *, is_whole: bool = True) -> dict:
-        self.coming.append({"peer": peer, "data": packed(number, text), "is_whole": is_whole})
+        self.coming.append({"peer": peer, "data": pack(number, text), "is_whole": is_whole})
         return self.coming[-1]
 
     def Improbe(self, _source: int, _tag: int, status: Status) -> object:  # noqa: N802

@@ -28,7 +28,7 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS, Dtype
 from ...errors import ArgumentError, shown
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
-from ...planning.elementwise import streamed, type_slots
+from ...planning.elementwise import streaming_launch, type_slots
 from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
 from . import philox
 from .facts import N_HELD
@@ -66,7 +66,7 @@ class Launches:
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
         """A kernel of algorithm/elementwise.cuh; the first array is of type T."""
-        return replace(streamed(symbol, arrays, options), slots=self._slots)
+        return replace(streaming_launch(symbol, arrays, options), slots=self._slots)
 
     def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
         """The same of a kernel whose blocks take some tiles each, of short elements."""

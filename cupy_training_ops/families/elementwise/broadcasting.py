@@ -55,8 +55,8 @@ def outer_kept_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, in
 
 def strides(dims: Sequence[Dimension], has: Sequence[bool]) -> list[int]:
     """Elements from one index to the next in an operand, 0 along what it lacks."""
-    found, step = [], 1
+    strides_from_last, step = [], 1
     for dimension, there in zip(reversed(dims), reversed(has), strict=True):
-        found.append(step if there else 0)
+        strides_from_last.append(step if there else 0)
         step *= dimension.extent if there else 1
-    return found[::-1]
+    return strides_from_last[::-1]

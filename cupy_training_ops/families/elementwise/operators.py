@@ -29,7 +29,7 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
 from ...plan import Device, Plan
-from ...planning.elementwise import ElementwiseOp, Number, streamed
+from ...planning.elementwise import ElementwiseOp, Number, streaming_launch
 from ...rules.widening import rounded
 from . import broadcasting
 from .facts import MAX_DIMENSIONS
@@ -96,7 +96,7 @@ class ScaleInPlace(ElementwiseOp):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         x, factor, y = specs
-        return Plan((streamed(self.kernel, (x, y), (factor,)),))
+        return Plan((streaming_launch(self.kernel, (x, y), (factor,)),))
 
 
 class BatchScale(ElementwiseOp):
@@ -274,7 +274,7 @@ class DivGrad(Op):
     ) -> Plan:
         arrays = Arrays(dy, a, b, da, db)
         if a.size == b.size == dy.size:
-            return Plan((streamed("div_grad", arrays.present),))
+            return Plan((streaming_launch("div_grad", arrays.present),))
         dims = broadcasting.dimensions(a.shape, b.shape)
         for part in ("B", "A"):
             form = broadcasting.outer_kept_inner(dims, part)

@@ -20,7 +20,7 @@ SPECIALS = np.array(
 )  # fmt: skip
 
 
-def spread(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+def wide_range(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
     """Normal values over many orders of magnitude, both signs, some of them zero."""
     values = rng.standard_normal(shape) * 2.0 ** rng.uniform(-24, 12, shape)
     return np.asarray(values * (rng.random(shape) > 0.1)).astype(dtype)
@@ -30,7 +30,7 @@ def special(rng: Generator, dtype: Any) -> Any:
     """Every special value alone among ordinary ones, then all of them together."""
     with np.errstate(over="ignore"):
         values = SPECIALS.astype(dtype)
-    tiles = spread(rng, (values.size, 8), dtype)
+    tiles = wide_range(rng, (values.size, 8), dtype)
     tiles[np.arange(values.size), rng.integers(0, 8, values.size)] = values
     return np.concatenate([tiles.ravel(), values])
 
@@ -48,7 +48,7 @@ def one_input(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[A
 
 
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    return np.asarray(rng.random(shape) < 0.5) if dtype == BOOL else spread(rng, shape, dtype)
+    return np.asarray(rng.random(shape) < 0.5) if dtype == BOOL else wide_range(rng, shape, dtype)
 
 
 def _codes(rng: Generator, n: int, dtype: Any) -> Any:
@@ -73,7 +73,7 @@ def _encoder(name: str) -> Iterator[Sample]:
                 yield Sample(name, f"{t}-special-signs", make, {"keep_sign": True})
                 kept = {"keep_sign": True, "keep_nonfinite": True}
                 yield Sample(name, f"{t}-special-kept-signs", make, kept)
-                make = partial(one_input, spread, shape=(1003,), dtype=dtype)
+                make = partial(one_input, wide_range, shape=(1003,), dtype=dtype)
                 yield Sample(name, f"{t}-misaligned-signs", make, {"keep_sign": True}, 1)
                 make = partial(one_input, small, dtype=dtype)
                 yield Sample(name, f"{t}-small-signs", make, {"keep_sign": True})
@@ -102,7 +102,7 @@ def _decoder(name: str) -> Iterator[Sample]:
 
 def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
     n = int(np.prod(shape))
-    return spread(rng, shape, dtype), _codes(rng, -(-n // 8), np.dtype(np.uint8))
+    return wide_range(rng, shape, dtype), _codes(rng, -(-n // 8), np.dtype(np.uint8))
 
 
 def _relu_grad(name: str) -> Iterator[Sample]:

@@ -61,11 +61,11 @@ def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
     """Measure some groups at a time, and of long groups some pieces."""
     pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
     groups = max(pieces // sample.pieces, 1)
-    found = [
+    parts = [
         _of_groups(x, codes, sample, np.arange(c, min(c + groups, sample.groups)), pieces)
         for c in range(0, sample.groups, groups)
     ]
-    errors, tiles, deviations = zip(*found, strict=True)
+    errors, tiles, deviations = zip(*parts, strict=True)
     return Sums(np.concatenate(errors), math.fsum(tiles), np.concatenate(deviations))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...dtypes import FLOATS, dtype_name
 from ...samples import SHAPES, Generator, Sample
-from ..gist.samples import of_codes, one_input, special, spread
+from ..gist.samples import of_codes, one_input, special, wide_range
 from .operators import OPS
 
 # Scales of subnormal numbers, and those of the largest.
@@ -21,11 +21,11 @@ EXPONENTS = (-1074, -1030, -160, -149, -133, -126, -24, 0, 15, 100, 126, 127, 10
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
     """An encoder's input: indices from 0 to 15 among others, or numbers of many sizes."""
     if dtype in FLOATS:
-        return spread(rng, shape, dtype)
+        return wide_range(rng, shape, dtype)
     return np.asarray(rng.integers(0, 16, shape) * rng.choice([1, 1, 1, 7], shape)).astype(dtype)
 
 
-def scaled(rng: Generator, dtype: Any) -> Any:
+def scaled_blocks(rng: Generator, dtype: Any) -> Any:
     """Blocks of 128 numbers of every size, the last ones zeros, or with one that is not finite."""
     with np.errstate(all="ignore"):
         blocks = np.ldexp(rng.uniform(-2, 2, (len(EXPONENTS), 128)), np.c_[list(EXPONENTS)])
@@ -44,9 +44,9 @@ def _encoder(name: str) -> Iterator[Sample]:
             yield Sample(name, f"{t}-{label}", make, {}, offset)
         if dtype in FLOATS:
             yield Sample(name, f"{t}-special", partial(one_input, special, dtype=dtype))
-            yield Sample(name, f"{t}-scaled", partial(one_input, scaled, dtype=dtype))
+            yield Sample(name, f"{t}-scaled", partial(one_input, scaled_blocks, dtype=dtype))
         if "Int8" in name:
-            for label, maker in (("special", special), ("scaled", scaled)):
+            for label, maker in (("special", special), ("scaled", scaled_blocks)):
                 make = partial(one_input, maker, dtype=dtype)
                 yield Sample(name, f"{t}-{label}-signs", make, {"keep_sign": True})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of the sparse codes. They end before their array does: see `written`."""
+"""Sample inputs of the sparse codes. They end before their array does: see `code_bytes`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any, share: float) -
     return np.asarray(np.where(rng.random(shape) < 0.01 * share, -0.0, values)).astype(dtype)
 
 
-def written(code: Any) -> Any:
+def code_bytes(code: Any) -> Any:
     """The bytes of a code, which its first eight say."""
     return code[: int(code[:8].view("<u8")[0])] if code.size else code
 
@@ -64,7 +64,7 @@ def _inputs(name: str, encode: bool, rng: Generator, **size: Any) -> tuple[Any, 
 
 def _samples(name: str) -> Iterator[Sample]:
     encode = "Encoder" in name
-    compared = written if encode else as_bytes if name == "GistSparseDecoder" else None
+    compared = code_bytes if encode else as_bytes if name == "GistSparseDecoder" else None
     for dtype in OPS[name].types["T"]:
         for label, shape, offset, share in SHAPES:
             make = partial(_inputs, name, encode, shape=shape, dtype=dtype, share=share)

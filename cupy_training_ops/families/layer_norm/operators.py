@@ -56,13 +56,13 @@ class _ByRows(Op):
         integer, -1, doc="from -rank to rank - 1; a row is everything from this axis on"
     )
 
-    def divided(self, x: Spec) -> tuple[Shape, Shape]:
+    def split_shape(self, x: Spec) -> tuple[Shape, Shape]:
         """The dimensions before the axis and from it on."""
         axis = from_front(self.name, self.axis, len(x.shape))
         return x.shape[:axis], x.shape[axis:]
 
     def matrix(self, device: Device, x: Spec, v: Spec) -> Matrix:
-        before, row = self.divided(x)
+        before, row = self.split_shape(x)
         return Matrix(device, math.prod(before), math.prod(row), x.dtype, v.dtype)
 
     def check_parameters(self, row: Shape, **given: Spec | None) -> None:
@@ -80,7 +80,7 @@ class _Forward(_ByRows):
     epsilon = attribute(positive_or_zero, 1e-5, doc="added to the variance")
 
     def infer(self, x: Spec, scale: Spec, *bias: Spec | None) -> tuple[Spec, ...]:
-        before, row = self.divided(x)
+        before, row = self.split_shape(x)
         names = (item.name for item in self.inputs[1:])
         self.check_parameters(row, **dict(zip(names, (scale, *bias), strict=True)))
         statistics = Spec((*before, *(1 for _ in row)), computed_in(x.dtype))
@@ -154,7 +154,7 @@ class _Gradient(_ByRows):
     output_type: Dtype | None = None  # where there is no such attribute
 
     def infer(self, dy: Spec, x: Spec, scale: Spec, *others: Spec) -> tuple[Spec, ...]:
-        before, row = self.divided(dy)
+        before, row = self.split_shape(dy)
         if x.shape != dy.shape:
             expected = f"shape {dy.shape}, as Y_grad"
             refuse(self.name, self.inputs[1].name, expected, f"shape {x.shape}")

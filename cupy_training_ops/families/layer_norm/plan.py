@@ -22,7 +22,7 @@ from .facts import (
     SINGLE_COLUMNS,
     WIDE_COLUMNS,
 )
-from .plan_staged_rows import Rows, held
+from .plan_staged_rows import Rows, rows_on_chip
 
 # Threads of a full row at most, by bytes of an element; of one with a mean, before each holds twice
 # as many elements.
@@ -50,7 +50,7 @@ class Matrix:
     v: Dtype
 
     @property
-    def computed(self) -> Dtype:
+    def computed_type(self) -> Dtype:
         """The type of statistics and sums."""
         return computed_in(self.t)
 
@@ -64,7 +64,7 @@ class Matrix:
         """Elements of a slot."""
         return plans.VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
 
-    def held(
+    def rows_on_chip(
         self,
         arrays: Sequence[Spec],
         others: Sequence[Spec | None],
@@ -74,11 +74,11 @@ class Matrix:
         them so many parameters of columns."""
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
         dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
-        return held(self.device, shape, dtypes, self.width, aligned, n_parameters)
+        return rows_on_chip(self.device, shape, dtypes, self.width, aligned, n_parameters)
 
     def launch(self, kernel: str, config: plans.Config, *args: object) -> plans.Launch:
         """One of the family's kernels."""
-        binding = plans.slots(T=self.t, U=self.computed, V=self.v)
+        binding = plans.slots(T=self.t, U=self.computed_type, V=self.v)
         return plans.Launch(kernel, config, args, binding)
 
 
@@ -126,11 +126,11 @@ def _full(matrix: Matrix, is_centred: bool) -> Division | None:
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
     """Rows that their threads hold, by slots or elements; None where they do not fit."""
     lines = Lines(matrix.count, matrix.length, 1)
-    if not (aligned and fit_rows(lines, _held(matrix, matrix.width))):
-        held = _held(matrix, 1)
+    if not (aligned and fit_rows(lines, _row_in_registers(matrix, matrix.width))):
+        held = _row_in_registers(matrix, 1)
         divided = division(lines, held, True, Kernels("layer_norm__elements"))
         return divided if _fits(divided, held, matrix) else None
-    held = _held(matrix, matrix.width)
+    held = _row_in_registers(matrix, matrix.width)
     if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
         nbytes = DEEP_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize
         deep = replace(held, nbytes=nbytes, max_threads=HELD_THREADS)
@@ -151,11 +151,11 @@ def _fits(divided: Division, held: Held, matrix: Matrix) -> bool:
     return threads * held.depth(held.nbytes) * held.width >= matrix.length
 
 
-def _held(matrix: Matrix, width: int) -> Held:
+def _row_in_registers(matrix: Matrix, width: int) -> Held:
     """A thread's part of a row, in slots of so many elements."""
     itemsize = matrix.t.itemsize
     if width == 1:
-        nbytes = SINGLE_COLUMNS[matrix.computed.itemsize] * itemsize
+        nbytes = SINGLE_COLUMNS[matrix.computed_type.itemsize] * itemsize
         return Held(nbytes, 1, itemsize, 1, 1, max_threads=HELD_THREADS)
     return Held(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
 
@@ -177,8 +177,8 @@ class GradientKernels:
         if rows.width == 1:
             return self.elements
         if rows.by_warps:
-            return self.shifted_rows_by_warps if rows.shifted else self.rows_by_warps
-        return self.shifted_rows if rows.shifted else self.rows
+            return self.shifted_rows_by_warps if rows.is_shifted else self.rows_by_warps
+        return self.shifted_rows if rows.is_shifted else self.rows
 
 
 FROM_X = GradientKernels(
@@ -224,7 +224,7 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> pl
         return plans.Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
         others = (*read.parameters, dx)
-        rows = matrix.held([read.dy, read.x], others, len(read.parameters))
+        rows = matrix.rows_on_chip([read.dy, read.x], others, len(read.parameters))
         if rows is not None:
             return _by_rows(matrix, rows, read, dx, sums)
     return _by_columns(matrix, read, dx, sums)
@@ -245,7 +245,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
     scratch, steps, means = plans.ScratchMemory(), [], None
     if dx is not None:
-        means = scratch.take(2 * matrix.count, matrix.computed)
+        means = scratch.take(2 * matrix.count, matrix.computed_type)
         config = plans.Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
         steps.append(matrix.launch(read.kernels.row_sums, config, *args))
@@ -274,7 +274,7 @@ def _parts(matrix: Matrix) -> tuple[plans.Config, int]:
 
 def _lines(matrix: Matrix, scratch: plans.ScratchMemory, sums: Gradients, n: int) -> Sums:
     """Memory for the sums that blocks write, a line each."""
-    size, dtype = n * matrix.length, matrix.computed
+    size, dtype = n * matrix.length, matrix.computed_type
     of_scale, of_bias = (None if spec is None else scratch.take(size, dtype) for spec in sums)
     return of_scale, of_bias
 

@@ -57,7 +57,7 @@ class Rows:
         return self.width // math.gcd(self.length, self.width)
 
     @property
-    def shifted(self) -> bool:
+    def is_shifted(self) -> bool:
         """True if slots do not begin with the row."""
         return self.period > 1
 
@@ -69,7 +69,7 @@ class Rows:
     @property
     def _parameters_nbytes(self) -> int:
         """Bytes of scale and bias in shared memory."""
-        holds = self.shifted or self.by_warps
+        holds = self.is_shifted or self.by_warps
         return self.depth * self.width * self.threads * self.parameter_nbytes if holds else 0
 
     @property
@@ -111,7 +111,7 @@ class Rows:
         )
 
 
-def held(
+def rows_on_chip(
     device: Device,
     shape: tuple[int, int],
     dtypes: Sequence[Dtype],
@@ -129,13 +129,13 @@ def held(
         width = 1
     few = width == VEC_NBYTES // 2 and device.capability >= ASYNC_COPIES
     if few and (shape[1] % width == 0 or n_parameters == 1):
-        found = _held(device, shape, dtypes, width, n_parameters, by_warps=True)
-        if found is not None:
-            return found
-    return _held(device, shape, dtypes, width, n_parameters, by_warps=False)
+        rows = _rows_on_chip(device, shape, dtypes, width, n_parameters, by_warps=True)
+        if rows is not None:
+            return rows
+    return _rows_on_chip(device, shape, dtypes, width, n_parameters, by_warps=False)
 
 
-def _held(
+def _rows_on_chip(
     device: Device,
     shape: tuple[int, int],
     dtypes: Sequence[Dtype],

@@ -98,10 +98,10 @@ def _special(rng: Generator, name: str, types: tuple[Any, Any]) -> tuple[Any, ..
 
 
 def _attributes(name: str, types: tuple[Any, Any], axis: int | None) -> dict[str, Any]:
-    found: dict[str, Any] = {} if axis is None else {"axis": axis}
+    values: dict[str, Any] = {} if axis is None else {"axis": axis}
     if name == "InvertibleLayerNormalizationGrad":
-        found["output_type"] = types[0]
-    return found
+        values["output_type"] = types[0]
+    return values
 
 
 def _label(types: tuple[Any, Any], label: str) -> str:

@@ -98,12 +98,12 @@ class ReduceSumTraining(Op):
     def infer(self, x: Spec, axes: tuple[int, ...]) -> tuple[Spec, ...]:
         if not axes and self.noop_with_empty_axes:
             return (Spec(x.shape, x.dtype),)
-        reduced = self._reduced(x, axes)
+        reduced = self._reduced_axes(x, axes)
         length = [1] if self.keepdims else []
         kept = [length if axis in reduced else [n] for axis, n in enumerate(x.shape)]
         return (Spec(tuple(n for some in kept for n in some), x.dtype),)
 
-    def _reduced(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
+    def _reduced_axes(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
         """The reduced axes, counted from the front."""
         rank = len(x.shape)
         if not axes:
@@ -114,7 +114,7 @@ class ReduceSumTraining(Op):
         return reduced
 
     def plan(self, device: Device, x: Spec, axes: tuple[int, ...], y: Spec) -> Plan:
-        reduced = self._reduced(x, axes)
+        reduced = self._reduced_axes(x, axes)
         steps = list(passes(x.shape, reduced)) if x.size else [Pass(y.size, 0, 1)]
         room = _Room(device)
         places = [_Place(x, x.dtype, x.aligned)]
@@ -175,7 +175,7 @@ class _Room:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
-    def shared(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
+    def partial_sums(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
@@ -230,7 +230,7 @@ class Pass:
         """Some blocks to a row."""
         span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
         n_spans = ceil_div(packets, span)
-        shared = room.shared(self.A, n_spans, x.dtype)
+        shared = room.partial_sums(self.A, n_spans, x.dtype)
         args = (x.argument, y.argument, *shared, self.R, span, n_spans)
         return _launch("reduce_sum_training__long_rows", self.A * n_spans, args, x.dtype, y.dtype)
 
@@ -244,7 +244,7 @@ class Pass:
         most = self.R // (2 * UNROLL * block[1]) if block[2] == 1 else 1
         span = max(1, ceil_div(self.R, room.n_spans(groups, most, COLUMN_BLOCKS)))
         n_spans = max(1, ceil_div(self.R, span))
-        shared = room.shared(self.A * self.B, n_spans, x.dtype)
+        shared = room.partial_sums(self.A * self.B, n_spans, x.dtype)
         extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B}
         slabs = by_value(Slabs, **extents, span=span, n_spans=n_spans, n_tiles=n_tiles)
         args = (x.argument, y.argument, *shared, slabs)

@@ -14,7 +14,7 @@ from references import References
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, INTEGERS, dtype_name
-from cupy_training_ops.families.gist_narrow.samples import scaled
+from cupy_training_ops.families.gist_narrow.samples import scaled_blocks
 from cupy_training_ops.testing.compare import assert_matches
 
 cpu = References("gist_narrow")
@@ -153,7 +153,7 @@ def fp8(x: np.ndarray, name: str) -> np.ndarray:
 @formats
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, ml_dtypes.bfloat16], ids=dtype_name)
 def test_codes_are_those_of_ml_dtypes_at_the_smallest_scale(name, dtype, rng):
-    x = scaled(rng, dtype)[:-7]
+    x = scaled_blocks(rng, dtype)[:-7]
     scales, codes = taken_apart(getattr(cpu, f"gist_block_{name}_encoder")(x), x.size)
     exact = blocks_of(x)
     np.testing.assert_array_equal(

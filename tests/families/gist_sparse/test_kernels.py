@@ -14,7 +14,7 @@ from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOATS, UINT8, dtype_name
 from cupy_training_ops.families.gist_sparse.operators import GistSparseEncoder
-from cupy_training_ops.families.gist_sparse.samples import written
+from cupy_training_ops.families.gist_sparse.samples import code_bytes
 from cupy_training_ops.testing.compare import poison
 
 TILE = 4096  # elements of four bytes
@@ -39,7 +39,7 @@ def sparse(rng, n: int, dtype=FLOAT32, share: float = 0.3) -> np.ndarray:
 
 def encoded(name: str, x: np.ndarray) -> np.ndarray:
     """The code that the CPU provider makes, without the room behind it."""
-    return written(computed(get_op(name)(), x))
+    return code_bytes(computed(get_op(name)(), x))
 
 
 def ends(code: np.ndarray, tiles: int) -> np.ndarray:

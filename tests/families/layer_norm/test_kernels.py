@@ -17,7 +17,7 @@ from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.facts import WARP
 from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
-from cupy_training_ops.families.layer_norm.plan_staged_rows import held
+from cupy_training_ops.families.layer_norm.plan_staged_rows import rows_on_chip
 from cupy_training_ops.families.layer_norm.samples import NAMES, TYPES, inputs
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches, assert_sums_match
@@ -135,11 +135,11 @@ def test_outputs_alone_cost_what_they_need() -> None:
 )
 def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> None:
     dtypes = [{2: FLOAT16, 4: FLOAT32, 8: FLOAT64}[n] for n in sizes]
-    rows = held(device, (count, length), dtypes, 16 // max(sizes), aligned, 1)
+    rows = rows_on_chip(device, (count, length), dtypes, 16 // max(sizes), aligned, 1)
     if rows is None:
         return
     most = 8 if max(sizes) == 8 else 32 if rows.width > 1 else 16
-    halved = rows.shifted and not rows.by_warps
+    halved = rows.is_shifted and not rows.by_warps
     assert rows.depth * rows.width <= (most // 2 if halved else most)
     assert not rows.by_warps or (rows.width == 8 and rows.threads % WARP == 0)
     assert rows.threads * rows.depth >= length // rows.width
@@ -147,7 +147,7 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0
     assert rows.shared_nbytes <= device.max_shared_nbytes
     assert rows.block % WARP == 0
-    n_edges = rows.width - 1 + length % rows.width if rows.shifted else 0
+    n_edges = rows.width - 1 + length % rows.width if rows.is_shifted else 0
     assert n_edges <= rows.threads
     assert rows.blocks(device) % rows.period == 0
     assert rows.period * length % rows.width == 0
