@@ -45,13 +45,13 @@ __device__ __forceinline__ const T* shuffled(const T* pointer, int lane) {
     return reinterpret_cast<const T*>(address);
 }
 
-// What is loaded for a vector: the aligned bytes around it.
+// The bytes that are loaded for a vector: the aligned ones around it.
 template <class T, int N>
 struct Loaded {
     uint4 low, high;
     u32 shift;
 
-    // Whether the run has so many words, and its array all that is loaded for them.
+    // True if the run has so many words, and its array all that is loaded for them.
     __device__ static bool possible(const Run<T>& run, int words) {
         if (run.length < words || !run.from) return run.length >= words;
         const i64 before = vec::bytes_past_16(run.from) / sizeof(T);

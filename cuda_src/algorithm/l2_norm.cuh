@@ -44,7 +44,7 @@ struct SumsOfSquares {
             at[2] += (value * UP) * (value * UP);
         }
     }
-    // Of several vectors, if all of them are ordinary: one branch tells.
+    // Add several vectors, if all of them are ordinary: one branch tells.
     template <int M, int MANY>
     __device__ __forceinline__ bool all(const Vec<E, M> (&x)[MANY]) {
         A sums[MANY];
@@ -60,7 +60,7 @@ struct SumsOfSquares {
         return true;
     }
 
-    // Whether the sum of elements as they are is the norm's.
+    // True if the sum of elements as they are is the norm's.
     __device__ __forceinline__ bool is_precise() const { return at[0] >= LEAST && at[0] <= MOST; }
 
     __device__ __forceinline__ A norm() const {
@@ -90,7 +90,7 @@ struct SumsOfSquares {
     }
 };
 
-// Whether this block is the one that finishes last; there `sums`, a thread's own so far, become those
+// True for the block that finishes last; there `sums`, a thread's own so far, become those
 // over all launches. `last` is in shared memory.
 template <class E, class A, int THREADS>
 __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,

@@ -29,7 +29,7 @@ using vec::Vec;
 
 // ---- the part of a line that is one thread's ----------------------------------------------------
 
-// What counts the slots of a line: rows are launched with vectors where they have less than 2^31.
+// The type that counts the slots of a line: rows are launched with vectors where they have less than 2^31.
 template <int WIDTH>
 struct Slots {
     using Count = i32;
@@ -45,7 +45,7 @@ struct Place {
     i64 start;
     int i;
 
-    // Whether it is this element of the line. Only the last comparison, of 32 bits, differs
+    // True if it is this element of the line. Only the last comparison, of 32 bits, differs
     // between the elements of a slot.
     __device__ __forceinline__ bool is(i64 element) const {
         const u64 past = static_cast<u64>(element - start);
@@ -65,10 +65,10 @@ struct Line {
     u32 thread;   // among those of the line
     u32 threads;  // of the line
     i32 head;     // elements before the first slot
-    // Whether each thread has one batch of DEPTH slots, and nothing is beside them.
+    // True if each thread has one batch of DEPTH slots, and nothing is beside them.
     bool full = false;
 
-    // Whether this is the first thread of a line.
+    // True for the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
     __device__ Count span() const { return static_cast<Count>(DEPTH) * threads; }
     // The first slot of the line in an array.
@@ -81,7 +81,7 @@ struct Line {
         return batch + static_cast<Count>(thread + u * threads);
     }
     __device__ bool has(Count batch, int u) const { return full || slot(batch, u) < n_slots; }
-    // Whether this thread writes an element of the line.
+    // True if this thread writes an element of the line.
     __device__ bool holds(i64 element) const {
         const i64 past = element - head, slot = past / WIDTH;
         if (past < 0 || slot >= n_slots) return element == edge;
@@ -128,7 +128,7 @@ struct Reader {
     using Held = typename Unit::Held;
     static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Held);
     using Slot = Vec<Held, WORDS>;
-    // Whether the largest is found two at a time, for which no element is widened.
+    // True if the maximum is taken of two at a time, for which no element is widened.
     static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
     SlotsOf<const E, WIDTH, DEPTH, PINNED> slots;
@@ -206,7 +206,7 @@ struct Reader {
     }
 };
 
-// What `write` gives results to. Families have others, which make several arrays of a value.
+// The target of `write`. Families have others, which make several arrays of a value.
 template <class E>
 struct Writer {
     using Value = Acc<E>;

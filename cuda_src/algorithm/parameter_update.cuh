@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What updates of parameters do with their arrays: some may be absent, outputs may be the arrays
+// Arrays of updates of parameters: some may be absent, outputs may be the arrays
 // that they replace, and a step that is skipped leaves everything as it was.
 #pragma once
 #include "algorithm/multi_tensor.cuh"
@@ -11,7 +11,7 @@ namespace cto::parameter_update {
 
 using vec::Vec;
 
-// Whether an array that is there has vectors from its element `first` on.
+// True if an array that is there has vectors from its element `first` on.
 template <int WIDTH, class E>
 __device__ __forceinline__ bool may_have_vecs_at(const E* array, int first) {
     return !array || range_map::has_vecs_at<WIDTH>(array, first);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_momen
     step::bias_corrections(rule.alpha, rule.beta, steps, of_moments);
 }
 
-// What steps with moments are made from: weights, gradients and both moments.
+// Inputs of steps with moments: weights, gradients and both moments.
 template <class W, class G, class M>
 struct Parameter {
     const W* w;

@@ -47,7 +47,7 @@ __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratc
     return sum;
 }
 
-// Whether this block is the last of n at the ticket counter, which the last one leaves zero; if so
+// True if this block is the last of n at the ticket counter, which the last one leaves zero; if so
 // it sees what the others have written. `last` is in shared memory. FIRST_WROTE: all that other blocks
 // are to see is the first thread's, in a block along x.
 template <bool FIRST_WROTE = false>
@@ -103,7 +103,7 @@ struct Range {
     __device__ i64 tail() const { return head + n_vecs * WIDTH; }
 };
 
-// Those of the vectors first, ..., first + span - 1 that a range has; a span has less than 2^31.
+// The vectors first, ..., first + span - 1 that a range has; a span has less than 2^31.
 template <class V>
 struct Span {
     const V* from;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What softmax sums of a line, see algorithm/lines.cuh.
+// The sums of softmax over a line, see algorithm/lines.cuh.
 #pragma once
 #include "algorithm/lines.cuh"
 #include "math/exp.cuh"
@@ -35,7 +35,7 @@ struct OnlineSum {
     A max = negative_infinity<A>();
     A sum = 0;
 
-    // What is subtracted: exponents of a part of a line that is -inf alone must not be NaN.
+    // The number that is subtracted: exponents of a part of a line that is -inf alone must not be NaN.
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }

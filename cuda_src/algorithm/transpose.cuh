@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What lies as (n, channel, position) and as (n, position, channel) is put into the other order.
+// Transposes (n, channel, position) to (n, position, channel) and back.
 #pragma once
 #include "core/types.cuh"
 

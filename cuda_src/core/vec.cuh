@@ -109,8 +109,8 @@ __device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Ve
 
 // ---- widening ---------------------------------------------------------------------------------
 
-// What vectors of elements of 1 or 2 bytes are held as: words. Taken apart, elements cost registers
-// and instructions of their own.
+// True where a vector of elements of 1 or 2 bytes lies in registers as words. Taken apart, elements
+// cost registers and instructions of their own.
 template <class E, int WIDTH>
 constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof(u32);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What losses and their gradients are divided by, near the ends of the range too.
+// The divisor of losses and their gradients, also near the ends of the range.
 #pragma once
 #include "core/types.cuh"
 
@@ -17,7 +17,7 @@ struct WeightSum {
     }
 };
 
-// What losses are divided by: such a sum, in memory, or a number of rows.
+// The divisor of losses: such a sum, in memory, or a number of rows.
 template <class A>
 struct Divisor {
     const A* in_memory;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the rows of scores are compared with, and weigh.
+// Labels and weights of the rows of scores.
 #pragma once
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ A not_a_number() {
     return static_cast<A>(__int_as_float(0x7FFFFFFF));
 }
 
-// What a row is compared with: its class, or -1; and its weight.
+// The target of a row: its class, or -1; and its weight.
 template <class A>
 struct Target {
     using WeightSum = cross_entropy::WeightSum<A>;
@@ -29,11 +29,11 @@ struct Target {
     __device__ B weighted(B loss) const {
         return weight == 0 ? B(0) : weight * loss;
     }
-    // Whether its gradient is 0, whatever is in the row.
+    // True if its gradient is 0, whatever is in the row.
     __device__ bool skips(const WeightSum& divisor) const {
         return !outside && (weight == 0 || divisor.value == 0);
     }
-    // What softmax - target is multiplied with, where it is not skipped.
+    // The factor of softmax - target, where the row is not skipped.
     __device__ A slope(A dy, const WeightSum& divisor) const {
         return outside ? not_a_number<A>() : product_over(dy, weight * divisor.unit, divisor.value);
     }

@@ -27,7 +27,7 @@ __device__ __forceinline__ double product(double x, double y) {
 #endif
 }
 
-// What there is of a line beside its elements.
+// A line without its elements.
 template <class A>
 struct OfLine {
     labels::Target<A> target;

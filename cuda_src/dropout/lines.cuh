@@ -65,7 +65,7 @@ struct SumReader {
     __device__ void renew(u32) const {}
 };
 
-// Of a softmax: itself, which of its elements are kept, and those scaled; each may be missing.
+// Results of a line: the softmax, the mask, and kept elements scaled; each may be missing.
 template <class T>
 struct DropoutWriter {
     using Value = Acc<T>;

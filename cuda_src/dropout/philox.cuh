@@ -63,7 +63,7 @@ struct SequenceOf {
         const Words counter{low, high, static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
         return words_of(counter, key);
     }
-    // Of the element that stands in this block, by its number or its place in the block.
+    // The word of the element that stands in this block, by its number or its place in the block.
     __device__ __forceinline__ u32 word_of(u32 low, u32 high, u32 element) const {
         const Words words = block(low, high);
         const u32 i = element % N_WORDS;

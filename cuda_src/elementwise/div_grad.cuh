@@ -41,7 +41,7 @@ __device__ __forceinline__ DivGradient<T> div_gradient(Acc<T> dy, Acc<T> a, Acc<
     return {da, -da * divided(a, b, T{})};
 }
 
-// What many numbers are divided by: the same bits as `divided`, of which what follows from the divisor
+// A divisor of many numbers: the same bits as `divided`, of which what follows from the divisor
 // is made once.
 template <class T>
 struct Denominator {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
 template <class T, bool B_IS_REPEATED>
 constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
-// What a group of lanes sums: a span of the terms of one kept element.
+// The sum of a group of lanes: a span of the terms of one kept element.
 template <int THREADS>
 struct Task {
     i64 number, kept, span;

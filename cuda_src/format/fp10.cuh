@@ -48,7 +48,7 @@ __device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
-// What is unusual is looked for once in all N, and coded anew.
+// Unusual numbers are looked for once in all N, and coded anew.
 template <int N>
 __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     constexpr u32 TO_NAN = 0x8000 - 0x7C01;

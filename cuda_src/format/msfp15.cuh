@@ -185,7 +185,7 @@ __device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
     box.nonzero = make_uint2(gather_bytes<3>(there), gather_bytes<3>(there + 4));
     return box;
 }
-// Of eight elements that lie in registers; those of two bytes stay in pairs.
+// For eight elements in registers; those of two bytes stay in pairs.
 template <class E>
 __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     if constexpr (sizeof(E) == 2) {

@@ -49,7 +49,7 @@ struct Share {
     }
 };
 
-// Of elements of one group, by their distances from its first.
+// Sums over elements of one group, by their distances from its first.
 struct GroupSums {
     double off = 0, distance = 0, squares = 0;
     int n = 0;
@@ -75,7 +75,7 @@ struct GroupSums {
     }
 };
 
-// What a lane measures of a group, a tile at a time.
+// A lane's part of a group, measured a tile at a time.
 template <class T>
 __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const Sample& sample,
                                                    i64 group, Totals& totals) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the guard says, and the sums it is made of, in double: squares of any float fit.
+// The guard, and the sums it is made of, in double: squares of any float fit.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "gist_guard/tile.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ double shuffled(double x, u32 step) {
     return __shfl_xor_sync(ALL_LANES, x, step);
 }
 
-// Of some elements and groups, or of all.
+// Sums over some elements and groups, or over all.
 struct Totals {
     double error, tile_deviation, group_deviation, worst;
     u32 exponent;
@@ -47,7 +47,7 @@ struct Totals {
 };
 static_assert(sizeof(Totals) == TOTALS * sizeof(double));
 
-// What another block has stored.
+// Sums that another block has stored.
 __device__ __forceinline__ Totals loaded(const Totals& from) {
     return {__ldcg(&from.error), __ldcg(&from.tile_deviation), __ldcg(&from.group_deviation),
             __ldcg(&from.worst), __ldcg(&from.exponent)};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What is measured of a tile of eight elements: how far their codes are off, and how they deviate.
+// Measures of a tile of eight elements: how far their codes are off, and how they deviate.
 //
 // Both in quanta: E is the tile's shared exponent, a quantum 2^(E - 127), a step of M a 32nd of it. In
 // quanta no square leaves float's range.
@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
 __device__ __forceinline__ double quantum_of(u32 exponent) {
     return double_of(static_cast<u64>(896 + exponent) << 52);
 }
-// What elements are multiplied by: subnormal where E is 254, and a float may be.
+// The factor of elements: subnormal where E is 254, which a float may be.
 __device__ __forceinline__ float scale_of(float, u32 exponent) {
     return __uint_as_float(max(static_cast<i32>((254 - exponent) << 23), 0x00400000));
 }

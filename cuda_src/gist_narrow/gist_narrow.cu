@@ -179,7 +179,7 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // Of the block that the neighbouring threads have together.
+    // For the block that the neighbouring threads have together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = largest_of(x, false);
         const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));

@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 scale_of(u32 largest) {
 
 __device__ __forceinline__ float value_of(u32 scale) { return __uint_as_float(scale << 16); }
 
-// What elements are multiplied by; 0 where their block is not finite.
+// The factor of elements; 0 where their block is not finite.
 __device__ __forceinline__ float inverse_of(u32 scale) {
     return scale == NAN_SCALE ? 0.0f : 1.0f / value_of(scale);
 }

@@ -20,14 +20,14 @@ __device__ __forceinline__ i64 tiles_of(i64 n) {
     return (n + TILE<T> - 1) / TILE<T>;
 }
 
-// Whether a code has the elements as they are.
+// True if a code has the elements as they are.
 template <class T>
 __device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bool aligned) {
     return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
            load_any<u64>(x + 8, aligned) != 0;
 }
 
-// Whether a code is sparse, and its values and starts lie as those of n elements of this width do.
+// True if a code is sparse, and its values and starts lie as those of n elements of this width do.
 // Of other widths there are other tiles; where one of them has one tile and the other two, what
 // follows the starts differs.
 template <class T>
@@ -48,7 +48,7 @@ __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code
                : 0;
 }
 
-// Whether a tile's values, or none, have a place in the code.
+// True if a tile's values, or none, have a place in the code.
 template <class T, int GROUPS>
 __device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
                                           bool aligned) {

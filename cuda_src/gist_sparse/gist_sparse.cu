@@ -94,7 +94,7 @@ struct Shared {
     u32 ticket;
 };
 
-// What is not zero to its place among the tile's values, zeros behind the last.
+// Elements that are not zero to their places among the tile's values, zeros behind the last.
 template <int ROWS>
 __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// Whether a tile with so many values is full: the last one if no element is zero.
+// True if a tile with so many values is full: the last one if no element is zero.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
     const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
         store_any(to + static_cast<i64>(tile) * TILE_NBYTES + 16 * vec, vecs[vec], call.aligned);
 }
 
-// What becomes of the tiles of a block. All blocks change from KEPT to COUNTED behind the same tile.
+// The way in which a block's tiles are coded. All blocks change from KEPT to COUNTED behind the same tile.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
 // As a block's first tile, of so many values, shows it.

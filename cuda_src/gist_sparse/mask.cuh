@@ -29,13 +29,13 @@ __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
     }
 }
 
-// Those of a word of narrow elements, the first in the lowest: a carry from the lower bits, or the
+// Mask bits of a word of narrow elements, the first in the lowest: a carry from the lower bits, or the
 // highest itself.
 __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
 }
-// Of four words of two elements.
+// Mask bits of four words of two elements.
 __device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
     u32 both = 0;  // bits 0, 2, 4, 6, and 16 behind them those of the upper halves

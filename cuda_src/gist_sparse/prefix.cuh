@@ -32,7 +32,7 @@ __device__ __forceinline__ u32 warp_sum(u32 x) {
     return x;
 }
 
-// What some tiles have, and whether one of them has a mark.
+// The sum over some tiles, and whether one of them has a mark.
 struct Heard {
     u64 sum;
     bool marked;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the values of a sparse code are coded as: groups of them in 16 bytes.
+// Codecs of the values of a sparse code, by groups of them in 16 bytes.
 #pragma once
 #include "core/vec.cuh"
 #include "format/fp10.cuh"

@@ -25,7 +25,7 @@ struct Arrays {
     bool is_centred;
     A epsilon;
 
-    // What a row's elements are taken relative to: its first one, if it is finite.
+    // The origin of a row's elements: its first one, if it is finite.
     __device__ __forceinline__ A origin(i64 row, i64 length) const {
         if (!is_centred || length == 0) return 0;
         const A first = to_acc(x[row * length]);

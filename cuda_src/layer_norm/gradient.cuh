@@ -20,7 +20,7 @@ struct Second<true, X, Y> {
     using Type = Y;
 };
 
-// What is read. T and V are the types of X and Y.
+// Arrays that are read. T and V are the types of X and Y.
 template <class T, class V, bool FROM_Y>
 struct Inputs {
     using A = Acc<T>;

@@ -180,7 +180,7 @@ struct SumsOfRow {
     }
 };
 
-// What elements of a row are mapped with: x^ = x inv_std + shift, and
+// Coefficients of the elements of a row: x^ = x inv_std + shift, and
 // dX = h inv_std + (x^ of_product + of_h).
 struct Factors {
     A inv_std, shift, of_h, of_product;
@@ -311,7 +311,7 @@ struct Gradient {
     }
 };
 
-// Of a row the sums over its threads, then dX and what its columns are given.
+// The sums of a row over its threads, then dX and what its columns are given.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {

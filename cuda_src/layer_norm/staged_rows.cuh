@@ -53,7 +53,7 @@ struct Walk {
         }
     }
     __device__ i64 step() const { return static_cast<i64>(gridDim.x) * rows.groups; }
-    // Whether some of the block's threads have a row left.
+    // True if some of the block's threads have a row left.
     __device__ bool goes_on() const {
         return row - group * (SHIFTED ? rows.period : 1) < rows.count;
     }
@@ -297,7 +297,7 @@ struct ColumnSums {
     }
 };
 
-// What there is for each column of the slots of SHIFTED rows, in shared memory, 16 bytes at a time.
+// Scale, bias and sums of the columns of the slots of SHIFTED rows, in shared memory, 16 bytes at a time.
 template <class A, int W>
 struct InShared {
     static constexpr int CHUNK = 16 / sizeof(A), CHUNKS = W < CHUNK ? 1 : W / CHUNK;

@@ -76,7 +76,7 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 l
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
-// What is known of full rows at compile time. Compilers for 10.x would spill, and CUDA 13's for 4-byte
+// Full rows, as they are known at compile time. Compilers for 10.x would spill, and CUDA 13's for 4-byte
 // types from there on whether it is known or not: such rows are as any others there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 4;
