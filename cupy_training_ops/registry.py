@@ -95,7 +95,7 @@ def classes(table: Table) -> tuple[tuple[str, type[Op]], ...]:
     )
 
 
-def merged(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
+def merge_tables(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
     """One dictionary of all families; a name, domain and version stands in one table only."""
     registry: dict[Key, type[Op]] = {}
     for family, table in families.items():
@@ -107,7 +107,7 @@ def merged(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
     return registry
 
 
-REGISTRY = merged(FAMILIES)
+REGISTRY = merge_tables(FAMILIES)
 
 
 def names() -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from probe.list_probe import (
 from cupy_training_ops import ArgumentError, DtypeError
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from cupy_training_ops.registry import merged
+from cupy_training_ops.registry import merge_tables
 from cupy_training_ops.testing.compare import assert_matches
 
 X = np.arange(1, 301, dtype=np.float32)
@@ -384,7 +384,7 @@ def test_more_shared_memory_than_there_is_is_refused(run) -> None:
 
 
 def test_two_versions_share_a_name(anywhere) -> None:
-    found = merged({"probe": frame_probe.OPS})
+    found = merge_tables({"probe": frame_probe.OPS})
     assert [(name, since) for _, name, since in found] == [("ProbeScale", 12), ("ProbeScale", 13)]
     x = anywhere.place(X)
     assert_matches(anywhere.host(ProbeScale12()(x)), 2 * X)

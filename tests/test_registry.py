@@ -152,7 +152,7 @@ class New(Op):
 def _versions(monkeypatch) -> None:
     """Two versions of one operator, as some families have."""
     tables = {"a": {"Both": Old}, "b": {"Both": New}}
-    monkeypatch.setattr(registry, "REGISTRY", registry.merged(tables))
+    monkeypatch.setattr(registry, "REGISTRY", registry.merge_tables(tables))
 
 
 @pytest.mark.usefixtures("_versions")
@@ -171,7 +171,7 @@ def test_a_version_before_the_first_is_refused() -> None:
 
 def test_duplicates_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"b: \('ai.onnx', 'Both', 9\) is registered twice"):
-        registry.merged({"a": {"Both": Old}, "b": {"Both": Old}})
+        registry.merge_tables({"a": {"Both": Old}, "b": {"Both": Old}})
 
 
 def test_lookup_by_input_output_attribute_and_type_variable() -> None:

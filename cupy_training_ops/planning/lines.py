@@ -21,8 +21,8 @@ MANY_ROWS = 512
 MAX_SLOTS = 2**31 - 2**18  # of a row: batches are counted in 32 bits
 
 
-def held_nbytes(device: Device, t: Dtype) -> int:
-    """Bytes that a thread holds of any other line.
+def register_nbytes(device: Device, t: Dtype) -> int:
+    """Bytes of registers that a thread has for a line that is not short.
 
     Exponentials of float64, and bfloat16 on GPUs that have no instructions for it, take registers.
     """
@@ -74,10 +74,10 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Held:
+class Registers:
     """A line in registers: threads have `nbytes` of so many arrays of elements of `itemsize`.
 
-    `width` elements are a slot of a row; `n_given` of the arrays are there to be read. A block has
+    `width` elements are a slot of a row; `n_read` of the arrays are there to be read. A block has
     at most `max_threads`.
     """
 
@@ -85,7 +85,7 @@ class Held:
     n_arrays: int
     itemsize: int
     width: int
-    n_given: int
+    n_read: int
     max_threads: int = MAX_THREADS
 
     def depth(self, nbytes: int) -> int:
@@ -93,54 +93,56 @@ class Held:
         return max(1, nbytes // (self.width * self.itemsize * self.n_arrays))
 
 
-def division(lines: Lines, held: Held, aligned: bool, kernels: Kernels) -> Division:
+def division(lines: Lines, registers: Registers, aligned: bool, kernels: Kernels) -> Division:
     """Rows with vectors where arrays are aligned and rows long enough for some; else columns."""
-    if not (aligned and fit_rows(lines, held)):
-        bundles = _bundles(lines, held, kernels.bundles) if aligned else None
-        depth = held.nbytes // VEC_NBYTES // held.n_arrays
+    if not (aligned and fit_rows(lines, registers)):
+        bundles = _bundles(lines, registers, kernels.bundles) if aligned else None
+        depth = registers.nbytes // VEC_NBYTES // registers.n_arrays
         return bundles or _columns(lines, depth, kernels.columns)
-    n_slots = lines.length // held.width
-    least = 1 if lines.length % held.width == 0 else 2 * held.width - 2
-    divided = _rows(lines, held, n_slots, least, kernels)
-    return _full_rows(divided, held, kernels) if least == 1 else divided
+    n_slots = lines.length // registers.width
+    least = 1 if lines.length % registers.width == 0 else 2 * registers.width - 2
+    divided = _rows(lines, registers, n_slots, least, kernels)
+    return _full_rows(divided, registers, kernels) if least == 1 else divided
 
 
-def fit_rows(lines: Lines, held: Held) -> bool:
+def fit_rows(lines: Lines, registers: Registers) -> bool:
     """Return True if lines can be walked as rows of slots, in aligned arrays."""
-    n_slots = lines.length // held.width
-    is_whole = lines.length % held.width == 0
+    n_slots = lines.length // registers.width
+    is_whole = lines.length % registers.width == 0
     return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
 
 
-def _rows(lines: Lines, held: Held, n_slots: int, least: int, kernels: Kernels) -> Division:
+def _rows(
+    lines: Lines, registers: Registers, n_slots: int, least: int, kernels: Kernels
+) -> Division:
     """At least so many threads a row: each has one element at most before or after the slots."""
-    threads = max(ceil_div(n_slots, held.depth(SHORT_NBYTES)), least)
+    threads = max(ceil_div(n_slots, registers.depth(SHORT_NBYTES)), least)
     kernel = kernels.short_rows
     if threads > WARP or not kernel:
-        threads = max(ceil_div(n_slots, held.depth(held.nbytes)), least)
+        threads = max(ceil_div(n_slots, registers.depth(registers.nbytes)), least)
         kernel = kernels.rows
     if threads > WARP:
-        threads = block = min(align_up(threads, WARP), _most_threads(lines, held))
+        threads = block = min(align_up(threads, WARP), _most_threads(lines, registers))
     else:
         threads, block = _power(threads), SHORT_THREADS
     config = Config((max(1, ceil_div(lines.n_outer, block // threads)),), (block,))
     return Division(kernel, config, (lines.n_outer, lines.length, threads))
 
 
-def _full_rows(divided: Division, held: Held, kernels: Kernels) -> Division:
+def _full_rows(divided: Division, registers: Registers, kernels: Kernels) -> Division:
     """The same with the kernel for full rows, where they are full and there is one."""
     n_rows, length, threads = divided.args
-    is_full = length == threads * held.width * held.depth(held.nbytes)
+    is_full = length == threads * registers.width * registers.depth(registers.nbytes)
     if divided.kernel != kernels.rows or not (is_full and kernels.full_rows):
         return divided
     return Division(kernels.full_rows, divided.config, (n_rows, threads))
 
 
-def _most_threads(lines: Lines, held: Held) -> int:
+def _most_threads(lines: Lines, registers: Registers) -> int:
     """Threads of a row at most."""
-    row_nbytes = lines.length * held.itemsize * held.n_given
+    row_nbytes = lines.length * registers.itemsize * registers.n_read
     shared = lines.n_outer >= MANY_ROWS and row_nbytes <= SHARED_ROW_NBYTES
-    return min(held.max_threads, SHARED_ROW_THREADS if shared else MAX_THREADS)
+    return min(registers.max_threads, SHARED_ROW_THREADS if shared else MAX_THREADS)
 
 
 def _columns(lines: Lines, depth: int, kernel: str) -> Division:
@@ -156,16 +158,16 @@ def _columns(lines: Lines, depth: int, kernel: str) -> Division:
     return Division(kernel, config, (lines.n_outer, lines.length, lines.stride))
 
 
-def _bundles(lines: Lines, held: Held, kernel: str) -> Division | None:
+def _bundles(lines: Lines, registers: Registers, kernel: str) -> Division | None:
     """Neighbouring lines to a vector, vectors to threads along x, slots along y; where they fit.
 
     Each line of a vector has a thread along y that leads it.
     """
-    y = max(ceil_div(lines.length, held.depth(held.nbytes)), held.width)
-    is_whole = lines.stride % held.width == 0 and lines.stride >= held.width * WARP
+    y = max(ceil_div(lines.length, registers.depth(registers.nbytes)), registers.width)
+    is_whole = lines.stride % registers.width == 0 and lines.stride >= registers.width * WARP
     if not (kernel and lines.n_outer and is_whole and y * WARP <= BUNDLE_THREADS):
         return None
-    grid = ceil_div(lines.stride // held.width, WARP) * lines.n_outer
+    grid = ceil_div(lines.stride // registers.width, WARP) * lines.n_outer
     return Division(kernel, Config((grid,), (WARP, y)), (lines.length, lines.stride))
 
 

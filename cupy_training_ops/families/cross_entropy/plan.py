@@ -12,7 +12,7 @@ from ...declare.schema import Changing, Spec
 from ...dtypes import FLOAT64, INT64, Dtype, element_type
 from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
-from ...planning.lines import MANY_ROWS, Held, Kernels, Lines, division, held_nbytes
+from ...planning.lines import MANY_ROWS, Kernels, Lines, Registers, division, register_nbytes
 from ...rules.widening import computed_in
 from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
 
@@ -163,11 +163,13 @@ class Rows:
         if not self.lines.count:
             return None
         width = plans.VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
-        n_given = sum(spec is not None for spec in read)
-        nbytes = min(self._held_nbytes, most_nbytes)
-        held = Held(nbytes, len(read), self.t.itemsize, width, n_given, max_threads=most_threads)
+        n_read = sum(spec is not None for spec in read)
+        nbytes = min(self._register_nbytes, most_nbytes)
+        registers = Registers(
+            nbytes, len(read), self.t.itemsize, width, n_read, max_threads=most_threads
+        )
         aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
-        divided = division(self.lines, held, aligned, kernels)
+        divided = division(self.lines, registers, aligned, kernels)
         return self._launch(divided.kernel, divided.config, (*args, *divided.args))
 
     def _over_rows(self, symbol: str, args: tuple[object, ...]) -> plans.Launch:
@@ -175,12 +177,12 @@ class Rows:
         return self._launch(symbol, plans.Config((blocks,), (SUM_THREADS,)), args)
 
     def _launch(self, symbol: str, config: plans.Config, args: tuple[object, ...]) -> plans.Launch:
-        binding = plans.slots(T=self.t, TOUT=self.t_out, NBYTES=self._held_nbytes)
+        binding = plans.slots(T=self.t, TOUT=self.t_out, NBYTES=self._register_nbytes)
         return plans.Launch(symbol, config, args, binding)
 
     @property
-    def _held_nbytes(self) -> int:
-        return min(held_nbytes(self.device, t) for t in (self.t, self.t_out))
+    def _register_nbytes(self) -> int:
+        return min(register_nbytes(self.device, t) for t in (self.t, self.t_out))
 
 
 def forward(

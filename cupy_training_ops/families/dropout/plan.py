@@ -29,7 +29,7 @@ from ...dtypes import FLOATS, Dtype
 from ...errors import ArgumentError, shown
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
 from ...planning.elementwise import streaming_launch, type_slots
-from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
+from ...planning.lines import Kernels, Lines, Registers, division, register_nbytes
 from . import philox
 from .facts import N_HELD
 from .philox import DEFAULT_RATIO, dropout_scale
@@ -90,10 +90,10 @@ class Launches:
 
         fits: whether rows of all arrays start at the same alignment.
         """
-        nbytes, itemsize = held_nbytes(self.device, self.t), self.t.itemsize
-        held = Held(nbytes, N_HELD, itemsize, VEC_NBYTES // itemsize, N_HELD, most)
+        nbytes, itemsize = register_nbytes(self.device, self.t), self.t.itemsize
+        registers = Registers(nbytes, N_HELD, itemsize, VEC_NBYTES // itemsize, N_HELD, most)
         aligned = fits and all(spec.aligned for spec in arrays if spec is not None)
-        divided = division(lines, held, aligned, kernels)
+        divided = division(lines, registers, aligned, kernels)
         args = (*arrays, *options, *divided.args)
         return Launch(divided.kernel, divided.config, args, self._slots)
 
@@ -116,7 +116,7 @@ class Launches:
     @property
     def _slots(self) -> dict[str, str]:
         """The same for all kernels, so that a type is compiled once."""
-        return type_slots(self.t) | {"LINE_NBYTES": str(held_nbytes(self.device, self.t))}
+        return type_slots(self.t) | {"LINE_NBYTES": str(register_nbytes(self.device, self.t))}
 
 
 # ---- inputs, and the operators that have them ----------------------------------------------------

@@ -10,7 +10,7 @@ from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...facts import WARP
-from ...planning.lines import Division, Held, Kernels, Lines, division, fit_rows
+from ...planning.lines import Division, Kernels, Lines, Registers, division, fit_rows
 from ...rules.widening import computed_in
 from .facts import (
     COLUMN_THREADS,
@@ -127,37 +127,37 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
     """Rows that their threads hold, by slots or elements; None where they do not fit."""
     lines = Lines(matrix.count, matrix.length, 1)
     if not (aligned and fit_rows(lines, _row_in_registers(matrix, matrix.width))):
-        held = _row_in_registers(matrix, 1)
-        divided = division(lines, held, True, Kernels("layer_norm__elements"))
-        return divided if _fits(divided, held, matrix) else None
-    held = _row_in_registers(matrix, matrix.width)
+        registers = _row_in_registers(matrix, 1)
+        divided = division(lines, registers, True, Kernels("layer_norm__elements"))
+        return divided if _fits(divided, registers, matrix) else None
+    registers = _row_in_registers(matrix, matrix.width)
     if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
         nbytes = DEEP_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize
-        deep = replace(held, nbytes=nbytes, max_threads=HELD_THREADS)
+        deep = replace(registers, nbytes=nbytes, max_threads=HELD_THREADS)
         divided = division(lines, deep, True, Kernels("layer_norm__deep_rows"))
         if _fits(divided, deep, matrix):
             return divided
     kernels = Kernels("layer_norm__rows", short_rows="layer_norm__short_rows")
-    divided = division(lines, held, True, kernels)
-    if _fits(divided, held, matrix):
+    divided = division(lines, registers, True, kernels)
+    if _fits(divided, registers, matrix):
         return divided
-    held = replace(held, nbytes=WIDE_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize)
-    divided = division(lines, held, True, Kernels("layer_norm__wide_rows"))
-    return divided if _fits(divided, held, matrix) else None
+    registers = replace(registers, nbytes=WIDE_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize)
+    divided = division(lines, registers, True, Kernels("layer_norm__wide_rows"))
+    return divided if _fits(divided, registers, matrix) else None
 
 
-def _fits(divided: Division, held: Held, matrix: Matrix) -> bool:
+def _fits(divided: Division, registers: Registers, matrix: Matrix) -> bool:
     *_, threads = divided.args
-    return threads * held.depth(held.nbytes) * held.width >= matrix.length
+    return threads * registers.depth(registers.nbytes) * registers.width >= matrix.length
 
 
-def _row_in_registers(matrix: Matrix, width: int) -> Held:
+def _row_in_registers(matrix: Matrix, width: int) -> Registers:
     """A thread's part of a row, in slots of so many elements."""
     itemsize = matrix.t.itemsize
     if width == 1:
         nbytes = SINGLE_COLUMNS[matrix.computed_type.itemsize] * itemsize
-        return Held(nbytes, 1, itemsize, 1, 1, max_threads=HELD_THREADS)
-    return Held(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
+        return Registers(nbytes, 1, itemsize, 1, 1, max_threads=HELD_THREADS)
+    return Registers(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
 from ...plan import VEC_NBYTES, Device, Launch, Plan, slots
-from ...planning.lines import Held, Kernels, Lines, division, held_nbytes
+from ...planning.lines import Kernels, Lines, Registers, division, register_nbytes
 
 
 class _AlongAxis(Op):
@@ -41,11 +41,11 @@ class _AlongAxis(Op):
 
     def plan(self, device: Device, *specs: Spec) -> Plan:
         t = specs[0].dtype
-        nbytes = held_nbytes(device, t)
+        nbytes = register_nbytes(device, t)
         n_read = len(specs) - 1
-        held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
+        registers = Registers(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
         aligned = all(spec.aligned for spec in specs)
-        divided = division(self.lines(specs[0]), held, aligned, self.kernels)
+        divided = division(self.lines(specs[0]), registers, aligned, self.kernels)
         binding = slots(T=t, NBYTES=nbytes)
         args = (*specs, *divided.args)
         return Plan((Launch(divided.kernel, divided.config, args, binding),))

@@ -18,7 +18,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.facts import MAX_THREADS, WARP
 from cupy_training_ops.families.softmax.samples import inputs, logits
 from cupy_training_ops.plan import Device
-from cupy_training_ops.planning.lines import SHORT_NBYTES, Held, Kernels, Lines, division
+from cupy_training_ops.planning.lines import SHORT_NBYTES, Kernels, Lines, Registers, division
 from cupy_training_ops.testing.compare import assert_matches
 
 H200 = Device(132, (9, 0), 227 * 1024)
@@ -77,8 +77,8 @@ def test_what_has_no_vectors_goes_by_columns() -> None:
     ],
 )
 def test_neighbouring_lines_share_vectors(shape, aligned, expected) -> None:
-    held = Held(128, 1, 4, 4, 1)
-    found = division(Lines.along(shape, 1), held, aligned, KERNELS)
+    registers = Registers(128, 1, 4, 4, 1)
+    found = division(Lines.along(shape, 1), registers, aligned, KERNELS)
     config = found.config
     assert (found.kernel, config.grid, config.block) == expected
 
@@ -97,8 +97,8 @@ def test_every_line_has_its_threads(
 ) -> None:
     """Rows: blocks enough, threads for the edges; columns: threads for all lines and classes."""
     assume(n_outer * max(1, length) * stride < 2**37)  # more than fit into memory
-    lines, held = Lines(n_outer, length, stride), Held(nbytes, arrays, *sizes, arrays)
-    found = division(lines, held, aligned, replace(KERNELS, bundles=""))
+    lines, registers = Lines(n_outer, length, stride), Registers(nbytes, arrays, *sizes, arrays)
+    found = division(lines, registers, aligned, replace(KERNELS, bundles=""))
     if found.kernel == "columns":
         x, y, z = found.config.block
         tiles = -(-stride // x)
@@ -110,9 +110,9 @@ def test_every_line_has_its_threads(
     (block,), threads = found.config.block, found.args[2]
     assert found.config.grid[0] * (block // threads) >= n_outer
     assert threads <= WARP or threads == block
-    assert length % held.width == 0 or threads >= 2 * held.width - 2
+    assert length % registers.width == 0 or threads >= 2 * registers.width - 2
     if found.kernel == "short_rows":
-        assert threads * held.depth(SHORT_NBYTES) >= length // held.width
+        assert threads * registers.depth(SHORT_NBYTES) >= length // registers.width
 
 
 LENGTHS = (1, 2, 31, 33, 63, 127, 129, 255, 1023, 1024, 1025, 2047, 2048, 2049)
