@@ -62,11 +62,11 @@ def mapped_inputs(
 ) -> list[Any]:
     """An operator's inputs, `place` of each that is on the device; host inputs as they are."""
 
-    def place_output(value: Any) -> Any:
+    def place_input(value: Any) -> Any:
         return [place(item) for item in value] if isinstance(value, list) else place(value)
 
     pairs = zip(op.inputs, inputs, strict=False)
-    return [value if item.memory == "host" else place_output(value) for item, value in pairs]
+    return [value if item.memory == "host" else place_input(value) for item, value in pairs]
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:

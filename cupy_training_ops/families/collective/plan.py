@@ -52,16 +52,21 @@ GROUP_TYPE = attribute(
 )
 
 
-class Queued(NamedTuple):
-    """All that a call did: what it queued on NCCL, on a device that has to be current."""
+class WarmCall(NamedTuple):
+    """A call that only queues calls of NCCL, which the same arrays queue once more.
+
+    Arrays have their memory as long as they live, whatever shapes they are given.
+    """
 
     backend: Backend
-    device: int
+    device: int  # has to be current
     calls: queue.Calls
     prepared: queue.Prepared
+    identities: tuple[int, ...] = ()
+    gone: Sequence[object] = ()  # arrays that are no more: another may have the identity of one
 
     @classmethod
-    def of(cls, call: Call, tables: Sequence[object] | None) -> Queued | None:
+    def of(cls, call: Call, tables: Sequence[object] | None) -> WarmCall | None:
         """The calls that were queued for these tables; None where there was more to it."""
         if not isinstance(call, KernelCall) or not tables:
             return None
@@ -74,41 +79,30 @@ class Queued(NamedTuple):
             return None
         return cls(call.backend, call.device, calls, prepared)
 
-    def is_here(self) -> bool:
-        """Return True if its device is the current one."""
-        return self.backend.is_current(self.device)
-
-    def again(self) -> None:
-        """The same once more, on the stream that is current now."""
-        self.calls.again(self.prepared)
-
-
-class Again(NamedTuple):
-    """The call before, of one list in place, which only queues what it queued.
-
-    Arrays have their memory as long as they live, whatever shapes they are given.
-    """
-
-    queued: Queued
-    identities: tuple[int, ...]
-    gone: Sequence[object]  # arrays that are no more: another may have the identity of one
-
     @classmethod
-    def of(cls, last: Repeated) -> Again | None:
-        """The same as the frame remembers it; None where there is more to it than NCCL's calls."""
+    def of_list(cls, last: Repeated) -> WarmCall | None:
+        """The call before, of one list in place; None for any other."""
         call, known = last.call, last.known
         is_list = len(known.declared) == 1 and known.declared[0].variadic
-        queued = Queued.of(call, last.tables)
-        if queued is None or not is_list or call.has_out or not call.returns_all:
+        warm = cls.of(call, last.tables)
+        if warm is None or not is_list or call.has_out or not call.returns_all:
             return None
         identities = known.identities[: len(known.held)]  # those behind are of no arrays
-        return cls(queued, identities, known.gone)
+        return warm._replace(identities=identities, gone=known.gone)
 
     def has(self, inputs: tuple[Any, ...]) -> bool:
         """Return True if a call with these arrays, and nothing else, is the same on this device."""
         if len(inputs) != 1 or self.gone or type(inputs[0]) not in (list, tuple):
             return False
-        return tuple(map(id, inputs[0])) == self.identities and self.queued.is_here()
+        return tuple(map(id, inputs[0])) == self.identities and self.is_here()
+
+    def is_here(self) -> bool:
+        """Return True if its device is the current one."""
+        return self.backend.is_current(self.device)
+
+    def repeat(self) -> None:
+        """Queue the calls on the stream that is current now."""
+        self.calls.again(self.prepared)
 
 
 class Bound:
@@ -116,19 +110,19 @@ class Bound:
 
     def __init__(self, op: Collective, bound: BoundCall | OpenCall) -> None:
         self._op, self._bound = op, bound
-        self._queued: Queued | None = None
+        self._warm: WarmCall | None = None
         self._answer: Any = None
 
     def __call__(self, **values: Any) -> Any:
         """As a bound call; over the same arrays once more what it queued is queued again."""
-        bound, queued, begun = self._bound, self._queued, self._op.group.begun
+        bound, warm, begun = self._bound, self._warm, self._op.group.begun
         try:
-            if queued is not None and not values and queued.is_here():
-                queued.again()
+            if warm is not None and not values and warm.is_here():
+                warm.repeat()
                 return self._answer
             answer = bound(**values)
             if type(bound) is BoundCall and bound.answer is not None:  # not over tensors
-                self._queued = Queued.of(bound.call, bound.tables)
+                self._warm = WarmCall.of(bound.call, bound.tables)
                 self._answer = bound.answer
             return answer
         except BaseException as error:
@@ -152,23 +146,23 @@ class Collective(Op):
     group = attribute(process_group, doc="the ranks that make this call")
     group_type: int = GLOBAL  # where there is no such attribute
     ranks: Ranks
-    _again: list[Again]
+    _warm: list[WarmCall]  # the call before, at most
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
-        vars(self).update(ranks=members(self.name, self.group, self.group_type), _again=[])
+        vars(self).update(ranks=members(self.name, self.group, self.group_type), _warm=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
         group = self.group
         begun = group.begun
         try:
-            for again in self._again:  # one at most: another thread may take it away
-                if not keywords and again.has(inputs):
-                    again.queued.again()
+            for warm in self._warm:  # one at most: another thread may take it away
+                if not keywords and warm.has(inputs):
+                    warm.repeat()
                     return tuple(inputs[0])
             results = super().__call__(*inputs, **keywords)
             if self._last:
-                self._again[:] = filter(None, map(Again.of, self._last))
+                self._warm[:] = filter(None, map(WarmCall.of_list, self._last))
             return results
         except BaseException as error:
             self.end_if_stopped(begun, error)
@@ -185,7 +179,7 @@ class Collective(Op):
 
     def _forgetful(self) -> Self:
         twin = super()._forgetful()
-        vars(twin).update(_again=[])
+        vars(twin).update(_warm=[])
         return twin
 
     @classmethod
