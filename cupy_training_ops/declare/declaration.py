@@ -103,7 +103,7 @@ class Declaration:
 
     @classmethod
     def of(cls, op: type[Declares]) -> Declaration:
-        """The declaration of a class, whose attributes are taken off it."""
+        """The declaration of a class; removes the attributes from the class."""
         name = vars(op).get("name", op.__name__)
         derived: dict[str, Any] = {
             "class_name": op.__name__,

@@ -88,7 +88,7 @@ class Struct:
         return CType(self.name, self.of().dtype)
 
     def of(self, argument: Argument | None = None) -> Layout:
-        """How it lies in memory."""
+        """The layout for a template argument."""
         if argument not in self._layouts:
             fields = [(name, *_field_type(field, argument)) for name, field in self.fields.items()]
             spelled = element_type(argument).c_type if isinstance(argument, np.dtype) else argument
@@ -127,7 +127,7 @@ class Layout:
         return struct[()]  # type: ignore[return-value]
 
     def _exact(self, name: str, given: Any) -> object:
-        """The same numbers in the type of a field."""
+        """The value in the type of a field; CompileError where it does not fit there exactly."""
         field = self.dtype[name]
         base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")
         if given.shape == field.shape:

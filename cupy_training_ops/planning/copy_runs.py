@@ -32,11 +32,11 @@ class Words:
         return words | {"CHUNKS": str(chunks)}
 
     def count(self, nbytes: int) -> int:
-        """Words of so many bytes."""
+        """Words in `nbytes` bytes."""
         return nbytes // self.nbytes
 
     def tiles(self, nbytes: int) -> int:
-        """Blocks that write so many bytes, from wherever in a chunk they start."""
+        """Blocks that write `nbytes` bytes, wherever in a chunk they start."""
         per_block = int(self.slots["CHUNKS"]) * THREADS * self.chunk
         return ceil_div(self.count(nbytes) + self.chunk - 1, per_block)
 

@@ -48,7 +48,7 @@ def streaming_launch(
 
 
 def _number(value: Number, t: Dtype) -> Changing | np.generic:
-    """An option in the type that is computed in, also where each call gives it anew."""
+    """An option in the type that is computed in; a Changing one is rounded at each call."""
     if isinstance(value, Changing):
         return value.then(partial(rounded, t=t))
     return rounded(value, t)

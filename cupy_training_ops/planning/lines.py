@@ -115,7 +115,7 @@ def fit_rows(lines: Lines, registers: Registers) -> bool:
 def _rows(
     lines: Lines, registers: Registers, n_slots: int, least: int, kernels: Kernels
 ) -> Division:
-    """At least so many threads a row: each has one element at most before or after the slots."""
+    """Rows by slots; `least` threads have one element at most before or after the slots."""
     threads = max(ceil_div(n_slots, registers.depth(SHORT_NBYTES)), least)
     kernel = kernels.short_rows
     if threads > WARP or not kernel:
@@ -130,7 +130,7 @@ def _rows(
 
 
 def _full_rows(divided: Division, registers: Registers, kernels: Kernels) -> Division:
-    """The same with the kernel for full rows, where they are full and there is one."""
+    """The division with the kernel for full rows, where rows are full and there is one."""
     n_rows, length, threads = divided.args
     is_full = length == threads * registers.width * registers.depth(registers.nbytes)
     if divided.kernel != kernels.rows or not (is_full and kernels.full_rows):

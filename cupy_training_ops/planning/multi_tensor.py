@@ -72,7 +72,7 @@ def _is_there(items: Listed) -> bool:
 
 
 def _places(inputs: Sequence[Listed]) -> Iterator[int]:
-    """Which of the lists that are there each input is."""
+    """For each input its place among the lists that are there; -1 where it is not."""
     count = itertools.count()
     return (next(count) if _is_there(items) else -1 for items in inputs)
 
@@ -125,7 +125,7 @@ def batches(
 def _runs(
     members: Sequence[int], sizes: Sequence[int], chunk: int, most: int, most_chunks: int
 ) -> Iterator[tuple[int, ...]]:
-    """The tensors in runs of so many, and of so many chunks."""
+    """Runs of at most `most` tensors and `most_chunks` chunks, one tensor aside."""
     run: list[int] = []
     n_chunks = 0
     for i in members:

@@ -37,7 +37,7 @@ class Copies:
         return copy
 
     def written(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
-        """The same of one that is written, if it is."""
+        """`written_as`, or None for an output that is not wanted."""
         return None if spec is None else self.written_as(spec, last=last)
 
     def written_as(self, spec: Spec, *, last: bool = False) -> Spec:
@@ -55,7 +55,7 @@ class Copies:
         return replace(spec, channels_last=last, aligned=True, place=place), piece
 
     def plan(self, made: Plan) -> Plan:
-        """That of the copies, made for what stands for them."""
+        """A plan that was made for the copies' specs, with the transposing launches around it."""
         joined = self.scratch.plan(*self.before).then(made)
         return replace(joined, steps=(*map(self._in_scratch, joined.steps), *self.after))
 

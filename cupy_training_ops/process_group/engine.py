@@ -183,13 +183,13 @@ class Engine:
             self.note(f"rank {peer} is at message {number}, rank {self.rank} at {due}")
 
     def note(self, words: str) -> None:
-        """That others ended the group, or what they sent does."""
+        """Note that others, or what they sent, ended the group."""
         self.told = self.told or words
 
     def exchange(
         self, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
     ) -> tuple[str, Sequence[Any]]:
-        """In what the calls differ, or this rank's share of what the first rank answers to all."""
+        """Words for how the calls differ, and this rank's share of what the first rank answers."""
         root, what = ranks[0], text.partition(SEPARATOR)[0]
         if self.rank == root:
             own = Message(0, text, [memoryview(part) for part in parts])

@@ -196,7 +196,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
-        """The part of a call that others see: one at a time, and whole or the end of the group."""
+        """The part of a call that others see, one at a time; one that is stopped ends the group."""
         self.begin(op)
         try:
             with self._engine.lock:
@@ -229,7 +229,7 @@ class ProcessGroup:
         return is_new
 
     def broken(self, op: str, error: BaseException) -> BaseException:
-        """End the group for all, since a call was stopped in its middle; what is to be raised."""
+        """End the group for all, as a call was stopped in its middle; return the error to raise."""
         engine = self._engine
         engine.fault = engine.fault or STOPPED
         if isinstance(error, GroupError):

@@ -37,7 +37,7 @@ def library() -> ModuleType:
 
 
 def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
-    """That of these ranks, which all of them make together on their current devices."""
+    """The communicator of these ranks, which all of them make together on their current devices."""
     known: dict[Ranks, Communicator] = group.resources.communicators
     if ranks not in known:
         with group.resources.initialising():

@@ -87,7 +87,7 @@ class Mpi(Engine):
         channel.closed = [group for group in channel.closed if not group.is_over()]
 
     def _channel_of(self, given: Any) -> Channel:
-        """That of these ranks, which the first group of them makes."""
+        """The channel of these ranks, which their first group makes."""
         ranks, mpi = given.Get_group(), self._mpi
         for own, channel in _channels:
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:

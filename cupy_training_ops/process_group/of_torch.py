@@ -128,7 +128,7 @@ class Torch(Engine):
             self._ask(self._store.set, key, b"+" + pack(number, words), seconds=GRACE)
 
     def _ask(self, function: Callable[..., Any], *given: Any, seconds: float | None = None) -> Any:
-        """By a thread: a store on a machine that is out of reach never answers."""
+        """Call it in a thread: a store on a machine that is out of reach never answers."""
         try:
             return self._call(seconds or self.timeout, function, *given)
         except TimeoutError as error:
@@ -159,7 +159,7 @@ def _look(store: Any, key: str) -> tuple[bytes, bool]:
 
 
 def _tensor(data: bytearray) -> Any:
-    """The same memory."""
+    """A tensor over the same memory."""
     import torch
 
     return torch.frombuffer(data, dtype=torch.uint8)

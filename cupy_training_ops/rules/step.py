@@ -11,7 +11,7 @@ from ..dtypes import HostArray
 
 
 def number(value: object, absent: float = 1.0) -> float:
-    """A number that a step takes, from wherever it is."""
+    """An option of a step as a float: a number, an array of one element, or `absent` for None."""
     return absent if value is None else float(np.ravel(np.asarray(value))[0])
 
 
@@ -36,7 +36,7 @@ def bias_correction(beta: float, step: int) -> float:
 
 
 def counted(step: object, update: bool) -> tuple[int, HostArray]:
-    """The step that is made, 0 where there is none, and the one after it; the largest wraps."""
+    """(step, step + update): this step, 0 for None, and the next one; the largest wraps around."""
     after = np.array(0 if step is None else step, np.int64)
     before: int = after.item()
     after += update

@@ -53,7 +53,7 @@ def put_nan(y: HostArray, where: HostArray, negative: HostArray) -> HostArray:
 
 
 def converted(x: HostArray, dtype: Dtype) -> HostArray:
-    """A copy in another dtype, of whose NaN the sign is kept and nothing else."""
+    """A copy in another dtype; a NaN keeps its sign and nothing else."""
     sign = x.view(f"u{x.itemsize}") >> (8 * x.itemsize - 1) != 0
     return put_nan(np.array(x.astype(dtype)), np.isnan(x), sign)
 
@@ -65,7 +65,7 @@ def odd_bits(x: HostArray | np.generic) -> HostArray:
 
 
 def padded(flat: HostArray, tile: int) -> HostArray:
-    """Zeros behind the last element, up to whole tiles."""
+    """The array with zeros behind the last element, up to whole tiles."""
     missing = -flat.size % tile
     return np.pad(flat, (0, missing)) if missing else flat
 

@@ -26,7 +26,7 @@ _POISON = 0x7A  # no NaN in any type, far from zero in each, and no bool
 
 
 def tolerance_of(dtype: DTypeLike, terms: int = 1, tf32: bool = False) -> float:
-    """The tables' entries for sums of so many products; 0 for integers and bool, which are compared
+    """The tables' entries for sums of `terms` products; 0 for integers and bool, which are compared
     bit for bit."""
     name = dtype_name(dtype)
     by_root = TF32_TOLERANCE if tf32 and name == "float32" else ROOT_TOLERANCE.get(name, 0.0)

@@ -97,7 +97,7 @@ class HollowModule(NamedTuple):
     launches: list[Queued]
 
     def get_function(self, name: str) -> Kernel:
-        """It is made up."""
+        """A made-up kernel."""
         return HollowKernel(name, self.launches)
 
     def allow_shared(self, function: Kernel, nbytes: int) -> None:

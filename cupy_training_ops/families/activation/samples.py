@@ -40,7 +40,7 @@ def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, .
 
 
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """Special numbers in one input beside ordinary ones in the others, for each; several blocks."""
+    """Special numbers in each input in turn, ordinary ones in the others; several blocks."""
     n = SPECIALS.size
     arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
     with np.errstate(over="ignore"):

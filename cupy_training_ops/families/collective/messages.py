@@ -37,7 +37,7 @@ def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> None:
-    """Compare what the second of two ranks sends the first: later it goes on without an answer."""
+    """Compare what sender and receiver describe; later the sender waits for no answer."""
     receiver, sender = ranks
     if group.agree(op, ranks, text):
         return
@@ -51,7 +51,7 @@ def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> No
 
 
 def next_description(group: ProcessGroup, op: str, sender: int) -> str:
-    """The description of the next message of a rank, which is not taken."""
+    """The description of the next message of a rank, which stays in the inbox."""
     with group.call(op) as engine:
         said = engine.receive(sender, "Send", engine.timeout, keep=True)
     return said.text.removeprefix(AGAIN)

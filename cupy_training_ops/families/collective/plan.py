@@ -106,7 +106,7 @@ class WarmCall(NamedTuple):
 
 
 class Bound:
-    """A bound call of a collective: whole, or the end of the group."""
+    """A bound call of a collective; one that is stopped in its middle ends the group."""
 
     def __init__(self, op: Collective, bound: BoundCall | OpenCall) -> None:
         self._op, self._bound = op, bound
@@ -114,7 +114,7 @@ class Bound:
         self._answer: Any = None
 
     def __call__(self, **values: Any) -> Any:
-        """As a bound call; over the same arrays once more what it queued is queued again."""
+        """Call it; where no value changes, the calls of NCCL before are queued once more."""
         bound, warm, begun = self._bound, self._warm, self._op.group.begun
         try:
             if warm is not None and not values and warm.is_here():
@@ -203,7 +203,7 @@ class Collective(Op):
         return once_per_group(group, key, partial(cls, **attributes))
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """That the group is open, which calls that reach other ranks look at themselves."""
+        """Check that the group is open; calls that reach other ranks do so themselves."""
         group, name = self.group, self.name
         return () if self.reaches_others else (lambda *_: group.require_open(name),)
 
@@ -212,7 +212,7 @@ class Collective(Op):
         return len(self.ranks) > 1
 
     def own_call(self, prepared: Prepared) -> Call | None:
-        """No way of its own; refuses what would leave the other ranks waiting."""
+        """None, no other way to run; refuses calls that would leave other ranks waiting."""
         own, device = self.group.device, prepared.placement.device
         if own is not None and device >= 0 and device != own:  # -1: the host, which each rank has
             expected = f"one that communicates from cuda device {device}, where the arrays are"

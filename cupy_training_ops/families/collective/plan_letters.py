@@ -65,13 +65,13 @@ class Letter(Collective):
     element_types = attribute(dtypes, doc="one for each array")
 
     def check_remote(self, rank: int) -> None:
-        """There is such a rank, and it is another one."""
+        """Refuse a rank that does not exist, or is this one."""
         own, n = self.group.rank, self.group.size
         if not 0 <= rank < n or rank == own:
             refuse(self.name, "Remote", f"another rank than {own}, below {n}", str(rank))
 
     def check_types(self, specs: Specs) -> None:
-        """The arrays are of the types that were announced."""
+        """Refuse arrays whose dtypes are not `element_types`."""
         if len(specs) != len(self.element_types):
             expected = f"{len(specs)}, one for each array"
             refuse(self.name, "element_types", expected, str(len(self.element_types)))

@@ -124,7 +124,7 @@ class Rows:
         return self._over_rows("cross_entropy__divisor", args), (divisor, 0.0)
 
     def losses(self, output: Spec | None) -> tuple[Spec | None, plans.Scratch | None]:
-        """Where each row's loss goes: the output, or what is summed."""
+        """Memory for each row's loss: (output, None), or (None, what `total` sums)."""
         if output is None or self.reduction == "none":
             return output, None
         return None, self.scratch.take(self.lines.count, computed_in(self.t))

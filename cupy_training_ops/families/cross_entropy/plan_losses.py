@@ -39,7 +39,7 @@ class CrossEntropyOp(Op):
             refuse(self.name, name, f"shape {expected}, as {like}", f"shape {spec.shape}")
 
     def check_slope(self, dy: Spec, labels: Shape) -> None:
-        """The gradient of the loss has its shape; a reduced one may be in an array of one."""
+        """Refuse a dY without the loss's shape; of a reduced loss it may have rank 1."""
         if self.reduction == "none":
             self.refuse_unlike("dY", dy, labels, "the labels")
         elif dy.size != 1 or len(dy.shape) > 1:

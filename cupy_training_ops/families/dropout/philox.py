@@ -57,7 +57,7 @@ def dropout_scale(ratio: float, t: Dtype) -> np.floating:
 
 
 def keep_masks(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:
-    """Piece by piece of n elements, which of them are kept."""
+    """The masks of n elements, piece by piece: word <= largest_kept(ratio)."""
     largest = largest_kept(ratio)
     for start in range(0, n, PIECE):
         stop = min(n, start + PIECE)

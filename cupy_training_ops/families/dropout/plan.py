@@ -69,7 +69,7 @@ class Launches:
         return replace(streaming_launch(symbol, arrays, options), slots=self._slots)
 
     def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """The same of a kernel whose blocks take some tiles each, of short elements."""
+        """An `elementwise` launch whose blocks take several tiles of short elements."""
         launch = self.elementwise(symbol, arrays)
         (n_tiles,) = launch.config.grid
         most = MOST_TILES if self.t.itemsize < WIDE_NBYTES else 1
@@ -102,7 +102,7 @@ class Launches:
         return state, self._of_ratio(philox.largest_kept), self.scale
 
     def then_advance(self, launch: Launch, state: State) -> Plan:
-        """The launch; a state in memory goes on behind it, when all its threads have read it."""
+        """The launch, and behind it one that advances a state in memory."""
         if isinstance(state, Changing):
             return Plan((launch,))
         by = self._of_ratio(lambda ratio: int(ratio > 0))
@@ -115,7 +115,7 @@ class Launches:
 
     @property
     def _slots(self) -> dict[str, str]:
-        """The same for all kernels, so that a type is compiled once."""
+        """Slots of all kernels, the same for each, so that a type is compiled once."""
         return type_slots(self.t) | {"LINE_NBYTES": str(register_nbytes(self.device, self.t))}
 
 

@@ -134,7 +134,7 @@ def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: i
 
 
 def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:
-    """Which elements are kept. Nothing is drawn at ratio 0, and a state then stays."""
+    """The mask of kept elements; at ratio 0 all are, and a state stays as it is."""
     mask = np.ones(x.size, np.bool_)
     if ratio > 0:
         start = ((seed or 0) % 2**64, 0) if state is None else state

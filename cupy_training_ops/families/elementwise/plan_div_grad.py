@@ -86,7 +86,7 @@ def plan_general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
 
 
 def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> Plan:
-    """A part that is one row: a block as wide as the row, as far as it goes."""
+    """The part is one row: blocks as wide as the row, up to their limit."""
     t, d_part = arrays.t, arrays.d_part(part)
     packets = ceil_div(columns, width)
     x = min(THREADS, _power_of_2(packets))
@@ -152,7 +152,7 @@ def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) 
 
 
 def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:
-    """The struct Broadcast: kept ones first."""
+    """The struct Broadcast: dimensions that are kept come first."""
     order = sorted(range(len(dims)), key=lambda i: not kept[i])
     steps = {
         "dy": strides(dims, (True,) * len(dims)),

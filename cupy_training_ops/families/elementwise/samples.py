@@ -66,7 +66,7 @@ def _array_inputs(name: str) -> list[Input]:
 
 
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """Special numbers in one input beside ordinary ones in the others, for each; several blocks."""
+    """Special numbers in each input in turn, ordinary ones in the others; several blocks."""
     n_arrays = len(_array_inputs(name))
     values = _arrays(rng, name, (n_arrays, SPECIALS.size), dtype)
     with np.errstate(over="ignore"):

@@ -153,12 +153,12 @@ def _numbers(code: HostArray) -> HostArray:
 
 
 def _counts(mask: HostArray, tile: int) -> HostArray:
-    """How many are set in each tile."""
+    """Bits that are set in each tile."""
     starts = np.arange(0, mask.size, tile)
     return np.add.reduceat(mask, starts, dtype=np.int64) if mask.size else starts
 
 
 def _places(counts: HostArray, begins: HostArray) -> HostArray:
-    """Where the values of all tiles stand, of which each has so many and begins there."""
+    """Places of all tiles' values; tile t has counts[t] of them, from begins[t] on."""
     skipped = begins - (np.cumsum(counts) - counts)
     return np.asarray(np.arange(counts.sum()) + np.repeat(skipped, counts))

@@ -70,8 +70,10 @@ class Matrix:
         others: Sequence[Spec | None],
         n_parameters: int,
     ) -> Rows | None:
-        """The rows of these arrays on chip, if they fit; the others are read or written too, among
-        them so many parameters of columns."""
+        """Rows of these arrays in shared memory, if they fit.
+
+        others: what is read or written beside them, among it so many parameters of columns.
+        """
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
         dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
         return rows_on_chip(self.device, shape, dtypes, self.width, aligned, n_parameters)

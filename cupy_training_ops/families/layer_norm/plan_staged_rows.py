@@ -175,7 +175,7 @@ def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
 
 
 def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
-    """As few threads a row as it takes, and the slots of one; elements go by whole warps."""
+    """Threads of a row, in whole warps where it goes by elements, and the slots of one."""
     threads = max(least, ceil_div(length, most))
     if width > 1 and threads <= WARP:
         threads = 1 << (threads - 1).bit_length()

@@ -172,7 +172,7 @@ class _Room:
         return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)
 
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
-        """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
+        """Spans that each of some groups of sums is divided into, `most` at most."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
     def partial_sums(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
@@ -253,7 +253,7 @@ class Pass:
 
 
 def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[int, int, int]]:
-    """Tiles of a row of so many packets, and threads of a block by packets, rows and slabs."""
+    """Tiles of a row of `packets`, and a block's threads by packets, rows and slabs."""
     batches_a_thread = 4 if n_slabs * packets >= MANY_COLUMNS else 1
     rows = max(1, ceil_div(n_rows, UNROLL * batches_a_thread))
     n_tiles = ceil_div(packets, THREADS // min(THREADS // COLUMN_LANES, rows))
