@@ -62,7 +62,7 @@ def scale(value: object) -> float:
 
 
 def bound(value: object) -> float:
-    """A limit of other numbers, not NaN."""
+    """A lower or upper limit, not NaN."""
     number = real(value)
     if math.isnan(number):
         raise ArgumentError("expected a number, got nan")

@@ -128,7 +128,7 @@ def _ratio(ratio: float | None, training: bool) -> float:
 
 
 def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None) -> _Pair:
-    """values / (1 - ratio) where the mask, else 0; and the mask."""
+    """total / (1 - ratio) where the mask, else 0; and the mask."""
     mask = _draw(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask
 

@@ -106,25 +106,25 @@ class SparseEncoder(_Sparse, gist.Encoder):
         return (self.layout(x).most,)
 
     def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
-        code = self.layout(x)
-        return dtype == UINT8 and len(shape) == 1 and code.least <= shape[0] <= code.most
+        parts = self.layout(x)
+        return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        code = self.layout(x)
+        parts = self.layout(x)
         scratch = ScratchMemory()
-        tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(code.tiles, np.uint32)
-        begins, nbytes = scratch.take(code.tiles, np.uint64), scratch.take(1, np.uint64)
+        tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(parts.tiles, np.uint32)
+        begins, nbytes = scratch.take(parts.tiles, np.uint64), scratch.take(1, np.uint64)
         shared = (groups, begins, nbytes, scratch.take(1, np.uint32), x.aligned and y.aligned)
-        args = (x, y, x.size, y.size, code.mask, code.values)
+        args = (x, y, x.size, y.size, parts.mask, parts.values)
         narrow = x.dtype.itemsize == 2
         most, threads = (NARROW_ENCODING, NARROW_THREADS) if narrow else (ENCODING, THREADS)
-        blocks = min(code.tiles, most * device.multiprocessors)
+        blocks = min(parts.tiles, most * device.multiprocessors)
         encode = self.launch(
             "gist_sparse__encode", blocks, (*args, tickets, *shared), x.dtype, threads
         )
-        blocks = min(code.tiles, FINISHING * device.multiprocessors)
+        blocks = min(parts.tiles, FINISHING * device.multiprocessors)
         finish = self.launch("gist_sparse__finish", blocks, (*args, *shared), x.dtype)
-        return scratch.plan(*(() if code.always_kept else (encode,)), finish)
+        return scratch.plan(*(() if parts.always_kept else (encode,)), finish)
 
 
 class SparseDecoder(_Sparse, gist.Decoder):
@@ -137,42 +137,42 @@ class SparseDecoder(_Sparse, gist.Decoder):
         if self.shape is None:
             refuse(self.name, "shape", "the shape of Y", "None")
         y = Spec(self.shape, self.to)
-        code = self.layout(y)
-        if not code.least <= x.size <= code.most:
-            expected = f"{code.least} to {code.most} bytes for shape {y.shape}"
+        parts = self.layout(y)
+        if not parts.least <= x.size <= parts.most:
+            expected = f"{parts.least} to {parts.most} bytes for shape {y.shape}"
             refuse(self.name, "X", expected, f"{x.size} of shape {x.shape}")
         return (y,)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        code = self.layout(y)
-        args = (x, y, x.size, y.size, code.mask, code.values, x.aligned and y.aligned)
-        return Plan((self.launch("gist_sparse__decode", code.tiles, args, y.dtype),))
+        parts = self.layout(y)
+        args = (x, y, x.size, y.size, parts.mask, parts.values, x.aligned and y.aligned)
+        return Plan((self.launch("gist_sparse__decode", parts.tiles, args, y.dtype),))
 
     def cpu_attributes(self) -> dict[str, object]:
         return self.attribute_values
 
     def flaw(self, codes: HostArray) -> str:
         y = Spec(self.shape or (), self.to)
-        code = self.layout(y)
+        parts = self.layout(y)
         if not y.size:
             return ""
         length, is_kept = (int(number) for number in codes[:HEAD_NBYTES].view(np.uint64))
         if length != codes.size:
             return f"a code of {length} bytes in {codes.size}"
-        if is_kept not in (0, 1) or bool(is_kept) != (length == code.kept):
+        if is_kept not in (0, 1) or bool(is_kept) != (length == parts.kept):
             return f"{is_kept} says how {length} bytes are coded"
-        return "" if is_kept else self._flaw_of_sparse(codes, y, code)
+        return "" if is_kept else self._flaw_of_sparse(codes, y, parts)
 
-    def _flaw_of_sparse(self, codes: HostArray, y: Spec, code: Layout) -> str:
+    def _flaw_of_sparse(self, codes: HostArray, y: Spec, parts: Layout) -> str:
         """Starts that are not those of the mask, and bits of no element."""
-        mask = np.unpackbits(codes[code.mask : code.values], bitorder="little")
+        mask = np.unpackbits(codes[parts.mask : parts.values], bitorder="little")
         if mask[y.size :].any():
             return "its mask goes on after the last element"
         tile = TILE_NBYTES // y.dtype.itemsize
         counts = np.add.reduceat(mask[: y.size], np.arange(0, y.size, tile), dtype=np.int64)
         nbytes = GROUP_NBYTES * -(-counts // self.group_of(y.dtype))
-        ends = code.values + np.cumsum(nbytes)
-        starts = codes[HEAD_NBYTES : HEAD_NBYTES + 8 * code.tiles].view(np.uint64)
+        ends = parts.values + np.cumsum(nbytes)
+        starts = codes[HEAD_NBYTES : HEAD_NBYTES + 8 * parts.tiles].view(np.uint64)
         if ends[-1] != codes.size or (starts != ends - nbytes).any():
             return "its tiles do not begin where its mask says"
         return ""
