@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Control flow: what orders work, and computes nothing.
+"""Control flow: operators that order work and compute nothing.
 
 Arrays pass as they are: of any strides and of several types in a list, never copied.
 """
@@ -75,7 +75,7 @@ def arrays(name: str, doc: str, holes: bool = False) -> Input:
 
 
 class _Control(DelegatingOp):
-    """What all of them are."""
+    """An operator of control flow."""
 
     no_out = "nothing is written, and arrays pass as they are"
     provider = NOTHING_COMPUTED
@@ -125,7 +125,7 @@ class PassThrough(_Control):
 
 
 class _Event(_Control):
-    """What orders one stream after another by an event."""
+    """An operator that orders one stream after another by an event."""
 
     provider = (
         "On CuPy arrays events are CUDA's, of their device's current stream; on NumPy arrays the "
@@ -242,14 +242,14 @@ class YieldOp(_Control):
     full_shape_outputs = attribute(integers, doc="places whose gradient is given in full")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
-        """What the generator function is to yield, after the checks of every call."""
+        """The value that the generator function is to yield, after the checks of every call."""
         if named.get("outputs") is not None:
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))
         differentiable = super().__call__(*inputs, **named)
         keywords = {key: value for key, value in named.items() if key == "module_outputs"}
-        (given,) = in_order(self.declaration, inputs, keywords)
-        full_shape = tuple(place in self.full_shape_outputs for place in self._places(given))
-        return Yielded(current_run(self.name), tuple(given), differentiable, full_shape)
+        (arrays,) = in_order(self.declaration, inputs, keywords)
+        full_shape = tuple(place in self.full_shape_outputs for place in self._places(arrays))
+        return Yielded(current_run(self.name), tuple(arrays), differentiable, full_shape)
 
     def infer(self, outputs: Specs) -> tuple[Inferred, ...]:
         self.require_some("module_outputs", outputs)
@@ -263,7 +263,7 @@ class YieldOp(_Control):
         return (tuple(outputs[place] for place in self._places(outputs)),)
 
     def delegate(self, outputs: tuple[object, ...]) -> object:
-        """Those that have a gradient, where there is someone to send it."""
+        """The outputs that have a gradient; refused where no SplitStep can send it."""
         current_run(self.name)
         return tuple(outputs[place] for place in self._places(outputs))
 

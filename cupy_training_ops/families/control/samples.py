@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of what orders work. Events have the number -1: a record waits for its wait.
+"""Sample inputs of control flow. Events have the number -1: a record waits for its wait.
 
 YieldOp has none: it is called where SplitStep runs a function.
 """
@@ -29,7 +29,7 @@ SHORT: Mapping[str, Any] = {"timeout": 0.01}  # of a wait for what is never reco
 
 
 def type_of(i: int) -> Dtype:
-    """Of the i-th array of a list: float32, then every other type in turn."""
+    """The type of the i-th array of a list: float32, then every other type in turn."""
     types = (FLOAT32, *(dtype for dtype in FIXED_SIZE if dtype != FLOAT32))
     return types[i % len(types)]
 
@@ -40,8 +40,8 @@ def arrays(rng: Generator, shapes: Sequence[Shape]) -> list[Any]:
 
 
 def _inputs(rng: Generator, name: str, shapes: Sequence[Shape]) -> tuple[Any, ...]:
-    found = arrays(rng, shapes)
-    return (NO_EVENT, found) if name in WITH_EVENTS else (found,)
+    data = arrays(rng, shapes)
+    return (NO_EVENT, data) if name in WITH_EVENTS else (data,)
 
 
 def _samples(name: str) -> Iterator[Sample]:

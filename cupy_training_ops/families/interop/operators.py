@@ -72,7 +72,7 @@ BEGINS = attribute(integers, (), doc="where each begins")
 
 
 class _Delegating(DelegatingOp):
-    """What runs a registered function."""
+    """An operator that runs a registered function."""
 
     runs_functions = True
     provider = "NumPy and CuPy arrays alike: the function computes, on their current stream."
@@ -84,21 +84,21 @@ class _Delegating(DelegatingOp):
         vars(self).update(callee=repr(self.func_name))
 
     def require(self, name: str, values: Sequence[object] | None, n: int, of: str) -> None:
-        """Refuse a list that has not one entry for each of n."""
+        """Refuse a list that has not n entries."""
         if values is not None and len(values) != n:
             refuse(self.name, name, f"{n} entries, one for each {of}", str(len(values)))
 
-    def run(self, function: Callable[..., T], *given: object, **more: object) -> T:
-        """What the function returns."""
-        return functions.run(self.name, self.callee, function, *given, **more)
+    def run(self, function: Callable[..., T], *args: object, **keywords: object) -> T:
+        """function(*args, **keywords)."""
+        return functions.run(self.name, self.callee, function, *args, **keywords)
 
     def results(self, returned: object, n: int) -> tuple[Any, ...]:
-        """What it returned as n values."""
+        """The n values that the function returned."""
         return functions.results(self.name, self.callee, returned, n)
 
 
 class _PythonOp(_Delegating):
-    """What PythonOp and its gradient have in common."""
+    """PythonOp or its gradient."""
 
     func_name = attribute(text, doc="as register_python_op was given it")
     input_tensor_types = TENSOR_TYPES
@@ -133,15 +133,15 @@ class _PythonOp(_Delegating):
             names = f"expected dtype {dtype_name(expected)}, got {dtype_name(got)}"
             raise DtypeError(f"{self.name}: {argument}: {names}")
 
-    def opened(self, optional: bool) -> tuple[Open, ...]:
-        """What is known of each output."""
+    def open_outputs(self, optional: bool) -> tuple[Open, ...]:
+        """The declared dtype and rank of each output."""
         types = self.output_tensor_types
         ranks = self.output_tensor_ranks or (None,) * len(types)
         return tuple(Open(t, rank, optional) for t, rank in zip(types, ranks, strict=True))
 
-    def taken(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
+    def adopt_outputs(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
         """The function's arrays, in the memory that they are to share."""
-        taken = []
+        outputs = []
         for i, (value, place) in enumerate(zip(values, reused, strict=True)):
             name = f"outputs[{i}] of {self.callee}"
             array: Any = adopt(self.name, name, value)
@@ -149,8 +149,8 @@ class _PythonOp(_Delegating):
             both = source is not None and array is not None
             if both and array.size and _address(array) != _address(source):
                 refuse(self.name, name, f"the memory of inputs[{place}]", "other memory")
-            taken.append(array)
-        return tuple(taken)
+            outputs.append(array)
+        return tuple(outputs)
 
 
 def _address(array: Any) -> int:
@@ -215,14 +215,14 @@ class PythonOp(_PythonOp):
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         letters, n = self.input_convention, len(self.output_tensor_types)
-        found = constants(self.name, letters, self.attribute_values)
+        values = constants(self.name, letters, self.attribute_values)
         n_arrays = letters.count(TENSOR)
         self.require("input_requires_grads", self.input_requires_grads, len(letters), "argument")
         self.require("input_tensor_types", self.input_tensor_types, n_arrays, "letter d")
         self.require("input_tensor_ranks", self.input_tensor_ranks, n_arrays, "letter d")
         self.require("tensor_reuse_map", self.tensor_reuse_map, n + 1, "output and the context")
         require_places(self.name, self.tensor_reuse_map, n_arrays)
-        vars(self).update(contexts=Contexts(), constants=MappingProxyType(found))
+        vars(self).update(contexts=Contexts(), constants=MappingProxyType(values))
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:
@@ -236,29 +236,29 @@ class PythonOp(_PythonOp):
             refuse(self.name, "inputs", "at least one array", "none")
         self.require("inputs", inputs, self.input_convention.count(TENSOR), "letter d")
         self.check_inputs(inputs)
-        return Spec((1,), INT64), self.opened(optional=False)
+        return Spec((1,), INT64), self.open_outputs(optional=False)
 
     @contextlib.contextmanager
     def delegation(self, inputs: Arrays) -> Iterator[object]:
         function = functions.python_op(self.name, self.func_name)
-        letters, given = self.input_convention, iter(inputs)
+        letters, arrays = self.input_convention, iter(inputs)
         arguments = [
-            next(given) if a == TENSOR else self.constants[i] for i, a in enumerate(letters)
+            next(arrays) if a == TENSOR else self.constants[i] for i, a in enumerate(letters)
         ]
         grads = self.input_requires_grads or (0,) * len(letters)
         tensors = [letter == TENSOR for letter in letters]
-        returned, kept = self.run(
+        returned, saved = self.run(
             function.forward, arguments, tensors, list(map(bool, grads)), self.training_mode
         )
         values = self.results(returned, len(self.output_tensor_types))
-        outputs = self.taken(
+        outputs = self.adopt_outputs(
             values, inputs, (self.tensor_reuse_map or (-1,) * (len(values) + 1))[1:]
         )
-        number = NO_CONTEXT if kept is None else contexts.new_handle()
+        number = NO_CONTEXT if saved is None else contexts.new_handle()
         yield np.array([number], INT64), outputs
-        if kept is not None:
-            found = tuple(ArrayInfo(*info(array)) for array in outputs)
-            self.contexts.keep(number, Context(self.func_name, function, kept, found))
+        if saved is not None:
+            infos = tuple(ArrayInfo(*info(array)) for array in outputs)
+            self.contexts.keep(number, Context(self.func_name, function, saved, infos))
 
 
 class PythonOpGrad(_PythonOp):
@@ -309,7 +309,9 @@ class PythonOpGrad(_PythonOp):
         for place in self.tensor_reuse_map or ():
             if place != -1 and not 1 <= place <= len(gradients):
                 refuse(self.name, "tensor_reuse_map", f"-1 or 1 to {len(gradients)}", str(place))
-        pairs = zip(self.opened(optional=True), self.output_tensor_requires_grads, strict=True)
+        pairs = zip(
+            self.open_outputs(optional=True), self.output_tensor_requires_grads, strict=True
+        )
         return (tuple(known if wanted else None for known, wanted in pairs),)
 
     @contextlib.contextmanager
@@ -326,9 +328,9 @@ class PythonOpGrad(_PythonOp):
     def _outputs(self, values: Arrays, gradients: Arrays) -> Arrays:
         """The results that are arrays; of those that are not wanted the frame gives None."""
         pairs = zip(values, self.output_convention, strict=True)
-        found = [value for value, letter in pairs if letter == TENSOR]
-        reused = self.tensor_reuse_map or (-1,) * len(found)
-        return self.taken(found, (None, *gradients), reused)
+        arrays = [value for value, letter in pairs if letter == TENSOR]
+        reused = self.tensor_reuse_map or (-1,) * len(arrays)
+        return self.adopt_outputs(arrays, (None, *gradients), reused)
 
     def _check(self, context: Context, gradients: Arrays) -> None:
         """Refuse gradients that are not those of the forward's outputs."""
@@ -338,12 +340,12 @@ class PythonOpGrad(_PythonOp):
         for i, (gradient, output) in enumerate(zip(gradients, context.outputs, strict=True)):
             if gradient is None:
                 continue
-            name, found = f"inputs[{i}]", ArrayInfo(*info(gradient))
-            self.require_dtype(name, output.dtype, found.dtype)
-            if found.shape not in (output.shape, ()):
-                refuse(self.name, name, f"shape {output.shape} or ()", f"shape {found.shape}")
-            if found.place != output.place:
-                refuse(self.name, name, f"an array on {output.place}", f"one on {found.place}")
+            name, actual = f"inputs[{i}]", ArrayInfo(*info(gradient))
+            self.require_dtype(name, output.dtype, actual.dtype)
+            if actual.shape not in (output.shape, ()):
+                refuse(self.name, name, f"shape {output.shape} or ()", f"shape {actual.shape}")
+            if actual.place != output.place:
+                refuse(self.name, name, f"an array on {output.place}", f"one on {actual.place}")
 
 
 class TritonOp(_Delegating):

@@ -62,14 +62,14 @@ class SliceGrad(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, shape: Shape, *bounds: Shape) -> tuple[Spec, ...]:
-        taken = self._checked(shape, *bounds)
-        size = math.prod(d.count for d in taken)
+        axes = self._sliced_axes(shape, *bounds)
+        size = math.prod(axis.count for axis in axes)
         if dy.size != size:
-            expected = f"{size} elements, a slice of shape {tuple(d.count for d in taken)}"
+            expected = f"{size} elements, a slice of shape {tuple(axis.count for axis in axes)}"
             refuse(self.name, "dY", expected, f"{dy.size} of shape {dy.shape}")
         return (Spec(shape, dy.dtype),)
 
-    def _checked(
+    def _sliced_axes(
         self,
         shape: Shape,
         starts: Shape,
@@ -94,7 +94,7 @@ class SliceGrad(Op):
 
     def plan(self, device: Device, dy: Spec, shape: tuple[int, ...], *rest: Any) -> Plan:
         *bounds, dx = rest
-        *outer, inner = _merged(self._checked(shape, *bounds))
+        *outer, inner = _merge_axes(self._sliced_axes(shape, *bounds))
         outer = outer[1:] if outer and outer[0].whole else outer
         itemsize = dx.dtype.itemsize
         lengths = (inner.extent, inner.start, inner.count) if inner.step == 1 else (1,)
@@ -136,7 +136,7 @@ class SlicedAxis:
 
     @property
     def whole(self) -> bool:
-        """Whether the axis is taken as it is."""
+        """Return True if the slice is the whole axis, in order."""
         return self.count == self.extent and self.step == 1
 
     def times(self, n: int, divisor: int = 1) -> SlicedAxis:
@@ -152,24 +152,24 @@ def sliced_axes(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> list[SlicedAxis]:
-    """What a slice takes of every axis, by the rules of ONNX Slice 13."""
-    taken = [SlicedAxis(extent, 0, 1, extent) for extent in shape]
+    """The slice of every axis, by the rules of ONNX Slice 13."""
+    sliced = [SlicedAxis(extent, 0, 1, extent) for extent in shape]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         extent = shape[axis]
         low, high = (0, extent) if step > 0 else (-1, extent - 1)
         first = max(0, min(start + extent if start < 0 else start, high))
         last = max(low, min(end + extent if end < 0 else end, high))
         count = max(0, ceil_div(last - first, step)) if extent else 0
-        taken[axis] = SlicedAxis(extent, first, step if count > 1 else 1, count)
-    return taken
+        sliced[axis] = SlicedAxis(extent, first, step if count > 1 else 1, count)
+    return sliced
 
 
-def _merged(taken: Sequence[SlicedAxis]) -> list[SlicedAxis]:
-    """Fewer axes, the same positions: one taken whole joins a contiguous one before it."""
-    if not all(axis.count for axis in taken):
-        return [SlicedAxis(math.prod(axis.extent for axis in taken), 0, 1, 0)]
-    several = [axis for axis in taken if axis.extent > 1]
-    merged = several[:1] or list(taken[:1])
+def _merge_axes(axes: Sequence[SlicedAxis]) -> list[SlicedAxis]:
+    """Join each whole axis to a contiguous one before it: fewer axes, the same positions."""
+    if not all(axis.count for axis in axes):
+        return [SlicedAxis(math.prod(axis.extent for axis in axes), 0, 1, 0)]
+    several = [axis for axis in axes if axis.extent > 1]
+    merged = several[:1] or list(axes[:1])
     for axis in several[1:]:
         before = merged[-1]
         if axis.whole and before.step == 1:
@@ -180,13 +180,13 @@ def _merged(taken: Sequence[SlicedAxis]) -> list[SlicedAxis]:
 
 
 class _Rows(Op):
-    """What packing and unpacking rows share."""
+    """Packing and unpacking of rows."""
 
     types: ClassVar[Types] = {"T": FIXED_SIZE, "T_INDEX": (INT64, to_dtype("int32"))}
     bitwise_exact = True
 
     def check_indices(self, indices: Spec) -> None:
-        """Indices are a list."""
+        """Refuse indices of another rank than 1."""
         if len(indices.shape) != 1:
             refuse(self.name, "indices", "rank 1", f"shape {indices.shape}")
 
@@ -233,7 +233,7 @@ class FlattenAndUnpad(_Rows):
             divisor(words.count(width * y.dtype.itemsize)),
         )
         arguments = (x, indices, y, *sizes)
-        return Plan((Launch(self.function_name, config, arguments, words.slots | index),))
+        return Plan((Launch("flatten_and_unpad", config, arguments, words.slots | index),))
 
 
 class PadAndUnflatten(_Rows):
@@ -273,20 +273,19 @@ class PadAndUnflatten(_Rows):
         last_rows = scratch.take(n_rows, INT64)
         arguments = (x, indices, last_rows, y, *sizes)
         binding = words.slots | index
-        launch = Launch(self.function_name, config, arguments, binding)
+        launch = Launch("pad_and_unflatten", config, arguments, binding)
         find = self._find_last_rows(indices, n_rows, last_rows, binding)
         return scratch.plan(*find, launch)
 
     def _find_last_rows(
         self, indices: Spec, n_rows: int, last_rows: Scratch, binding: Mapping[str, str]
     ) -> list[Launch]:
-        """The launch that notes for every row of the output the last row of the input, if any."""
+        """last_rows[indices[r]] = the largest such r; no launch where there are no indices."""
         if not indices.size:
             return []
-        symbol = f"{self.function_name}__last_rows"
         config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
         arguments = (indices, last_rows, indices.size, n_rows)
-        return [Launch(symbol, config, arguments, binding)]
+        return [Launch("pad_and_unflatten__last_rows", config, arguments, binding)]
 
 
 OPS = {

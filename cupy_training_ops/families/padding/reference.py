@@ -21,18 +21,18 @@ def slice_grad(
     axes: Integers | None = None,
     steps: Integers | None = None,
 ) -> HostArray:
-    taken = [slice(None) for _ in shape]
+    slices = [slice(None) for _ in shape]
     steps = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
-        taken[axis] = _taken(shape[axis], starts[i], ends[i], steps[i])
+        slices[axis] = _slice(shape[axis], starts[i], ends[i], steps[i])
     dx = np.zeros(shape, dy.dtype)
-    slots = dx[tuple(taken)]
+    slots = dx[tuple(slices)]
     slots[...] = dy.reshape(slots.shape)
     return dx
 
 
-def _taken(extent: int, start: int, end: int, step: int) -> slice:
-    """What ONNX takes of an axis; a start before the front is 0, also when it walks backwards."""
+def _slice(extent: int, start: int, end: int, step: int) -> slice:
+    """ONNX's slice of an axis; a start before the front is 0, also for a negative step."""
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
     first, last = max(0, min(start, high)), max(low, min(end, high))

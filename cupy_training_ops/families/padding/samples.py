@@ -51,18 +51,18 @@ ROWS: tuple[tuple[str, Shape, Shape, int, int], ...] = (
 )
 
 
-def _sliced(
+def _slice_inputs(
     rng: Generator, shape: Shape, starts: Shape, ends: Shape, axes: Any, steps: Any, dtype: Any
 ) -> tuple[Any, ...]:
-    taken = [slice(None)] * len(shape)
+    slices = [slice(None)] * len(shape)
     every = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
-        taken[axis] = slice(starts[i], ends[i], every[i])
-    dy = values(rng, np.empty(shape, bool)[tuple(taken)].shape, dtype)
+        slices[axis] = slice(starts[i], ends[i], every[i])
+    dy = values(rng, np.empty(shape, bool)[tuple(slices)].shape, dtype)
     return dy, shape, starts, ends, axes, steps
 
 
-def _selected(
+def _unpad_inputs(
     rng: Generator, dims: Shape, rest: Shape, n: int, dtype: Any, index: Any = INT64
 ) -> tuple[Any, ...]:
     """Rows to select with repetitions; a few of them outside."""
@@ -70,7 +70,7 @@ def _selected(
     return values(rng, (*dims, *rest), dtype), indices
 
 
-def _packed(
+def _pad_inputs(
     rng: Generator, dims: Shape, rest: Shape, n: int, dtype: Any, index: Any = INT64
 ) -> tuple[Any, ...]:
     """Rows in any order, some with the same place, some without one."""
@@ -97,7 +97,7 @@ def _in_order(maker: Any, rng: Generator, arguments: tuple[Any, ...]) -> tuple[A
 
 
 SAMPLES = {
-    "FlattenAndUnpad": tuple(_rows("FlattenAndUnpad", _selected)),
-    "PadAndUnflatten": tuple(_rows("PadAndUnflatten", _packed)),
-    "SliceGrad": tuple(_samples("SliceGrad", _sliced, SLICES)),
+    "FlattenAndUnpad": tuple(_rows("FlattenAndUnpad", _unpad_inputs)),
+    "PadAndUnflatten": tuple(_rows("PadAndUnflatten", _pad_inputs)),
+    "SliceGrad": tuple(_samples("SliceGrad", _slice_inputs, SLICES)),
 }

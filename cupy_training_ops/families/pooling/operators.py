@@ -41,9 +41,17 @@ STORAGE_ORDER = attribute(
     one_of(0, 1), 0, doc="1: a plane's elements are numbered along its first axis first"
 )
 
+# Kernels for any windows, and those compiled for some.
+KERNELS = {
+    "AveragePool": ("average_pool", "average_pool__tiles"),
+    "AveragePoolGrad": ("average_pool_grad", "average_pool_grad__tiles"),
+    "MaxPool": ("max_pool", "max_pool__tiles"),
+    "MaxPoolGrad": ("max_pool_grad", "max_pool_grad__tiles"),
+}
+
 
 class _Pool(Op):
-    """What all with windows share: attributes, and windows that follow from them."""
+    """An operator with windows, which follow from its attributes."""
 
     domain = "ai.onnx"
     types: ClassVar[Types] = {"T": FLOATS}
@@ -74,7 +82,7 @@ class _Pool(Op):
             self.ceil_mode,
         ).windows(x)
 
-    def tiled(
+    def tile_plan(
         self,
         x: Spec,
         ys: tuple[Spec | None, ...],
@@ -83,7 +91,7 @@ class _Pool(Op):
         widest: int,
         include_pad: bool | None = None,
     ) -> Plan | None:
-        """By a kernel compiled for the windows of `x`, X or dX; None where there is none."""
+        """A kernel compiled for the windows of `x`, X or dX; None where there is none."""
         windows = self.windows(x.shape)
         if windows.numbers(self.storage_order) != windows.numbers(0):
             return None
@@ -93,13 +101,12 @@ class _Pool(Op):
         )
         if tiling is None:
             return None
-        return tiling.plan(f"{self.function_name}__tiles", arguments, include_pad)
+        return tiling.plan(KERNELS[self.name][1], arguments, include_pad)
 
-    def launched(
+    def general_plan(
         self, x: Shape, written: Spec, *arguments: object, rows: int = 1, run: int = 1
     ) -> Plan:
-        """By the kernel for any windows: a thread for so many neighbours along the last two axes of
-        what is written."""
+        """The kernel for any windows: a thread writes `rows` by `run` neighbours."""
         windows, (planes, outer, inner) = self.windows(x), _axes(written.shape[2:])
         extents = (planes, ceil_div(outer, rows), ceil_div(inner, run))
         geometry = by_value(
@@ -117,11 +124,11 @@ class _Pool(Op):
         n_threads = math.prod((*written.shape[:2], *extents))
         config = Config((ceil_div(n_threads, THREADS),), (THREADS,))
         arguments = (*arguments, n_threads, geometry)
-        return Plan((Launch(self.function_name, config, arguments, slots(T=written.dtype)),))
+        return Plan((Launch(KERNELS[self.name][0], config, arguments, slots(T=written.dtype)),))
 
 
 def _axes(numbers: Shape, fill: int = 1) -> Shape:
-    """As many as kernels have axes: more in front, of extent 1."""
+    """AXES numbers: `fill` in front."""
     return (fill,) * (AXES - len(numbers)) + numbers
 
 
@@ -148,10 +155,10 @@ class MaxPool(_Pool):
 
     def plan(self, device: Device, x: Spec, y: Spec | None, indices: Spec | None) -> Plan:
         arguments = (x, y, indices)
-        tiled = self.tiled(x, (y, indices), arguments, widest=WIDEST_OF_INDICES)
+        tile_plan = self.tile_plan(x, (y, indices), arguments, widest=WIDEST_OF_INDICES)
         written = Spec(self.windows(x.shape).y_shape, x.dtype)
         rows = ROWS[x.dtype.itemsize]
-        return tiled or self.launched(x.shape, written, *arguments, rows=rows)
+        return tile_plan or self.general_plan(x.shape, written, *arguments, rows=rows)
 
 
 class AveragePool(_Pool):
@@ -175,8 +182,8 @@ class AveragePool(_Pool):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         include_pad = self.count_include_pad
         arguments, rows = (x, y, include_pad), ROWS[x.dtype.itemsize]
-        tiled = self.tiled(x, (y,), arguments, widest=WIDEST, include_pad=include_pad)
-        return tiled or self.launched(x.shape, y, *arguments, rows=rows)
+        tile_plan = self.tile_plan(x, (y,), arguments, widest=WIDEST, include_pad=include_pad)
+        return tile_plan or self.general_plan(x.shape, y, *arguments, rows=rows)
 
 
 class _Gradient(_Pool):
@@ -188,7 +195,7 @@ class _Gradient(_Pool):
         return (Spec(x, dy.dtype),)
 
     def by_vectors(self, dx: Spec) -> bool:
-        """Whether runs of dX are written as vectors."""
+        """Return True if runs of dX are written as vectors."""
         return dx.aligned and dx.shape[-1] % RUN == 0
 
 
@@ -213,9 +220,9 @@ class MaxPoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
-        tiled = self.tiled(dx, (dy, indices), (dy, indices, dx), widest=WIDEST)
+        tile_plan = self.tile_plan(dx, (dy, indices), (dy, indices, dx), widest=WIDEST)
         by_vectors = self.by_vectors(dx)
-        return tiled or self.launched(shape, dx, dy, indices, dx, by_vectors, run=RUN)
+        return tile_plan or self.general_plan(shape, dx, dy, indices, dx, by_vectors, run=RUN)
 
 
 class AveragePoolGrad(_Gradient):
@@ -238,8 +245,8 @@ class AveragePoolGrad(_Gradient):
     def plan(self, device: Device, dy: Spec, shape: Shape, dx: Spec) -> Plan:
         include_pad = self.count_include_pad
         arguments, by_vectors = (dy, dx, include_pad), self.by_vectors(dx)
-        tiled = self.tiled(dx, (dy,), arguments, widest=WIDEST, include_pad=include_pad)
-        return tiled or self.launched(shape, dx, *arguments, by_vectors, run=RUN)
+        tile_plan = self.tile_plan(dx, (dy,), arguments, widest=WIDEST, include_pad=include_pad)
+        return tile_plan or self.general_plan(shape, dx, *arguments, by_vectors, run=RUN)
 
 
 class GlobalAveragePool(Op):
@@ -262,7 +269,7 @@ class GlobalAveragePool(Op):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         length = math.prod(x.shape[2:])
         is_long = length >= LONG
-        symbol = f"{self.function_name}__{'block' if is_long else 'warp'}"
+        symbol = "global_average_pool__block" if is_long else "global_average_pool__warp"
         planes = 1 if is_long else THREADS // WARP  # of a block
         config = Config((ceil_div(y.size, planes),), (THREADS,))
         return Plan((Launch(symbol, config, (x, y, y.size, length), slots(T=x.dtype)),))

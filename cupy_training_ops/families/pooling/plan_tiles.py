@@ -34,18 +34,18 @@ class Axis:
     tile: int = 1
 
     @property
-    def made(self) -> int:
-        """Elements of X in the place of a tile."""
+    def footprint(self) -> int:
+        """Elements of X from one tile to the next."""
         return self.tile * self.stride
 
     @property
     def windows(self) -> int:
-        """How many are divided into tiles."""
+        """Number of windows that are divided into tiles."""
         return ceil_div(self.image, self.stride) if self.is_gradient else self.output
 
     @property
     def tiles(self) -> int:
-        """How many there are."""
+        """Number of tiles."""
         return ceil_div(self.windows, self.tile)
 
     @property
@@ -60,39 +60,39 @@ class Axis:
 
     @property
     def touches(self) -> bool:
-        """Whether each window has an element of X."""
+        """Return True if each window has an element of X."""
         return self.pad < self.kernel and self.end - self.kernel < self.image > 0
 
     @property
     def is_plain(self) -> bool:
-        """Whether each element is a window."""
+        """Return True if each element is a window."""
         return self.kernel == self.stride == 1 and self.pad == 0 and self.output == self.image
 
     def is_full(self, include_pad: bool) -> bool:
-        """Whether all elements of each window count."""
+        """Return True if all elements of each window count."""
         if include_pad:
             return self.end <= self.padded
         return self.pad == 0 and self.end <= self.image
 
     @property
     def is_inside(self) -> bool:
-        """Whether there is all that tiles reach."""
+        """Return True if tiles reach nothing beside the array."""
         if self.is_gradient:
             is_apart = self.pad == 0 and self.kernel <= self.stride
-            is_whole = self.tiles * self.tile <= self.output and self.image % self.made == 0
+            is_whole = self.tiles * self.tile <= self.output and self.image % self.footprint == 0
             return is_apart and is_whole
         reached = (self.tiles * self.tile - 1) * self.stride + self.kernel
         return self.pad == 0 and reached <= self.image
 
-    def holds_x(self, x: Spec) -> bool:
-        """Whether what tiles have of each row of X or dX is whole vectors."""
-        piece = min(self.made & -self.made, VEC_NBYTES // x.dtype.itemsize)
-        end = self.tiles * self.made
+    def has_x_vectors(self, x: Spec) -> bool:
+        """Return True if a tile's part of each row of X or dX is whole vectors."""
+        piece = min(self.footprint & -self.footprint, VEC_NBYTES // x.dtype.itemsize)
+        end = self.tiles * self.footprint
         is_there = end == self.image if self.is_gradient else end <= self.image
         return x.aligned and piece > 1 and is_there and self.image % piece == 0
 
-    def holds_y(self, ys: tuple[Spec, ...]) -> bool:
-        """Whether what tiles have of each row of these, of the shape of Y, is."""
+    def has_y_vectors(self, ys: tuple[Spec, ...]) -> bool:
+        """Return True if a tile's part of each row of arrays of Y's shape is whole vectors."""
         is_there = self.tiles * self.tile <= self.output and self.output % self.tile == 0
         return is_there and all(y.aligned for y in ys)
 
@@ -113,7 +113,7 @@ class Tiling:
     def of(
         cls, windows: Windows, x: Spec, ys: tuple[Spec, ...], *, widest: int, is_gradient: bool
     ) -> Tiling | None:
-        """With at most `widest` columns; None where kernels are not compiled for such windows."""
+        """Tiles of at most `widest` columns; None for windows that kernels are not compiled for."""
         axes = _axes(windows, is_gradient)
         if axes is None:
             return None
@@ -125,19 +125,19 @@ class Tiling:
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """Number of tiles."""
         planes = self.x.size // (self.rows.image * self.columns.image)
         return planes * self.rows.tiles * self.columns.tiles
 
     @property
     def is_small(self) -> bool:
-        """Whether kernels count in 32 bits."""
+        """Return True if kernels can count in 32 bits."""
         planes = self.x.size // (self.rows.image * self.columns.image)
         most = max(spec.nbytes for spec in (self.x, *self.ys))
         return self.n <= MAX_OFFSET and most <= planes * MAX_OFFSET
 
-    def known(self, include_pad: bool | None) -> dict[str, str]:
-        """What kernels are compiled for. `include_pad`: which elements count, if any do."""
+    def constants(self, include_pad: bool | None) -> dict[str, str]:
+        """Constants of the compilation; `include_pad` is None where nothing is counted."""
         axes = {"ROWS": self.rows, "COLUMNS": self.columns}
         return slots(
             T=self.x.dtype,
@@ -147,15 +147,15 @@ class Tiling:
             **{f"PAD_{name}": axis.pad for name, axis in axes.items()},
             **{f"TILE_{name}": axis.tile for name, axis in axes.items()},
             **{f"INSIDE_{name}": axis.is_inside for name, axis in axes.items()},
-            X_VECTORS=self.columns.holds_x(self.x),
-            Y_VECTORS=self.columns.holds_y(self.ys),
+            X_VECTORS=self.columns.has_x_vectors(self.x),
+            Y_VECTORS=self.columns.has_y_vectors(self.ys),
             FULL=include_pad is not None and all(a.is_full(include_pad) for a in axes.values()),
         )
 
     def plan(
         self, symbol: str, arguments: tuple[object, ...], include_pad: bool | None = None
     ) -> Plan:
-        """Of a kernel whose first parameters are `arguments`."""
+        """The plan of a kernel whose first parameters are `arguments`."""
         axes = (self.rows, self.columns)
         planes = by_value(
             Planes,
@@ -165,12 +165,12 @@ class Tiling:
             tiles=np.array([divisor(axis.tiles) for axis in axes]),
         )
         config = Config((ceil_div(self.n, THREADS),), (THREADS,))
-        known = self.known(include_pad)
-        return Plan((Launch(symbol, config, (*arguments, self.n, planes), known),))
+        arguments = (*arguments, self.n, planes)
+        return Plan((Launch(symbol, config, arguments, self.constants(include_pad)),))
 
 
 def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
-    """The last two, where the others, if any, are further planes."""
+    """The last two axes, if all before them are planes."""
     extents = zip(
         *(windows.image, windows.output, windows.kernel, windows.strides, windows.pads),
         *(windows.ends, windows.dilations),
@@ -187,13 +187,13 @@ def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
 
 
 def _wide(columns: Axis, x: Spec, widest: int) -> Axis:
-    """With the tile of which each row of X is a vector, or else with what neighbours share."""
+    """Columns with tiles whose rows of X are vectors, or else with what neighbours share."""
     tile = min(widest, VEC_NBYTES // x.dtype.itemsize // columns.stride)
     tile = 1 << max(tile, 1).bit_length() - 1
     while tile:
-        found = replace(columns, tile=tile)
-        if found.holds_x(x):
-            return found
+        wide = replace(columns, tile=tile)
+        if wide.has_x_vectors(x):
+            return wide
         tile //= 2
     return replace(
         columns, tile=2 if columns.stride < columns.kernel and columns.stride == 1 else 1
@@ -201,5 +201,5 @@ def _wide(columns: Axis, x: Spec, widest: int) -> Axis:
 
 
 def _tall(rows: Axis, most: int) -> Axis:
-    """With tiles of as few rows as so many tiles allow."""
+    """Rows with the smallest tiles of which there are as few as of `most` rows."""
     return replace(rows, tile=ceil_div(rows.windows, ceil_div(rows.windows, most)))

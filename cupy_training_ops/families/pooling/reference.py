@@ -98,8 +98,8 @@ def _counts(windows: Windows, include_pad: bool) -> HostArray:
         places = np.arange(windows.output[axis]) * windows.strides[axis] - pad
         taps = places[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
         first, last = (-pad, image + end) if include_pad else (0, image)
-        found = ((taps >= first) & (taps < last)).sum(1)
-        counts *= found.reshape(-1, *(1,) * (len(windows.output) - axis - 1))
+        counted = ((taps >= first) & (taps < last)).sum(1)
+        counts *= counted.reshape(-1, *(1,) * (len(windows.output) - axis - 1))
     return np.maximum(counts, 1)
 
 

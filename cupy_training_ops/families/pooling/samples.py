@@ -37,7 +37,7 @@ class Call(NamedTuple):
     of_average: Mapping[str, Any] = {}
 
     def windows(self) -> Windows:
-        """Those of all four operators."""
+        """The windows of all four operators."""
         return Pool("", self.kernel, **{**DEFAULTS, **self.attributes}).windows(self.x)
 
 
@@ -136,7 +136,7 @@ def _gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
     return _normal(rng, call.windows().y_shape, dtype), call.x
 
 
-def _routed(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
+def _max_gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
     """dY, and for each window one of its elements; some indices are of no element of theirs."""
     windows = call.windows()
     dy = _normal(rng, windows.y_shape, dtype)
@@ -152,9 +152,9 @@ def _routed(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """What an operator takes."""
+    """The inputs of an operator."""
     if name.endswith("Grad"):
-        return (_routed if name == "MaxPoolGrad" else _gradients)(rng, call, dtype)
+        return (_max_gradients if name == "MaxPoolGrad" else _gradients)(rng, call, dtype)
     return ((_few if name == "MaxPool" else _normal)(rng, call.x, dtype),)
 
 
@@ -172,7 +172,7 @@ def _plane(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
     return (_normal(rng, shape, dtype),)
 
 
-def _of_planes() -> Iterator[Sample]:
+def _plane_samples() -> Iterator[Sample]:
     for label, shape, offset in PLANES:
         for dtype in FLOATS:
             make = partial(_plane, shape=shape, dtype=dtype)
@@ -181,5 +181,5 @@ def _of_planes() -> Iterator[Sample]:
 
 SAMPLES = {
     **{name: tuple(_samples(name)) for name in NAMES},
-    "GlobalAveragePool": tuple(_of_planes()),
+    "GlobalAveragePool": tuple(_plane_samples()),
 }

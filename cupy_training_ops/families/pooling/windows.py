@@ -34,7 +34,7 @@ class Windows:
 
     @property
     def y_shape(self) -> Shape:
-        """Of Y."""
+        """The shape of Y."""
         return (self.batch, self.channels, *self.output)
 
     def numbers(self, storage_order: int) -> Shape:
@@ -46,7 +46,7 @@ class Windows:
         return tuple(math.prod(self.image[axis + 1 :]) for axis in axes)
 
     def taps(self) -> Iterator[tuple[Slices, Slices]]:
-        """For each element of the kernel the windows that have it in the image, and where it is."""
+        """Yield (windows, elements) for each tap of the kernel: X[elements] are in the windows."""
         each = zip(
             *(self.image, self.output, self.kernel, self.strides, self.dilations, self.pads),
             strict=True,
@@ -82,18 +82,18 @@ class Pool:
     ceil_mode: bool
 
     def windows(self, x: Shape) -> Windows:
-        """Those of X (N, C, ...)."""
+        """The windows of X (N, C, ...)."""
         rank = len(self.kernel_shape)
         if not 1 <= rank <= MAX_AXES:
             refuse(self.op, "kernel_shape", f"1 to {MAX_AXES} integers", f"{self.kernel_shape}")
         if len(x) != rank + 2:
             expected = f"batch, channels and {rank} dimensions, as kernel_shape"
             refuse(self.op, "X", expected, f"shape {x}")
-        found = self._fitted(x)
-        self._check(x, found)
-        return found
+        windows = self._fit(x)
+        self._check(x, windows)
+        return windows
 
-    def _fitted(self, x: Shape) -> Windows:
+    def _fit(self, x: Shape) -> Windows:
         attributes = Attributes(
             self.op,
             strides=self.strides,
@@ -119,13 +119,17 @@ class Pool:
             ends=ends,
         )
 
-    def _check(self, x: Shape, found: Windows) -> None:
-        """Windows there are, and no place along an axis is too far away."""
-        if min(found.output) < 1:
+    def _check(self, x: Shape, windows: Windows) -> None:
+        """Refuse an output without windows, and places that are too far away."""
+        if min(windows.output) < 1:
             expected = f"pads and extents that a window of {self.kernel_shape} fits into"
             refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
-        axes = (found.image, found.output, found.kernel, found.strides, found.dilations)
-        for n, o, k, stride, dilation, pad, end in zip(*axes, found.pads, found.ends, strict=True):
+        each = zip(
+            *(windows.image, windows.output, windows.kernel, windows.strides),
+            *(windows.dilations, windows.pads, windows.ends),
+            strict=True,
+        )
+        for n, o, k, stride, dilation, pad, end in each:
             far = max(n + pad + end, o * stride) + (k - 1) * dilation
             if far > MAX_EXTENT:
                 refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{far}")

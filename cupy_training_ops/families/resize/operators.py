@@ -118,12 +118,12 @@ class ResizeGrad(Op):
             self._axis(dx.shape[i], dy.shape[i], scales[i] if scales else None, compute.type)
             for i in (2, 3)
         ]
-        if self._doubles(dy, dx, axes):
-            return Plan((self._doubled(device, dy, dx),))
-        return Plan((self._tiled(device, dy, dx, *axes),))
+        if self._is_upsample2x(dy, dx, axes):
+            return Plan((self._upsample2x_launch(device, dy, dx),))
+        return Plan((self._tile_launch(device, dy, dx, *axes),))
 
-    def _doubles(self, dy: Spec, dx: Spec, axes: list[np.void]) -> bool:
-        """Whether every pixel became two by two, in rows of whole 16-byte pieces."""
+    def _is_upsample2x(self, dy: Spec, dx: Spec, axes: list[np.void]) -> bool:
+        """Return True if every pixel became two by two, in rows of whole 16-byte pieces."""
         return (
             self.coordinate_transformation_mode == "half_pixel"
             and all(axis["n_out"] == 2 * int(axis["n_in"]) for axis in axes)
@@ -134,7 +134,7 @@ class ResizeGrad(Op):
             and dy.shape[3] * dy.dtype.itemsize % VEC_NBYTES == 0
         )
 
-    def _doubled(self, device: Device, dy: Spec, dx: Spec) -> Launch:
+    def _upsample2x_launch(self, device: Device, dy: Spec, dx: Spec) -> Launch:
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
         n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
         room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
@@ -143,9 +143,11 @@ class ResizeGrad(Op):
         n_lanes = n_planes * n_bands * n_pieces
         config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))
         arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
-        return Launch(f"{self.function_name}__upsample2x", config, arguments, _slots(dx.dtype))
+        return Launch("resize_grad__upsample2x", config, arguments, _slots(dx.dtype))
 
-    def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void) -> Launch:
+    def _tile_launch(
+        self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void
+    ) -> Launch:
         n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
         strip = _even(n_columns, self._widest(dy.shape[3], float(columns["ratio"])))
         n_strips = ceil_div(n_columns, strip)
@@ -157,7 +159,7 @@ class ResizeGrad(Op):
         binding = _slots(dx.dtype) | {"ALIGNED": str(int(aligned))}
         parts = (divisor(n_bands), band, divisor(n_strips), strip)
         arguments = (dy, dx, n_planes, rows, columns, *parts)
-        return Launch(self.function_name, config, arguments, binding)
+        return Launch("resize_grad", config, arguments, binding)
 
     def _widest(self, n_outputs: int, ratio: float) -> int:
         """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
@@ -169,7 +171,7 @@ class ResizeGrad(Op):
     def _axis(
         self, pixels: int, outputs: int, scale: float | None, kind: type[np.floating]
     ) -> np.void:
-        """One axis as the kernel takes it; the ratio in the type that positions have."""
+        """The kernel's Axis; its ratio has the type of positions."""
         align_corners = self.coordinate_transformation_mode == "align_corners"
         if align_corners:
             ratio = kind(pixels - 1) / kind(outputs - 1) if outputs > 1 else kind(0)
@@ -189,7 +191,7 @@ def _slots(dtype: Dtype) -> dict[str, str]:
 
 
 def _even(n: int, most: int) -> int:
-    """The extent of parts of n, of which there are as few as parts of at most `most`."""
+    """Extent of equal parts of n: as few as parts of at most `most` would be."""
     return ceil_div(n, ceil_div(n, most))
 
 

@@ -132,13 +132,13 @@ class ConcatTraining(Op):
         result = (y, n_rows, divisor(starts[-1]), len(parts))
         if len(parts) <= CAPACITIES[-1]:
             table, capacity = _by_value(PartStarts, parts, at=starts)
-            launch = _launch(self.function_name, config, (*result, *table), words, capacity)
+            launch = _launch("concat_training", config, (*result, *table), words, capacity)
             return Plan((launch,))
         if words.chunk > 1 or run_nbytes < LONG_RUN_NBYTES:
-            symbol = f"{self.function_name}__many"
-            return _by_table(symbol, result[:3], config, parts, starts, words)
+            head, symbol = result[:3], "concat_training__many"
+            return _by_table(symbol, head, config, parts, starts, words)
         head = (y, n_rows, starts[-1], _even(n_rows * starts[-1], parts))
-        return _by_table(f"{self.function_name}__words", head, config, parts, starts, words)
+        return _by_table("concat_training__words", head, config, parts, starts, words)
 
 
 def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -152,7 +152,7 @@ def _starts(widths: Iterable[int]) -> list[int]:
 
 
 def _even(n: int, parts: Sequence[Spec]) -> np.void:
-    """Of so many words, those of each part if all have as many."""
+    """Words of each part, if all n are shared out evenly."""
     return divisor(max(1, n // len(parts)))
 
 
@@ -267,9 +267,10 @@ class SplitTraining(Op):
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
         head = (x, n_rows, starts[-1])
         if words.chunk == 1 and len(parts) >= MANY_SPLIT:
-            symbol, even = f"{self.function_name}__words", _even(n_rows * starts[-1], parts)
+            even = _even(n_rows * starts[-1], parts)
             config = Config((words.tiles(x.nbytes),), (THREADS,))
-            return _by_table(symbol, (*head, even), config, parts, starts, words)
+            head = (*head, even)
+            return _by_table("split_training__words", head, config, parts, starts, words)
         launches = []
         for first in range(0, len(parts), MAX_SPLIT):
             some = parts[first : first + MAX_SPLIT]
@@ -283,7 +284,7 @@ class SplitTraining(Op):
             )
             config = Config((tiles[-1],), (THREADS,))
             arguments = (*head, len(some), *table)
-            launches.append(_launch(self.function_name, config, arguments, words, capacity))
+            launches.append(_launch("split_training", config, arguments, words, capacity))
         return Plan(tuple(launches))
 
 

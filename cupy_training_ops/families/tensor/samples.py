@@ -38,26 +38,28 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
     return (real + 1j * rng.standard_normal(shape) if dtype.kind == "c" else real).astype(dtype)
 
 
-def _views(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+def _view_inputs(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
     n = sum(int(np.prod(shape)) for shape in shapes)
     return values(rng, (n,), dtype), list(shapes)
 
 
-def _parts(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+def _concat_inputs(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
     return ([values(rng, shape, dtype) for shape in shapes],)
 
 
-def _joined(rng: Generator, shapes: tuple[Shape, ...], axis: int, dtype: Any) -> tuple[Any, ...]:
+def _split_inputs(
+    rng: Generator, shapes: tuple[Shape, ...], axis: int, dtype: Any
+) -> tuple[Any, ...]:
     whole = list(shapes[0])
     split = tuple(shape[axis] for shape in shapes)
     whole[axis] = sum(split)
     return values(rng, tuple(whole), dtype), split
 
 
-def _view() -> Iterator[Sample]:
+def _view_samples() -> Iterator[Sample]:
     shapes = ((2, 3), (), (0, 4), (1, 5), (7,))
     for dtype in FIXED_SIZE:
-        make = partial(_views, shapes=shapes, dtype=dtype)
+        make = partial(_view_inputs, shapes=shapes, dtype=dtype)
         yield Sample("View", f"{dtype_name(dtype)}-ordinary", make)
     others: tuple[tuple[str, tuple[Shape, ...]], ...] = (
         ("odd", ((3, 5), (1, 7), (1,))),
@@ -66,44 +68,44 @@ def _view() -> Iterator[Sample]:
         ("none", ()),
     )
     for label, some in others:
-        yield Sample("View", f"float32-{label}", partial(_views, shapes=some, dtype=SIZES[2]))
-    large = partial(_views, shapes=((40, 50),) * 1025, dtype=SIZES[0])
+        yield Sample("View", f"float32-{label}", partial(_view_inputs, shapes=some, dtype=SIZES[2]))
+    large = partial(_view_inputs, shapes=((40, 50),) * 1025, dtype=SIZES[0])
     yield Sample("View", "uint8-large", large)
     yield Sample(
-        "View", "float32-misaligned", partial(_views, shapes=shapes, dtype=SIZES[2]), {}, 1
+        "View", "float32-misaligned", partial(_view_inputs, shapes=shapes, dtype=SIZES[2]), {}, 1
     )
 
 
-def _concat() -> Iterator[Sample]:
+def _concat_samples() -> Iterator[Sample]:
     name = "ConcatTraining"
     for dtype in FIXED_SIZE:
-        make = partial(_parts, shapes=ORDINARY, dtype=dtype)
+        make = partial(_concat_inputs, shapes=ORDINARY, dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-ordinary", make, {"axis": 1})
     for dtype in SIZES:
         for label, shapes, axis, offset in CONCAT:
-            make = partial(_parts, shapes=shapes, dtype=dtype)
+            make = partial(_concat_inputs, shapes=shapes, dtype=dtype)
             yield Sample(name, f"{dtype_name(dtype)}-{label}", make, {"axis": axis}, offset)
     for n in (33, 400):
         shapes = tuple((3, i % 4) for i in range(n))
-        make = partial(_parts, shapes=shapes, dtype=SIZES[2])
+        make = partial(_concat_inputs, shapes=shapes, dtype=SIZES[2])
         yield Sample(name, f"float32-{n}-inputs", make, {"axis": -1})
-    make = partial(_parts, shapes=((3, 16),) * 250, dtype=SIZES[2])
+    make = partial(_concat_inputs, shapes=((3, 16),) * 250, dtype=SIZES[2])
     yield Sample(name, "float32-250-even-inputs", make, {"axis": 1})
 
 
-def _split() -> Iterator[Sample]:
+def _split_samples() -> Iterator[Sample]:
     name = "SplitTraining"
     for dtype in FIXED_SIZE:
-        make = partial(_joined, shapes=ORDINARY, axis=1, dtype=dtype)
+        make = partial(_split_inputs, shapes=ORDINARY, axis=1, dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-ordinary", make, {"axis": 1})
     for dtype in SIZES:
         for label, shapes, axis, offset in CONCAT:
-            make = partial(_joined, shapes=shapes, axis=axis, dtype=dtype)
+            make = partial(_split_inputs, shapes=shapes, axis=axis, dtype=dtype)
             yield Sample(name, f"{dtype_name(dtype)}-{label}", make, {"axis": axis}, offset)
     shapes = tuple((3, i % 4) for i in range(400))
-    make = partial(_joined, shapes=shapes, axis=1, dtype=SIZES[2])
+    make = partial(_split_inputs, shapes=shapes, axis=1, dtype=SIZES[2])
     yield Sample(name, "float32-400-outputs", make, {"axis": 1})
-    make = partial(_joined, shapes=((3, 16),) * 250, axis=1, dtype=SIZES[2])
+    make = partial(_split_inputs, shapes=((3, 16),) * 250, axis=1, dtype=SIZES[2])
     yield Sample(name, "float32-250-even-outputs", make, {"axis": 1})
     even = partial(_even, shape=(4, 12, 5), dtype=SIZES[1])
     yield Sample(name, "float16-even", even, {"axis": 1, "num_outputs": 3})
@@ -114,7 +116,7 @@ def _even(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
 
 
 SAMPLES = {
-    "ConcatTraining": tuple(_concat()),
-    "SplitTraining": tuple(_split()),
-    "View": tuple(_view()),
+    "ConcatTraining": tuple(_concat_samples()),
+    "SplitTraining": tuple(_split_samples()),
+    "View": tuple(_view_samples()),
 }

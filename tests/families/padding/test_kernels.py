@@ -53,7 +53,7 @@ def test_any_slice(run, rng, outer, inner, data, dtype) -> None:
     some = st.tuples(*[bounds for _ in axes]), st.tuples(*[steps for _ in axes])
     arguments = (data.draw(some[0]), data.draw(some[0]), tuple(axes), data.draw(some[1]))
     op = SliceGrad()
-    size = np.prod([axis.count for axis in op._checked(shape, *arguments)], dtype=int)
+    size = np.prod([axis.count for axis in op._sliced_axes(shape, *arguments)], dtype=int)
     dy = normal(rng, size, dtype=dtype)
     expected = padding.slice_grad(dy, shape, *arguments)
     out = poison(run.blank(Spec(shape, dy.dtype)))
@@ -73,7 +73,7 @@ def test_slices_of_rows_of_whole_chunks(run, rng, outer, rows, columns, offset, 
     width, *bounds = columns
     shape, arguments = (*outer, width), [*zip(rows, (*bounds, 1), strict=True)]
     arguments.insert(2, (0, -1))
-    count = math.prod(axis.count for axis in SliceGrad()._checked(shape, *arguments))
+    count = math.prod(axis.count for axis in SliceGrad()._sliced_axes(shape, *arguments))
     dy = normal(rng, count, dtype=dtype)
     expected = padding.slice_grad(dy, shape, *arguments)
     out = poison(run.blank(Spec(shape, dy.dtype)))
@@ -132,7 +132,7 @@ def test_slices_are_planned_in_the_widest_words_and_fewest_axes(
 ) -> None:
     op = SliceGrad()
     bounds = (*arguments, *[None] * (4 - len(arguments)))
-    dy = Spec(tuple(axis.count for axis in op._checked(shape, *bounds)), to_dtype("float32"))
+    dy = Spec(tuple(axis.count for axis in op._sliced_axes(shape, *bounds)), to_dtype("float32"))
     (dx,) = op.infer(dy, shape, *bounds)
     (launch,) = op.plan(DEVICE, dy, shape, *bounds, dx).steps
     assert (launch.slots["T"], launch.args[4]) == (word, outer)
