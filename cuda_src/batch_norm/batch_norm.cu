@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has seven kernels, the gradient three more. A channel that fits into a block is read once: into registers by
+// Each operator has seven kernels. A channel that fits into a block is read once: into registers by
 // __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
 // bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
 // batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
-// rows in __column_parts, and of 2-byte types in __column_rings. For large gradients of these each
-// pass has a launch, __column_sums and __column_results. __transpose is for images of two layouts.
+// rows in __column_parts, and of 2-byte types in __column_rings. __transpose is for a gradient whose
+// images have two layouts.
 #include "algorithm/transpose.cuh"
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
 #include "batch_norm/kept.cuh"
-#include "batch_norm/launches.cuh"
 #include "batch_norm/operators.cuh"
 #include "batch_norm/pieces.cuh"
 #include "batch_norm/schedule.cuh"
@@ -23,7 +22,6 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::columns;
 using namespace batch_norm::held;
 using namespace batch_norm::kept;
-using namespace batch_norm::launches;
 using namespace batch_norm::operators;
 using namespace batch_norm::pieces;
 using namespace batch_norm::schedule;
@@ -192,34 +190,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
             gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
         by_kept_parts(op, InColumns<Gradient, true>{op, columns, ring, async_copy::place_of(ring)},
                       schedule, {partials, coefficients, {counters}}, before);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
-    batch_normalization_grad__column_sums(const T* dy, const T* x, void* scale, void* saved_mean,
-                                          void* saved_inv_std, T* dx, void* scale_grad,
-                                          void* bias_grad, const __grid_constant__ Halves half,
-                                          i64 n, const __grid_constant__ Columns columns,
-                                          A* partials, A* coefficients, Zeroed<u32>* counters,
-                                          const __grid_constant__ Schedule schedule) {
-    if constexpr (sizeof(T) == 2) {
-        const auto op =
-            gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-        sum_columns(op, columns, schedule, {partials, coefficients, {counters}});
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    batch_normalization_grad__column_results(const T* dy, const T* x, void* scale, void* saved_mean,
-                                             void* saved_inv_std, T* dx, void* scale_grad,
-                                             void* bias_grad, const __grid_constant__ Halves half,
-                                             i64 n, const __grid_constant__ Columns columns,
-                                             A* partials, A* coefficients, Zeroed<u32>* counters,
-                                             const __grid_constant__ Schedule schedule) {
-    if constexpr (sizeof(T) == 2) {
-        const auto op =
-            gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-        map_columns(op, columns, schedule, coefficients);
     }
 }
 

@@ -11,9 +11,8 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::rows;
 using namespace batch_norm::sums;
 
-// Where a thread is in its tile. TURNS: parts take turns, so that what is read at a time lies
-// together; others lie one behind the other.
-template <int W, bool TURNS = true>
+// Where a thread is in its tile. Parts take turns, so that what is read at a time lies together.
+template <int W>
 struct Place {
     i64 first;         // column of the tile in the matrix
     u32 x, y, height;  // threads of a column: `height`, none where y is not below
@@ -31,15 +30,9 @@ struct Place {
         n_columns = n_channels * columns.length;
         first = channel * columns.length;
         const bool inside = y < height && x * W < n_columns;
-        if constexpr (TURNS) {
-            row = part * height + y, rows_on = columns.n_parts * height;
-            const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
-            n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
-        } else {
-            row = part * columns.turns * height + y, rows_on = height;
-            const i64 rest = (columns.n_rows - row + height - 1) / height;
-            n_rows = inside && rest > 0 ? static_cast<i32>(min(rest, columns.turns)) : 0;
-        }
+        row = part * height + y, rows_on = columns.n_parts * height;
+        const i64 turns = columns.turns, last = row + (turns - 1) * rows_on;
+        n_rows = inside ? static_cast<i32>(last < columns.n_rows ? turns : turns - 1) : 0;
     }
     // Columns of the thread that the tile has.
     __device__ u32 own_columns() const {
@@ -158,8 +151,8 @@ struct InColumns {
         });
     }
     // Sums of what `each` shows of a thread's rows, with whether they may be the first ones.
-    template <class At, class Each>
-    __device__ void sum_rows(const At& at, u32 tile, A* partials, A* shared,
+    template <class Each>
+    __device__ void sum_rows(const Place<COLUMNS>& at, u32 tile, A* partials, A* shared,
                              const Each& each) const {
         A references[COLUMNS] = {};
         at.each_channel(columns, [&](u32 i, u32 channel, bool) {
@@ -213,9 +206,9 @@ struct InColumns {
         });
     }
     // The coefficients of a thread's columns, which threads get for each other.
-    template <class At, class OfChannel>
-    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const At& at, u32 tile, A* shared,
-                          const OfChannel& of_channel) const {
+    template <class OfChannel>
+    __device__ void fetch(OpCoefficients<Op> (&of)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
+                          A* shared, const OfChannel& of_channel) const {
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);

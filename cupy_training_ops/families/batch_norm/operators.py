@@ -26,7 +26,7 @@ from ...errors import ArgumentError, refuse, shown
 from ...plan import Device, Plan, by_value, slots
 from ...planning.other_layouts import Copies
 from .facts import MOMENTS, SLOPES, Rule
-from .plan import Call
+from .plan import GRADIENT, NORMALIZE, Call
 
 # X; scale, bias and their gradients; statistics.
 ROWS = TypeRows(
@@ -51,12 +51,12 @@ def share(value: object) -> float:
 
 
 class _BatchNorm(Op):
-    """What both share: the types, and how shapes are checked."""
+    """Batch normalisation or its gradient: types, and checks of shapes."""
 
     types: ClassVar[Types] = ROWS
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
-        """The shape of what there is for each channel; `per_channel` are the last inputs."""
+        """The shape (C,) of arrays with a number for each channel, which are the last inputs."""
         if not x.shape:
             refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
         channels = (1 if len(x.shape) == 1 else x.shape[1],)
@@ -137,7 +137,7 @@ class BatchNormInternal(_BatchNorm):
         )
         return Call(
             device,
-            stem=self.function_name,
+            kernels=NORMALIZE,
             types=(x.dtype, scale.dtype, mean.dtype),
             read=(x,),
             applied=y,
@@ -201,12 +201,12 @@ class BatchNormalizationGrad(_BatchNorm):
         dx: Spec | None,
         *sums: Spec | None,
     ) -> Plan:
-        copies = Copies(f"{self.function_name}__transpose", slots(T=x.dtype))
+        copies = Copies("batch_normalization_grad__transpose", slots(T=x.dtype))
         dy = copies.read(dy, last=x.channels_last)
         dx = copies.written(dx, last=x.channels_last)
         call = Call(
             device,
-            stem=self.function_name,
+            kernels=GRADIENT,
             types=(x.dtype, scale.dtype, mean.dtype),
             read=(dy, x),
             applied=dx,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""How channels are divided among blocks; see batch_norm/schedule.cuh.
+"""Channels divided among blocks; see batch_norm/schedule.cuh.
 
-A channel that a block can hold is read once. Of others several blocks have a part each, which they
+A channel that fits into a block is read once. Of others several blocks have a part each, which they
 read again, from the L2 cache, when the sums of all parts are known.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from ...plan import (
 )
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
-from .channels import Channels
+from .channels import Channels, Matrix
 from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
@@ -41,14 +42,12 @@ from .facts import (
     RING_GROUPS,
     RING_ROWS,
     SINGLE_SLOTS,
-    SUM_BLOCKS,
     THREADS,
     Halves,
     Pieces,
     Schedule,
 )
-from .plan_columns import Matrix
-from .plan_held import RESERVED_NBYTES, Tiles, tiles
+from .plan_shared_memory import RESERVED_NBYTES, Tiles, fit_tiles
 
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
@@ -60,15 +59,44 @@ ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on 
 TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
 # What L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
 CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
-# Of two arrays of 2-byte types in columns, from which on each pass has a launch, as blocks could
-# keep little of them; what L2 keeps then, and rows that a thread of the second pass makes.
-LAUNCHES_NBYTES, CACHED_BETWEEN, RESULT_TURNS = 160 * 2**20, 32 * 2**20, 16
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
 MERGED_SUMS = 2**17  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
+
+
+class Kernels(NamedTuple):
+    """The kernels of an operator, by how they divide channels; see batch_norm/batch_norm.cu."""
+
+    channels: str  # that fit into the registers of a block
+    held_channels: str  # that fit into its shared memory, in slots of 16 bytes
+    narrow_held_channels: str  # the same in slots of 8 bytes
+    channel_parts: str
+    single_channel_parts: str  # of unaligned elements
+    column_parts: str
+    column_rings: str  # by way of shared memory
+
+
+NORMALIZE = Kernels(
+    channels="batch_norm_internal__channels",
+    held_channels="batch_norm_internal__held_channels",
+    narrow_held_channels="batch_norm_internal__narrow_held_channels",
+    channel_parts="batch_norm_internal__channel_parts",
+    single_channel_parts="batch_norm_internal__single_channel_parts",
+    column_parts="batch_norm_internal__column_parts",
+    column_rings="batch_norm_internal__column_rings",
+)
+GRADIENT = Kernels(
+    channels="batch_normalization_grad__channels",
+    held_channels="batch_normalization_grad__held_channels",
+    narrow_held_channels="batch_normalization_grad__narrow_held_channels",
+    channel_parts="batch_normalization_grad__channel_parts",
+    single_channel_parts="batch_normalization_grad__single_channel_parts",
+    column_parts="batch_normalization_grad__column_parts",
+    column_rings="batch_normalization_grad__column_rings",
+)
 
 
 @dataclass(frozen=True)
@@ -89,14 +117,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the kernels' stem, their arrays and options, and the types.
+    """One call: its kernels, their arrays and options, and the types.
 
     read: the arrays whose elements are summed. applied: the output with an element for each of
-    theirs, None where it is not wanted. sums: whether statistics are summed, and not given.
+    theirs, None where it is not wanted. sums: False where the caller gives the statistics.
     """
 
     device: Device
-    stem: str
+    kernels: Kernels
     types: tuple[Dtype, Dtype, Dtype]
     read: Sequence[Spec]
     applied: Spec | None
@@ -111,14 +139,16 @@ class Call:
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
             return self._whole_channels(channels, VEC_NBYTES // t.itemsize)
-        if (held := self._held(channels, aligned)) is not None:
-            return Plan((self._launch(held.kernel, held.config, held.argument),))
+        if (tiles := self._shared_memory_tiles(channels, aligned)) is not None:
+            narrow, wide = self.kernels.narrow_held_channels, self.kernels.held_channels
+            symbol = narrow if tiles.is_narrow else wide
+            return Plan((self._launch(symbol, tiles.config, tiles.argument),))
         if self._go_by_columns(channels, aligned):
             return self._in_columns(channels, aligned)
         return self._in_pieces(channels, aligned)
 
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
-        """Whether rows are walked: pieces are short, or begin where no vector does but a row."""
+        """Return True if rows are walked: pieces are short, or only rows begin at vectors."""
         if not channels.fit_pieces(self.types[0]):
             return True
         width = self._columns
@@ -126,17 +156,17 @@ class Call:
         by_vectors = aligned and row % width == 0 and tile <= width * THREADS
         return by_vectors and channels.length % width > 0 and channels.n > 1
 
-    # ---- channels that blocks hold ---------------------------------------------------------------
+    # ---- channels in shared memory ---------------------------------------------------------------
 
-    def _held(self, channels: Channels, aligned: bool) -> Tiles | None:
-        """In shared memory; None where they do not fit, or in registers as well."""
+    def _shared_memory_tiles(self, channels: Channels, aligned: bool) -> Tiles | None:
+        """Tiles that fit into shared memory; None where none do, or registers suffice."""
         t, width = self.types[0], VEC_NBYTES // self.types[0].itemsize
         if not (aligned and self.sums):
             return None
         if channels.length % width == 0 and self._fits(channels, width):
             return None
         computed = computed_in(t).itemsize
-        return tiles(self.device, channels, len(self.read), t.itemsize, computed, self.n_fields)
+        return fit_tiles(self.device, channels, len(self.read), t.itemsize, computed, self.n_fields)
 
     # ---- pieces ----------------------------------------------------------------------------------
 
@@ -152,27 +182,27 @@ class Call:
         blocks = PIECE_BLOCKS * self.device.multiprocessors
         if channels.n * ceil_div(n_slots, 2 * span) >= MANY_ITEMS * blocks:
             span *= 2  # barriers and tickets cost less
-        symbol = "channel_parts" if whole else "single_channel_parts"
+        symbol = self.kernels.channel_parts if whole else self.kernels.single_channel_parts
         n_parts = ceil_div(n_slots, span)
         work = Work(channels.n, n_parts, 1, self.sums, self.applied is not None)
         layout = pieces(channels, width, span, THREADS)
-        return self._scheduled(symbol, PIECE_BLOCKS, channels.n, layout, work)
+        return self._schedule(symbol, PIECE_BLOCKS, channels.n, layout, work)
 
     def _fits(self, channels: Channels, width: int) -> bool:
         return channels.elements <= THREADS * self._depth(width) * width
 
     def _depth(self, width: int) -> int:
-        """Slots that a thread holds of each array that is read."""
-        held = CHANNEL_NBYTES // (width * self.types[0].itemsize) if width > 1 else SINGLE_SLOTS
-        return held // len(self.read)
+        """Slots that a thread has in registers of each array that is read."""
+        of_all = CHANNEL_NBYTES // (width * self.types[0].itemsize) if width > 1 else SINGLE_SLOTS
+        return of_all // len(self.read)
 
     def _whole_channels(self, channels: Channels, width: int) -> Plan:
-        """A block for each channel, with two slots a thread or as many as it can hold."""
+        """One block a channel, two slots a thread or as many as registers hold."""
         n_slots = channels.elements // width
         threads = min(THREADS, align_up(max(1, ceil_div(n_slots, 2)), WARP))
         layout = pieces(channels, width, max(1, n_slots), threads)
         config = Config((channels.n,), (threads,))
-        return Plan((self._launch("channels", config, layout),))
+        return Plan((self._launch(self.kernels.channels, config, layout),))
 
     # ---- columns ---------------------------------------------------------------------------------
 
@@ -181,47 +211,20 @@ class Call:
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.types[0].itemsize
         nbytes = channels.outer * matrix.n_tiles * row_nbytes
-        if aligned and self._by_launches(nbytes):
-            return self._in_launches(matrix)
         ring = self._ring() if aligned else 0
-        blocks, kernel = (RING_BLOCKS, "column_rings") if ring else (COLUMN_BLOCKS, "column_parts")
+        blocks = RING_BLOCKS if ring else COLUMN_BLOCKS
+        symbol = self.kernels.column_rings if ring else self.kernels.column_parts
         n_items = _rounds(nbytes) * blocks * self.device.multiprocessors
         most = min(matrix.turns(), ceil_div(channels.outer * row_nbytes, PART_NBYTES))
         n_parts = _parts(matrix, most, n_items)
-        cached = self._cached(matrix, n_parts, ring)
+        cached = self._cached_rows(matrix, n_parts, ring)
         work = _work(matrix, n_parts, self.sums, self.applied is not None)
         layout = matrix.layout(n_parts, ring, cached, aligned)
         shared_nbytes = ring * self._group_nbytes
-        return self._scheduled(kernel, blocks, channels.n, layout, work, shared_nbytes)
-
-    def _by_launches(self, nbytes: int) -> bool:
-        """Whether each pass over arrays of so many bytes has a launch."""
-        two = len(self.read) == 2 and self.types[0].itemsize == 2
-        return two and 2 * nbytes >= LAUNCHES_NBYTES
-
-    def _in_launches(self, matrix: Matrix) -> Plan:
-        """Blocks that sum parts all run at a time; those that apply them have less each."""
-        n_items = SUM_BLOCKS * self.device.multiprocessors
-        n_parts = min(max(1, n_items // matrix.n_tiles), _parts(matrix, matrix.turns(), n_items))
-        cached = CACHED_BETWEEN // (matrix.slots(n_parts) * len(self.read) * VEC_NBYTES)
-        scratch = ScratchMemory()
-        sums = _work(matrix, n_parts, True, False)
-        arrays = self._scratch(scratch, matrix.channels.n, sums)
-        passes = [("column_sums", matrix.layout(n_parts, 0, cached, True), sums)]
-        if self.applied is not None:
-            n_parts = ceil_div(matrix.turns(), RESULT_TURNS)
-            results = Work(matrix.n_tiles, n_parts, 1, False, True)
-            passes.append(("column_results", matrix.layout(n_parts, 0, 0, True), results))
-        return scratch.plan(
-            *(
-                self._launch(symbol, config, layout, *arrays, schedule)
-                for symbol, layout, work in passes
-                for config, schedule in schedules(MAX_ITEMS, work)
-            )
-        )
+        return self._schedule(symbol, blocks, channels.n, layout, work, shared_nbytes)
 
     def _ring(self) -> int:
-        """Groups of a block's rows that there is shared memory for; 0 where there is too little.
+        """Groups of rows that fit into a block's shared memory; 0 where too few do.
 
         Of 4-byte types, whose bytes take fewer instructions, as many rows are on their way without.
         """
@@ -237,7 +240,7 @@ class Call:
         """Shared memory of a group of rows of all threads."""
         return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
 
-    def _cached(self, matrix: Matrix, n_parts: int, ring: int) -> int:
+    def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
         """Rows of a thread that the L2 cache keeps.
 
         Of two arrays all, where blocks keep some: rows that leave the cache first seem not to take
@@ -253,7 +256,7 @@ class Call:
         return min(MAX_COLUMNS, VEC_NBYTES // self.types[0].itemsize)
 
     def _tile(self, channels: Channels) -> int:
-        """Channels of a tile: so many that it begins at a vector, or all."""
+        """Channels of a tile, which begins at a vector, or all."""
         columns = min(THREADS, TILE_NBYTES // self.types[0].itemsize)
         channels_of_tile = max(1, columns // channels.length)
         return min(channels.n, align_up(channels_of_tile, self._vectors(channels)))
@@ -264,7 +267,7 @@ class Call:
 
     # ---- launches --------------------------------------------------------------------------------
 
-    def _scheduled(
+    def _schedule(
         self,
         symbol: str,
         blocks: int,
@@ -275,8 +278,8 @@ class Call:
     ) -> Plan:
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)
-        n_kept = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
-        more = (scratch.take(n_kept, np.uint32),) if n_kept else ()
+        n_parts = min(work.n_tiles, MAX_TILES) * work.n_parts if shared_nbytes else 0
+        more = (scratch.take(n_parts, np.uint32),) if n_parts else ()
         launches = tuple(
             self._launch(symbol, config, layout, *arrays, *more, schedule)
             for config, schedule in schedules(
@@ -297,7 +300,7 @@ class Call:
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
         args = (*self.arrays, self._halves, *self.options, *layout)
-        return Launch(f"{self.stem}__{symbol}", config, args, slots(T=self.types[0]))
+        return Launch(symbol, config, args, slots(T=self.types[0]))
 
     @property
     def _halves(self) -> np.void:
@@ -312,7 +315,7 @@ def _rounds(nbytes: int) -> int:
 
 
 def _parts(matrix: Matrix, most: int, n_items: int) -> int:
-    """Parts of a tile, of which all tiles are to have so many in all."""
+    """Parts of a tile, so that all tiles have about `n_items`."""
     return max(1, min(most, MERGED_SUMS // matrix.tile, ceil_div(n_items, matrix.n_tiles)))
 
 
@@ -321,7 +324,7 @@ def _work(matrix: Matrix, n_parts: int, sums: bool, applies: bool) -> Work:
 
 
 def _of_group(n_parts: int, n_channels: int) -> int:
-    """Parts of so many channels that are merged first."""
+    """Parts that are merged first: 1 where no groups are needed."""
     few = n_parts <= MERGED_PARTS * (THREADS // n_channels)
     return 1 if few else math.isqrt(n_parts)
 
@@ -344,7 +347,7 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
 
 
 def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[Config, np.void]]:
-    """Launches of at most so many blocks and MAX_TILES tiles, and the struct Schedule of each.
+    """Yield launches of at most `most` blocks and MAX_TILES tiles, each with its Schedule.
 
     Between the sum of a part and its use a block comes round once more.
     """

@@ -39,7 +39,7 @@ def batch_norm_internal(
     corrected = var * m / (m - 1) if unbiased and m > 1 else var
     running = before if m == 0 else _running(before, (mean, corrected), momentum)
     statistics = (*running, mean, inv_std)
-    return result, *(cast(found, input_mean.dtype) for found in statistics)
+    return result, *(cast(statistic, input_mean.dtype) for statistic in statistics)
 
 
 @_quiet

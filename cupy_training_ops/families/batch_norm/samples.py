@@ -67,8 +67,8 @@ def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple
     return rng.standard_normal(shape).astype(t), x, scale, *statistics(x, t2)
 
 
-def mixed(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
-    """What the gradient takes, of which dY or X has its channels last in memory."""
+def mixed_layouts(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
+    """Inputs of the gradient, of which dY or X has its channels last in memory."""
     made = list(inputs(rng, "BatchNormalizationGrad", shape, row))
     made[place] = np.moveaxis(np.moveaxis(made[place], 1, -1).copy(), -1, 1)
     return tuple(made)
@@ -78,10 +78,10 @@ def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
     """saved_mean and saved_inv_std of X."""
     n_channels = 1 if x.ndim == 1 else x.shape[1]
     zeros = np.zeros(n_channels, t2)
-    found = cpu.batch_norm_internal(
+    outputs = cpu.batch_norm_internal(
         x, *[zeros] * 4, epsilon=1e-5, momentum=0.9, training_mode=True, unbiased=True
     )
-    return found[3], found[4]
+    return outputs[3], outputs[4]
 
 
 def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
@@ -113,7 +113,7 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
         return
     for i, shape in enumerate(((2, 5, 7, 9), (3, 40, 33), (2, 3, 1, 2051))):
         for place, row in ((0, ROWS[i]), (1, ROWS[-1 - i])):
-            make = partial(mixed, shape=shape, row=row, place=place)
+            make = partial(mixed_layouts, shape=shape, row=row, place=place)
             yield Sample(name, f"{_types(row)}-mixed-{place}-{i}", make, required)
 
 
@@ -126,7 +126,7 @@ def _with_attributes(name: str) -> Iterator[Sample]:
 
 
 def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Of the gradients of scale and bias, which are sums that cancel."""
+    """Tolerance of the gradients of scale and bias, which are sums that cancel."""
     shape = inputs[1].shape if inputs[1].ndim > 1 else (inputs[1].size, 1)
     dy, x = (a.reshape(*shape[:2], math.prod(shape[2:])) for a in inputs[:2])
     mean, inv_std = (a.astype(FLOAT64)[:, None] for a in inputs[3:])

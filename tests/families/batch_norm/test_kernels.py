@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.batch_norm import plan as planning
-from cupy_training_ops.families.batch_norm import plan_held
+from cupy_training_ops.families.batch_norm import plan_shared_memory
 from cupy_training_ops.families.batch_norm.facts import RING_ROWS
 from cupy_training_ops.families.batch_norm.plan import Work, schedules
-from cupy_training_ops.families.batch_norm.plan_held import Tiles
+from cupy_training_ops.families.batch_norm.plan_shared_memory import Tiles
 from cupy_training_ops.families.batch_norm.samples import NAMES, ROWS, inputs
 from cupy_training_ops.plan import Device, ceil_div
 from cupy_training_ops.testing.compare import TOLERANCE, assert_matches
@@ -76,6 +76,7 @@ def planned(*args, **keywords):
         ("BatchNormInternal", (64, 511, 3, 3), FLOAT32, ("column_parts", 64, 256)),
         ("BatchNormInternal", (65_536, 1024), FLOAT32, ("column_parts", 264, 256)),
         ("BatchNormInternal", (100, 1000), FLOAT16, ("column_rings", 8, 256)),
+        ("BatchNormalizationGrad", (65_536, 1024), FLOAT16, ("column_rings", 264, 256)),
         ("BatchNormInternal", (2**20, 1), FLOAT32, ("channel_parts", 128, 256)),
         ("BatchNormInternal", (1000,), FLOAT64, ("channels", 1, 256)),
         ("BatchNormInternal", (0, 70), FLOAT32, ("channels", 70, 32)),
@@ -83,13 +84,6 @@ def planned(*args, **keywords):
 )
 def test_the_plan_suits_the_shape(name, shape, t, expected) -> None:
     assert planned(name, shape, t) == [expected]
-
-
-def test_large_gradients_in_columns_take_a_launch_for_each_pass() -> None:
-    found = planned("BatchNormalizationGrad", (65_536, 1024), FLOAT16)
-    assert found == [("column_sums", 264, 256), ("column_results", 2048, 256)]
-    assert len(planned("BatchNormalizationGrad", (32_768, 1024), FLOAT16)) == 1
-    assert len(planned("BatchNormInternal", (65_536, 1024), FLOAT16)) == 1
 
 
 def test_given_statistics_and_misaligned_arrays() -> None:
@@ -264,7 +258,7 @@ def two_calls(run, rng, name, shape, t):
 @pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
 def test_parts_that_are_merged_in_groups(run, rng, monkeypatch, name, t, of_group) -> None:
     """The last group is smaller; counters are zero again."""
-    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_shared_memory_tiles", lambda *_: None)
     monkeypatch.setattr(planning, "PART_NBYTES", 1024)
     monkeypatch.setattr(planning, "_rounds", lambda *_: 3)
     monkeypatch.setattr(planning, "_of_group", lambda *_: of_group)
@@ -293,7 +287,7 @@ def test_rows_on_their_way_take_the_shared_memory_that_there_is(kib, capability,
 @pytest.mark.parametrize("ring", [4, 6])
 def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> None:
     """Also where a block has several parts, and keeps the last alone; threads have unlike rows."""
-    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_shared_memory_tiles", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: ring)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**17)
     for (step,), counters in two_calls(run, rng, name, (2611, 136), FLOAT16):
@@ -307,7 +301,7 @@ def test_what_blocks_keep_of_their_parts(run, rng, monkeypatch, name, ring) -> N
 @pytest.mark.parametrize("over", [0, 1, 2])
 def test_groups_of_rows_that_others_were_copied_over(run, rng, monkeypatch, name, over) -> None:
     """As many as there are more than the ring has room for; of the last one a row alone."""
-    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
+    monkeypatch.setattr(planning.Call, "_shared_memory_tiles", lambda *_: None)
     monkeypatch.setattr(planning.Call, "_ring", lambda *_: 4)
     monkeypatch.setattr(planning, "PART_NBYTES", 2**30)
     depth = RING_ROWS // (2 if name.endswith("Grad") else 1)
@@ -316,24 +310,6 @@ def test_groups_of_rows_that_others_were_copied_over(run, rng, monkeypatch, name
     for (step,), _ in two_calls(run, rng, name, (rows, 128), FLOAT16):
         assert step.symbol.endswith("column_rings")
         assert int(step.args[-6]["turns"]) == turns
-
-
-LARGE = [(1500, 136), (40, 24, 3), (17, 1024), (5, 4096), (210, 16, 9)]
-
-
-@pytest.mark.parametrize("t", [FLOAT16, BFLOAT16], ids=str)
-@pytest.mark.parametrize("cached", [0, 9000, 2**30])
-@pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_a_launch_for_each_pass(run, rng, monkeypatch, shape, cached, t) -> None:
-    """Parts have unlike rows, or none; sums are merged in groups, where there are many."""
-    monkeypatch.setattr(planning.Call, "_held", lambda *_: None)
-    monkeypatch.setattr(planning, "LAUNCHES_NBYTES", 0)
-    monkeypatch.setattr(planning, "CACHED_BETWEEN", cached)
-    monkeypatch.setattr(planning, "RESULT_TURNS", 3)
-    monkeypatch.setattr(planning, "MERGED_PARTS", 1)
-    for log, counters in two_calls(run, rng, "BatchNormalizationGrad", shape, t):
-        assert [step.symbol.partition("__")[2] for step in log] == ["column_sums", "column_results"]
-        assert not counters[: 1 + 2 * planning.MAX_TILES].any()
 
 
 # The ring of the last has room for the rows of more than one tile.
@@ -346,12 +322,12 @@ IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128
 @pytest.mark.parametrize("shape", IN_SHARED_MEMORY, ids=str)
 def test_channels_in_shared_memory(run, rng, monkeypatch, name, shape, t, all_rows) -> None:
     """Several tiles a block, the last of them narrow; where room is short, rows are read again."""
-    monkeypatch.setattr(plan_held, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(plan_shared_memory, "MOST_BLOCKS", 1)
     if run.on_gpu:
         monkeypatch.setattr(Tiles, "occupies", True)
     if not all_rows:
         monkeypatch.setattr(Tiles, "depth", property(lambda tiles: ceil_div(tiles.rows, 2)))
-        monkeypatch.setattr(plan_held, "SLOT_NBYTES", (8,))
+        monkeypatch.setattr(plan_shared_memory, "SLOT_NBYTES", (8,))
     op = operator(name)
     given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
     expected = op.cpu_function()(*given_, **op.attribute_values)

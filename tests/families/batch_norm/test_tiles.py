@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupy_training_ops.families.batch_norm import plan_held
+from cupy_training_ops.families.batch_norm import plan_shared_memory
 from cupy_training_ops.families.batch_norm.channels import Channels
 from cupy_training_ops.families.batch_norm.plan import pieces
 from cupy_training_ops.plan import Device
@@ -41,7 +41,7 @@ def test_a_ring_has_the_rows_of_more_tiles_where_they_fit(kib, channels, of_arra
 
 def tiles_of(kib: int, channels: Channels, n_arrays: int, itemsize: int, n_fields: int):
     device = Device(132, (9, 0), kib * 1024)
-    return plan_held.tiles(device, channels, n_arrays, itemsize, 4, n_fields)
+    return plan_shared_memory.fit_tiles(device, channels, n_arrays, itemsize, 4, n_fields)
 
 
 @given(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Channels that blocks hold in shared memory, and read once; see batch_norm/held.cuh."""
+"""Channels in shared memory, which are read once; see batch_norm/held.cuh."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Tiles:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return HELD_THREADS // self.blocks // WARP * WARP
 
     @property
     def columns(self) -> int:
-        """Of a slot."""
+        """Elements of a slot."""
         return self.slot_nbytes // self.itemsize
 
     @property
@@ -70,7 +70,7 @@ class Tiles:
 
     @property
     def rows(self) -> int:
-        """Of a thread."""
+        """Rows of a thread."""
         return ceil_div(self.channels.outer, self.height)
 
     @property
@@ -81,7 +81,7 @@ class Tiles:
 
     @property
     def ring(self) -> Ring:
-        """Where rows of a thread lie: those of a tile, and of the next what there is room for."""
+        """A thread's rows of a tile, and of the next ones what there is room for."""
         row = self.n_arrays * self.width * self.height * self.slot_nbytes
         least = HELD_ROWS // self.n_arrays
         most = min((self.room - self._sums_nbytes) // row, MOST_TILES * self.depth)
@@ -117,11 +117,11 @@ class Tiles:
 
     @property
     def occupies(self) -> bool:
-        """Whether half of the GPU has a tile."""
+        """Return True if half of the GPU has a tile."""
         return 2 * self.n_tiles >= self.device.multiprocessors
 
     def fits(self, most_rows: int) -> bool:
-        """Whether so many blocks share a multiprocessor, and hold one of at most so many rows."""
+        """Return True if a thread has room for one of `most_rows` of its rows, or more."""
         if self.width > self.threads or self.of_tile > self.threads:
             return False
         return self.depth >= ceil_div(self.rows, most_rows)
@@ -153,12 +153,12 @@ class Tiles:
         )
 
     @property
-    def kernel(self) -> str:
-        """The one for slots of this size."""
-        return "held_channels" if self.slot_nbytes == VEC_NBYTES else "narrow_held_channels"
+    def is_narrow(self) -> bool:
+        """Return True if slots are narrower than a vector."""
+        return self.slot_nbytes < VEC_NBYTES
 
 
-def tiles(
+def fit_tiles(
     device: Device,
     channels: Channels,
     n_arrays: int,
@@ -175,14 +175,14 @@ def tiles(
         for slot_nbytes in SLOT_NBYTES:
             for of_tile in _sizes(channels, itemsize, slot_nbytes // itemsize):
                 for blocks in range(MOST_BLOCKS if most_rows == 1 else 1, 0, -1):
-                    found = Tiles(*array, slot_nbytes, of_tile, blocks)
-                    if found.occupies and found.fits(most_rows):
-                        return found
+                    tiles = Tiles(*array, slot_nbytes, of_tile, blocks)
+                    if tiles.occupies and tiles.fits(most_rows):
+                        return tiles
     return None
 
 
 def _sizes(channels: Channels, itemsize: int, columns: int) -> Iterator[int]:
-    """Channels of tiles that are whole slots: of wide ones, of the narrowest."""
+    """Yield channels of tiles that are whole slots: wide tiles, then the narrowest."""
     row, length = channels.n * channels.length, channels.length
     if columns < 2 or row % columns or length < columns or channels.outer >= 2**31:
         return
