@@ -84,12 +84,6 @@ struct AllDigits {
 };
 static_assert(sizeof(AllDigits) == 16);
 
-struct Zeros {
-    long long first;
-    long long end;
-};
-static_assert(sizeof(Zeros) == 16);
-
 struct Tuples {
     long long count;
     long long per_batch;
@@ -140,8 +134,6 @@ static_assert(offsetof(AllDigits, n) == 0);
 static_assert(offsetof(AllDigits, rows) == 4);
 static_assert(offsetof(AllDigits, bits) == 8);
 static_assert(offsetof(AllDigits, width) == 12);
-static_assert(offsetof(Zeros, first) == 0);
-static_assert(offsetof(Zeros, end) == 8);
 static_assert(offsetof(Tuples, count) == 0);
 static_assert(offsetof(Tuples, per_batch) == 8);
 static_assert(offsetof(Tuples, extents) == 16);

@@ -103,20 +103,9 @@ struct KnownKey {
     __device__ Key operator()(i64 i) const { return entries[i].key; }
 };
 
-// Vectors of zeros from dx's element `first` on up to n, by blocks from `first_block` on: rows that most
-// likely are zero, while others sort and memory has nothing to do.
-__device__ __forceinline__ void write_zeros(T* dx, i64 first, i64 n, u32 first_block) {
-    const i64 threads = static_cast<i64>(gridDim.x - first_block) * blockDim.x;
-    const Vec<T, WIDTH> zero{};
-    for (i64 i = first + ((blockIdx.x - first_block) * blockDim.x + threadIdx.x) * WIDTH; i < n;
-         i += threads * WIDTH)
-        vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(dx + i), zero);
-}
-
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass, T* dx, const Zeros& zeros) {
-    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
+                                          i64 n_rows, Pass pass) {
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
 }
@@ -124,8 +113,7 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
 // All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
-                                          const AllDigits& digits, T* dx, const Zeros& zeros) {
-    if (blockIdx.x > 0) return write_zeros(dx, zeros.first, zeros.end, 1);
+                                          const AllDigits& digits) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(Key) == sizeof(u32))
         block_sort::sort(NewEntry<Target>{target, dy, n_rows}, entries, digits, shared);
@@ -182,41 +170,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows, T* dx,
-                      const __grid_constant__ Zeros zeros) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, dx, zeros);
+                      const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
-                         T* dx, const __grid_constant__ Zeros zeros) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, dx, zeros);
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
+                         i64 n_rows) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows, T* dx,
-                               const __grid_constant__ Zeros zeros) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, dx, zeros);
+                               const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
-                      const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
-                      const __grid_constant__ Zeros zeros) {
-    sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits, dx, zeros);
+                      const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
 }
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows,
-                         T* dx, const __grid_constant__ Zeros zeros) {
-    sort_keys(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits, dx, zeros);
+                         Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits);
 }
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries,
-                               const __grid_constant__ AllDigits digits, i64 n_rows, T* dx,
-                               const __grid_constant__ Zeros zeros) {
-    sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits, dx, zeros);
+                               const __grid_constant__ AllDigits digits, i64 n_rows) {
+    sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
@@ -276,8 +259,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass, T* dx, const __grid_constant__ Zeros zeros) {
-    if (blockIdx.x >= pass.blocks) return write_zeros(dx, zeros.first, zeros.end, pass.blocks);
+                    const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
@@ -319,17 +301,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels, i64 n_long, i64 zeros) {
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
-                                   levels, n_long, zeros);
+                                   levels, n_long);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
-                             i32 levels, i64 n_long, i64 zeros) {
+                             i32 levels, i64 n_long) {
     segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               n_long, zeros);
+                               n_long);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

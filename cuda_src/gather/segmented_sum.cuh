@@ -218,22 +218,20 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
     }
 }
 
-// Rows of dX whose sums are finished one after the other. From the row `zeros` on they are zero.
+// Rows of dX whose sums are finished one after the other.
 template <class T, class Key, int N>
 struct Rows {
     T* dx;
     i64 width;
-    Key next, end, zeros;
+    Key next, end;
     Sum<Acc<T>, N> sum;
-    bool is_empty = true;  // the next one, as yet
 
     // Stores the sum of every row before `row`.
     __device__ __forceinline__ void finish(Key row) {
 #pragma unroll 1
         for (; next < row; ++next) {
-            if (!is_empty || next < zeros) sum.store(dx + next * width);
+            sum.store(dx + next * width);
             sum.value = {};
-            is_empty = true;
         }
     }
 
@@ -258,7 +256,6 @@ struct Rows {
                 if (first + d >= n) break;
                 finish(key[d]);
                 sum.add(loaded[d]);
-                is_empty = false;
             }
         }
         finish(end);
@@ -278,7 +275,6 @@ struct Rows {
                 continue;
             }
             add_segment(sum, slices, nodes, edges, low, high, n_slices, levels);
-            is_empty = low == high;
             finish(next + 1);
         }
     }
@@ -300,7 +296,7 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
 }
 
 // dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
-// is written once, but for those of the rows from `zeros` on, which are zero. A thread sums `count` rows;
+// is written once. A thread sums `count` rows;
 // no node lies among fewer than FANOUT entries. Where n_long is not 0, the grid's first items are the long
 // rows, one for every LONG_ROW entries: they take longest, and often are neighbours, which one thread would
 // sum one after the other.
@@ -310,7 +306,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Key* __restrict__ starts,
                                          const Acc<T>* __restrict__ sums, T* __restrict__ dx,
                                          Items items, Sizes sizes, i64 count, i64 n_nodes,
-                                         i32 levels, i64 n_long, i64 zeros) {
+                                         i32 levels, i64 n_long) {
     const BatchItem task(items);
     const i64 width = sizes.width, column = task.column<N, 1>();
     if (task.batch >= items.n_batches || column >= width) return;
@@ -327,12 +323,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
         first = group * count;
         end = min((group + 1) * count, sizes.n_rows);
     }
-    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column,
-                         width,
-                         first,
-                         end,
-                         static_cast<Key>(zeros),
-                         {}};
+    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column, width, first, end, {}};
     const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
                                          width};
     const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};

@@ -53,9 +53,6 @@ Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
 # All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
 AllDigits = Struct("AllDigits", n=i32, rows=i32, bits=i32, width=i32)
 
-# Elements of dX that other blocks set to zero while entries are sorted, whole vectors.
-Zeros = Struct("Zeros", first=i64, end=i64)
-
 # An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
 Tuples = Struct("Tuples", count=i64, per_batch=i64, extents=i64[MAX_DIMS])
 

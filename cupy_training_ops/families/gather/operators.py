@@ -39,7 +39,7 @@ CHECK = attribute(
 
 
 class _GatherGradient(Op):
-    """What the three share: attributes, the check of indices, the choice of a plan.
+    """A gradient of gathered slices: attributes, the check of indices, the choice of a plan.
 
     Each says which row of dX a slice of dY is added to: a batch has K slices and G rows, W elements
     each.
@@ -57,7 +57,7 @@ class _GatherGradient(Op):
             first = int(indices[outside].ravel()[0])
             refuse(self.name, name, f"indices from {-extent} to {extent - 1}", str(first))
 
-    def planned(self, scatter: Scatter) -> Plan:
+    def choose_plan(self, scatter: Scatter) -> Plan:
         """Zeros where there are no slices, one launch for few; else sorted or with atomics."""
         if scatter.sizes.K == 0:
             scatter.zero(scatter.dx, scatter.dx.dtype)
@@ -105,7 +105,7 @@ class GatherGrad(_GatherGradient):
         axis = self.axis % len(shape)
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         sizes = Sizes(before, indices.size, shape[axis], after)
-        return self.planned(Scatter(self, device, sizes, indices, dy, dx, (indices,)))
+        return self.choose_plan(Scatter(self, device, sizes, indices, dy, dx, (indices,)))
 
     def check_values(self, *inputs: Any) -> None:
         shape, indices, _ = inputs
@@ -159,11 +159,11 @@ class GatherNDGrad(_GatherGradient):
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
-        extents = padded(shape[b : b + k])
+        extents = table(shape[b : b + k])
         per_batch = math.prod(indices.shape[b:-1])
         tuples = by_value(Tuples, count=k, per_batch=per_batch, extents=extents)
         target = (indices, tuples)
-        return self.planned(Scatter(self, device, sizes, indices, update, output, target))
+        return self.choose_plan(Scatter(self, device, sizes, indices, update, output, target))
 
     def check_values(self, *inputs: Any) -> None:
         shape, indices, _ = inputs
@@ -213,36 +213,36 @@ class GatherElementsGrad(_GatherGradient):
         self, device: Device, dy: Spec, shape: tuple[int, ...], indices: Spec, dx: Spec
     ) -> Plan:
         axis = self.axis % len(shape)
-        dims = coalesced(indices.shape, shape, axis)
+        dims = coalesce(indices.shape, shape, axis)
         sizes = Sizes(1, indices.size, dx.size, 1)
         target = (indices, lines(shape, axis, dims))
         scatter = Scatter(self, device, sizes, indices, dy, dx, target)
         if indices.size == 0 or are_few(sizes):
-            return self.planned(scatter)
+            return self.choose_plan(scatter)
         if not self.deterministic:
             return self.add_elements(scatter, *dims[-1])
-        found = columns(scatter, shape, axis, dims)
-        if found is None or not plan_columns.suit(scatter, found):
-            return self.planned(scatter)
-        scatter.target = (indices, lines(shape, axis, dims, found.W))
-        return plan_columns.add_columns(scatter, found)
+        columns = columns_of(scatter, shape, axis, dims)
+        if columns is None or not plan_columns.suits(scatter, columns):
+            return self.choose_plan(scatter)
+        scatter.target = (indices, lines(shape, axis, dims, columns.W))
+        return plan_columns.add_columns(scatter, columns)
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
-            return scatter.atomic("__atomic", one_each(n, THREADS * items), n)
+            return scatter.atomic(scatter.kernels.atomic, one_each(n, THREADS * items), n)
         rows, rows_a_block = n // columns, THREADS // tile
         blocks = ceil_div(rows, rows_a_block * items)
         config = Config((blocks * ceil_div(columns, tile),), (tile, rows_a_block))
-        return scatter.atomic("__atomic_strips", config, rows, blocks)
+        return scatter.atomic("gather_elements_grad__atomic_strips", config, rows, blocks)
 
     def check_values(self, *inputs: Any) -> None:
         _, shape, indices = inputs
         self.in_range("indices", indices, shape[self.axis])
 
 
-def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> list[tuple[int, int]]:
+def coalesce(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> list[tuple[int, int]]:
     """The indices' dimensions as (extent, stride in X; 0 on the axis), merged where they can be."""
     merged: list[tuple[int, int]] = []
     for d, extent in enumerate(indices):
@@ -256,7 +256,7 @@ def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> li
     return merged or [(1, 0)]
 
 
-def columns(
+def columns_of(
     scatter: Scatter, shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]
 ) -> Columns | None:
     """Rows and columns where an element's column is known, whatever the indices are."""
@@ -278,16 +278,16 @@ def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: 
         columns=n,
         column_stride=column_stride // unit,
         n_outer=len(outer),
-        extents=padded([extent for extent, _ in outer]),
-        strides=padded([stride // unit for _, stride in outer]),
+        extents=table([extent for extent, _ in outer]),
+        strides=table([stride // unit for _, stride in outer]),
     )
 
 
-def padded(values: Sequence[int]) -> HostArray:
-    """Integers in a table of the kernels' structs."""
-    table = np.zeros(MAX_DIMS, np.int64)
-    table[: len(values)] = values
-    return table
+def table(values: Sequence[int]) -> HostArray:
+    """MAX_DIMS integers for the kernels' structs, zeros behind `values`."""
+    padded = np.zeros(MAX_DIMS, np.int64)
+    padded[: len(values)] = values
+    return padded
 
 
 OPS = {

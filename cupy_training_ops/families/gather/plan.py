@@ -2,13 +2,13 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-gather/radix_sort.cuh and gather/segmented_sum.cuh under names that begin with the family's.
+gather/radix_sort.cuh and gather/segmented_sum.cuh.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,37 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 ROWS = 4  # whose sums one thread makes where they are short
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
-ZEROS_NBYTES = 64 * 1024  # of a multiprocessor, that memory takes during a launch of a sort
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
+
+
+class Kernels(NamedTuple):
+    """An operator's own kernels: they know which row a slice goes to. All others are shared."""
+
+    few: str
+    keys: str
+    sort: str
+    atomic: str
+
+
+KERNELS = {
+    "GatherGrad": Kernels(
+        "gather_grad__few", "gather_grad__keys", "gather_grad__sort", "gather_grad__atomic"
+    ),
+    "GatherNDGrad": Kernels(
+        "gather_nd_grad__few",
+        "gather_nd_grad__keys",
+        "gather_nd_grad__sort",
+        "gather_nd_grad__atomic",
+    ),
+    "GatherElementsGrad": Kernels(
+        "gather_elements_grad__few",
+        "gather_elements_grad__keys",
+        "gather_elements_grad__sort",
+        "gather_elements_grad__atomic",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +92,7 @@ class Digit:
 
 
 def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
-    """As few digits of at most so many bits as hold every key, all of about the same width."""
+    """The fewest digits of at most `most` bits that hold every key, of about the same width."""
     bits = rows.bit_length()
     longer = slices >= LONG_SORT and bits > 2 * most
     width = plans.ceil_div(bits, plans.ceil_div(bits, LONG_DIGIT_BITS if longer else most))
@@ -73,7 +100,7 @@ def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
 
 
 def levels(slices: int, fanout: int) -> tuple[int, ...]:
-    """How many nodes each level of partial sums has, until few enough are left for one thread."""
+    """Nodes of each level of partial sums, until few enough are left for one thread."""
     counts = [slices]
     while counts[-1] > 2 * fanout:
         counts.append(counts[-1] // fanout)
@@ -86,17 +113,17 @@ def n_sums(counts: tuple[int, ...]) -> int:
 
 
 def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
-    """Several where most have so few slices that those of all are loaded together."""
+    """Several where rows have so few slices that a thread loads those of all together."""
     return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
 
 
 def are_few(sizes: Sizes) -> bool:
-    """Whether every element of dX looks at every slice: one launch instead of six or more."""
+    """Return True if every element of dX looks at every slice, in one launch."""
     return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
 
 
 def sums_parents(sizes: Sizes, runs: int) -> bool:
-    """Whether blocks sum the nodes above theirs: of one batch, where each has one such node."""
+    """Return True if blocks sum the nodes above theirs: of one batch, with one node each."""
     return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
 
 
@@ -146,42 +173,41 @@ class Scatter:
     target: tuple[object, ...]  # the arguments that say where a slice goes
     scratch: plans.ScratchMemory = field(default_factory=plans.ScratchMemory)
     launches: list[plans.Launch] = field(default_factory=list)
-    zeros: int = field(init=False)  # the row from which on others write zeros
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
-        self.zeros = self.sizes.G
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
 
-    def launch(self, stage: str, config: plans.Config, *args: object) -> None:
-        """Add one launch of a stage that the family's operators share."""
-        self.launch_own(f"{self.op.family}__{stage}", config, *args)
+    @property
+    def kernels(self) -> Kernels:
+        """The operator's own."""
+        return KERNELS[self.op.name]
 
-    def launch_own(self, symbol: str, config: plans.Config, *args: object) -> None:
+    def launch(self, symbol: str, config: plans.Config, *args: object) -> None:
         """Add one launch."""
         self.launches.append(plans.Launch(symbol, config, args, self.slots))
 
     @property
     def narrow(self) -> bool:
-        """Whether sums are wider than dX: atomics then need room for all of it."""
+        """Return True if sums are wider than dX: atomics then need room for all of it."""
         return self.acc != self.dx.dtype
 
     @property
     def is_carried(self) -> bool:
-        """Whether slices are elements that fit where the sort has their positions."""
+        """Return True if slices are elements that fit where the sort has their positions."""
         return (
             self.sizes.B == self.sizes.W == 1 and self.dy.dtype.itemsize <= self.sizes.key.itemsize
         )
 
     def prefers_atomics(self) -> bool:
-        """Whether atomics are quicker than sorting."""
+        """Return True if atomics are quicker than sorting."""
         rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
         return self.sizes.B * rows * self.sizes.W <= MAX_ATOMIC
 
     def plan(self) -> plans.Plan:
-        """What was added up to now."""
+        """The launches up to now."""
         return self.scratch.plan(*self.launches)
 
     def zero(self, target: Spec | plans.Scratch, dtype: Dtype) -> None:
@@ -189,24 +215,25 @@ class Scatter:
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = plans.VEC_NBYTES // self.dx.dtype.itemsize
         config = one_each(n, THREADS * facts.ZERO_VECS * packet)
-        self.launch("zero", config, target, n)
+        self.launch("gather__zero", config, target, n)
 
     def add_few(self) -> plans.Plan:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
         args = (*self.target, self.dy, self.dx, n, s.argument)
-        self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
+        self.launch(self.kernels.few, one_each(n, THREADS), *args)
         return self.plan()
 
     def add_slices(self) -> plans.Plan:
-        """Sorted by row and summed in order: the same bits, run after run."""
+        """Sort by row and sum in order: the same bits, run after run."""
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
         counts = levels(s.K, FANOUT)
         if many or not counts:
             config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
-            self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
+            symbol = "gather__starts__many" if many else "gather__starts"
+            self.launch(symbol, config, entries, starts, s.K, s.G)
         n_starts = 0 if many else plans.ceil_div(s.G + 1, THREADS)
         sums = self.scratch.take(s.B * n_sums(counts) * s.W, self.acc)
         self.sum_nodes(counts, entries, starts, sums, n_starts)
@@ -222,37 +249,19 @@ class Scatter:
         return self.sort_by_passes()
 
     def sort_at_once(self, rows: int) -> plans.Scratch:
-        """In one launch, by one block."""
+        """A sort in one launch, by one block."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
         every = plans.by_value(facts.AllDigits, n=n, rows=rows, bits=bits, width=width)
         config = plans.Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
-        config, zeros = self.with_zeros(config)
         dy = self.dy if self.is_carried else None
-        args = (*self.target, dy, entries, every, self.sizes.G, self.dx, zeros)
-        self.launch_own(f"{self.op.function_name}__sort", config, *args)
+        args = (*self.target, dy, entries, every, self.sizes.G)
+        self.launch(self.kernels.sort, config, *args)
         return entries
 
-    def with_zeros(self, config: plans.Config) -> tuple[plans.Config, np.void]:
-        """A launch of a sort, with blocks that write zeros to the last rows meanwhile.
-
-        They slow the passes of others down: of two bytes, and where most rows have slices, it does
-        not pay.
-        """
-        s, n, all_blocks, end = self.sizes, 0, self.device.multiprocessors, self.zeros
-        blocks = config.grid[0]
-        gains = blocks == 1 or (4 * s.K <= 3 * s.G and self.dx.dtype.itemsize > 2)
-        fits = s.B == 1 and self.runs[1] == "" and 2 * blocks <= all_blocks
-        if gains and fits and s.K <= s.G:
-            n = min(end, ZEROS_NBYTES * all_blocks // (s.W * self.dx.dtype.itemsize))
-        self.zeros -= n
-        zeros = plans.by_value(facts.Zeros, first=self.zeros * s.W, end=end * s.W)
-        grid = all_blocks if n else blocks
-        return plans.Config((grid,), config.block, config.shared_nbytes), zeros
-
     def sort_by_passes(self) -> plans.Scratch:
-        """By two launches a digit."""
+        """A sort by two launches a digit."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
@@ -264,22 +273,17 @@ class Scatter:
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
-        blocks = config.grid[0]
         for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
             numbers = {"n": n, "span": span, "shift": digit.shift, "bits": digit.bits}
-            step = plans.by_value(facts.Pass, **numbers, blocks=blocks)
+            step = plans.by_value(facts.Pass, **numbers, blocks=config.grid[0])
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                grid, zeros = self.with_zeros(config)
-                where = (*self.target, dy, entries, counts, step, self.sizes.G, self.dx, zeros)
-                self.launch_own(f"{self.op.function_name}__keys", grid, *where)
+                args = (*self.target, dy, entries, counts, step, self.sizes.G)
+                self.launch(self.kernels.keys, config, *args)
             else:
-                self.launch("count", config, entries, counts, step)
-            if is_long:
-                self.launch("scatter__long", config, entries, other, counts, step)
-            else:
-                grid, zeros = self.with_zeros(config)
-                self.launch("scatter", grid, entries, other, counts, step, self.dx, zeros)
+                self.launch("gather__count", config, entries, counts, step)
+            symbol = "gather__scatter__long" if is_long else "gather__scatter"
+            self.launch(symbol, config, entries, other, counts, step)
             entries, other = other, entries
         return entries
 
@@ -291,9 +295,10 @@ class Scatter:
         sums: plans.Scratch,
         n_starts: int,
     ) -> None:
-        """Partial sums level by level; the first launch finds starts as well, in so many blocks."""
-        s, (runs, variant) = self.sizes, self.runs
+        """Partial sums level by level; `n_starts` blocks of the first launch look for starts."""
+        s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
+        symbol = "gather__sum_nodes" if self.packet > 1 else "gather__sum_nodes__scalar"
         merged = len(counts) > 1 and sums_parents(s, runs)
         for i, count in enumerate(counts):
             if merged and i == 1:
@@ -315,13 +320,12 @@ class Scatter:
             )
             nodes = (items, s.argument, level, parents, tickets)
             args = (dy, entries, sums, starts, *nodes, first)
-            self.launch(f"sum_nodes{variant}", config, *args)
+            self.launch(symbol, config, *args)
 
     @property
-    def runs(self) -> tuple[int, str]:
-        """Packets of a row, and the variant of the kernels that move them."""
-        n = packet_size(self.sizes.W, self.dy, self.dx)
-        return self.sizes.W // n, "__scalar" if n == 1 else ""
+    def packet(self) -> int:
+        """Elements that a thread moves at a time."""
+        return packet_size(self.sizes.W, self.dy, self.dx)
 
     def sum_rows(
         self,
@@ -331,29 +335,29 @@ class Scatter:
         sums: plans.Scratch,
     ) -> None:
         """Every row of dX."""
-        s, (runs, variant) = self.sizes, self.runs
+        s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
         n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
-        more = rows, n_sums(counts), len(counts), n_long, self.zeros
-        self.launch(f"sum_rows{variant}", config, *arrays, *more)
+        numbers = rows, n_sums(counts), len(counts), n_long
+        symbol = "gather__sum_rows" if self.packet > 1 else "gather__sum_rows__scalar"
+        self.launch(symbol, config, *arrays, *numbers)
 
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
         config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
-        return self.atomic("__atomic", config, items, s.argument)
+        return self.atomic(self.kernels.atomic, config, items, s.argument)
 
-    def atomic(self, variant: str, config: plans.Config, *args: object) -> plans.Plan:
-        """The additions of a kernel of the operator's own between zeros and rounding."""
+    def atomic(self, symbol: str, config: plans.Config, *args: object) -> plans.Plan:
+        """A kernel's additions, between zeros and rounding."""
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
-        symbol = self.op.function_name + variant
-        self.launch_own(symbol, config, *self.target, self.dy, sums, *args)
+        self.launch(symbol, config, *self.target, self.dy, sums, *args)
         if self.narrow:
             sums_each = facts.ROUND_NBYTES // self.acc.itemsize
             config = one_each(self.dx.size, THREADS * sums_each)
-            self.launch("round", config, sums, self.dx, self.dx.size)
+            self.launch("gather__round", config, sums, self.dx, self.dx.size)
         return self.plan()

@@ -33,7 +33,7 @@ class Columns:
 
     @property
     def buckets(self) -> int:
-        """Of a column."""
+        """Buckets of a column."""
         return plans.ceil_div(self.G, BUCKET_ROWS)
 
 
@@ -42,8 +42,8 @@ def sums_nbytes(scatter: Scatter) -> int:
     return SUM_COLUMNS * (BUCKET_ROWS + 4) * scatter.acc.itemsize
 
 
-def suit(scatter: Scatter, columns: Columns) -> bool:
-    """Whether columns are sorted sooner than all elements together."""
+def suits(scatter: Scatter, columns: Columns) -> bool:
+    """Return True if columns are sorted sooner than all elements together."""
     return (
         scatter.sizes.K >= LONG_SORT
         and scatter.dy.dtype.itemsize <= MAX_NBYTES
@@ -56,7 +56,7 @@ def suit(scatter: Scatter, columns: Columns) -> bool:
 
 
 def add_columns(scatter: Scatter, columns: Columns) -> plans.Plan:
-    """Counted, sorted by bucket and summed, column by column, in order."""
+    """Count, sort by bucket and sum column by column, in order."""
     strips = plans.ceil_div(columns.C, COLUMNS)
     blocks = max(1, BLOCKS * scatter.device.multiprocessors // strips)
     span = plans.align_up(plans.ceil_div(columns.R, blocks), TILE_ROWS)
@@ -69,12 +69,12 @@ def add_columns(scatter: Scatter, columns: Columns) -> plans.Plan:
     entries = scatter.scratch.take(columns.C * capacity * entry, np.uint8)
     counts = scatter.scratch.take(columns.C * spans * BUCKETS, np.uint32)
     config = plans.Config((strips * spans,), (COLUMNS * WARP,))
-    name = scatter.op.function_name
-    scatter.launch_own(f"{name}__count_buckets", config, *scatter.target, counts, sort)
-    moved = (*scatter.target, scatter.dy, counts, entries, sort)
-    scatter.launch_own(f"{name}__move_to_buckets", config, *moved)
+    args = (*scatter.target, counts, sort)
+    scatter.launch("gather_elements_grad__count_buckets", config, *args)
+    args = (*scatter.target, scatter.dy, counts, entries, sort)
+    scatter.launch("gather_elements_grad__move_to_buckets", config, *args)
     grid = plans.ceil_div(columns.W, SUM_COLUMNS) * columns.buckets
     config = plans.Config((grid,), (SUM_COLUMNS * WARP,), sums_nbytes(scatter))
     sums = (entries, counts, scatter.dx, columns.G, columns.W, sort)
-    scatter.launch("sum_buckets", config, *sums)
+    scatter.launch("gather__sum_buckets", config, *sums)
     return scatter.plan()

@@ -16,7 +16,6 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.gather import operators as ops
-from cupy_training_ops.families.gather import plan
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
@@ -144,19 +143,6 @@ def is_stable(run, rng, slices: int, rows: int) -> None:
 def test_the_sort_is_stable_over_many_tiles(run, rng, slices) -> None:
     """By one block and, from 4,097 slices on, by passes."""
     is_stable(run, rng, slices, 3000)
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_rows_are_zero_whoever_writes_them(run, rng, monkeypatch, alone) -> None:
-    """None, some of them, or all of them by blocks that do not sort."""
-    indices = np.minimum(rng.zipf(1.2, 1500), 1400) - 1
-    dy = rng.standard_normal((1500, 16)).astype(FLOAT32)
-    monkeypatch.setattr(plan.facts, "ALONE_ROWS", plan.facts.ALONE_ROWS if alone else 0)
-    results = set()
-    for nbytes in (0, 9000, 2**20):
-        monkeypatch.setattr(plan, "ZEROS_NBYTES", nbytes)
-        results.add(check_sums(run, (1600, 16), indices, dy, RELATIVE["float32"]).tobytes())
-    assert len(results) == 1
 
 
 def many_duplicates(op, rng):
