@@ -217,7 +217,7 @@ def test_every_source_file_names_its_license(folder) -> None:
             assert "SPDX-License-Identifier: MIT" in first, path
 
 
-@pytest.mark.parametrize(("files", "most"), [(MODULES, 400), (KERNELS, 500), (FAMILIES, 400)])
+@pytest.mark.parametrize(("files", "most"), [(MODULES, 700), (KERNELS, 500), (FAMILIES, 400)])
 def test_no_file_outgrows_its_reader(files, most) -> None:
     for path in files:
         lines = path.read_text().count("\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a convolution is: extents, strides, dilations and pads, from shapes and ONNX attributes.
+"""Convolutions as extents, strides, dilations and pads, from shapes and ONNX attributes.
 
 A transposed convolution is described by the ordinary one whose data gradient it is.
 """
@@ -46,17 +46,17 @@ class Convolution:
 
     @property
     def x_shape(self) -> Shape:
-        """Of X."""
+        """The shape of X."""
         return (self.batch, self.channels, *self.image)
 
     @property
     def y_shape(self) -> Shape:
-        """Of Y."""
+        """The shape of Y."""
         return (self.batch, self.filters, *self.output)
 
     @property
     def w_shape(self) -> Shape:
-        """Of W."""
+        """The shape of W."""
         return (self.filters, self.group_channels, *self.kernel)
 
     @property
@@ -104,7 +104,7 @@ class Attributes:
     output_shape: Shape | None = None
 
     def convolution(self, x: Shape, w: Shape) -> Convolution:
-        """That of X (N, C, I...) and W (M, C / group, K...)."""
+        """The convolution of X (N, C, I...) and W (M, C / group, K...)."""
         self._check_shapes(x, w)
         filters, channels = w[0], w[1] * self.group
         if filters % self.group:
@@ -115,10 +115,10 @@ class Attributes:
         fitted = [axis.of_image(n) for axis, n in zip(axes, x[2:], strict=True)]
         self._check_fit(x, axes, [n for n, _ in fitted])
         output, pads = zip(*fitted, strict=True)
-        return self._made(x[0], channels, filters, (x[2:], output), axes, pads)
+        return self._convolution(x[0], channels, filters, (x[2:], output), axes, pads)
 
-    def transposed(self, x: Shape, w: Shape) -> Convolution:
-        """The one whose data gradient is the transposed convolution of X (N, C, I...) and
+    def transposed_convolution(self, x: Shape, w: Shape) -> Convolution:
+        """The convolution whose data gradient is the transposed one of X (N, C, I...) and
         W (C, M / group, K...): X takes the place of its Y, W stays."""
         self._check_shapes(x, w)
         if w[0] % self.group:
@@ -134,8 +134,9 @@ class Attributes:
         each = zip(axes, x[2:], extra, wanted, strict=True)
         fitted = [axis.of_output(n, more, image) for axis, n, more, image in each]
         self._check_fit(x, axes, [n for n, _ in fitted])
-        found, pads = zip(*fitted, strict=True)
-        return self._made(x[0], w[1] * self.group, w[0], (found, x[2:]), axes, pads)
+        images, pads = zip(*fitted, strict=True)
+        extents = (images, x[2:])
+        return self._convolution(x[0], w[1] * self.group, w[0], extents, axes, pads)
 
     def _check_shapes(self, x: Shape, w: Shape) -> None:
         if not 1 <= len(x) - 2 <= MAX_AXES:
@@ -149,7 +150,7 @@ class Attributes:
             refuse(self.op, "kernel_shape", f"{w[2:]}, as W", f"{self.kernel_shape}")
 
     def axes(self, kernel: Shape) -> list[Axis]:
-        """What is known of each axis before its extents."""
+        """Each axis before its extents are known."""
         n = len(kernel)
         strides = self._of_axes("strides", self.strides, n, 1)
         dilations = self._of_axes("dilations", self.dilations, n, 1)
@@ -159,10 +160,10 @@ class Attributes:
         each = zip(kernel, strides, dilations, pads[:n], pads[n:], strict=True)
         return [Axis(self.auto_pad, *numbers) for numbers in each]
 
-    def _of_axes(self, name: str, given: Shape | None, n: int, default: int) -> Shape:
-        if given is not None and len(given) != n:
-            refuse(self.op, name, f"{n} integer{'s' if n > 1 else ''}", f"{given}")
-        return (default,) * n if given is None else given
+    def _of_axes(self, name: str, values: Shape | None, n: int, default: int) -> Shape:
+        if values is not None and len(values) != n:
+            refuse(self.op, name, f"{n} integer{'s' if n > 1 else ''}", f"{values}")
+        return (default,) * n if values is None else values
 
     def _check_extra(self, axes: list[Axis], extra: Shape) -> None:
         if any(n >= max(axis.stride, axis.dilation) for axis, n in zip(axes, extra, strict=True)):
@@ -170,21 +171,21 @@ class Attributes:
             refuse(self.op, "output_padding", expected, f"{extra}")
 
     def _check_fit(self, x: Shape, axes: list[Axis], extents: list[int]) -> None:
-        """Of a kernel that is larger than the padded input nothing comes."""
+        """Refuse a kernel that is larger than the padded input."""
         if min(extents) < 0:
             reach = tuple(axis.reach for axis in axes)
             expected = f"pads and extents that a kernel over {reach} elements fits into"
             refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
 
-    def _check_reach(self, found: Convolution) -> None:
-        """No place along an axis is too far away."""
-        axes = (found.image, found.output, found.kernel, found.strides, found.dilations, found.pads)
+    def _check_reach(self, conv: Convolution) -> None:
+        """Refuse places that are too far away along an axis."""
+        axes = (conv.image, conv.output, conv.kernel, conv.strides, conv.dilations, conv.pads)
         for image, output, kernel, stride, dilation, pad in zip(*axes, strict=True):
             end = max(image + pad, output * stride) + (kernel - 1) * dilation
             if end > MAX_EXTENT:
                 refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{end}")
 
-    def _made(
+    def _convolution(
         self,
         batch: int,
         channels: int,
@@ -193,7 +194,7 @@ class Attributes:
         axes: list[Axis],
         pads: Shape,
     ) -> Convolution:
-        found = Convolution(
+        convolution = Convolution(
             batch,
             channels,
             filters,
@@ -204,8 +205,8 @@ class Attributes:
             dilations=tuple(axis.dilation for axis in axes),
             pads=pads,
         )
-        self._check_reach(found)
-        return found
+        self._check_reach(convolution)
+        return convolution
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,8 @@ class Axis:
         return image, self._first_part(max(0, whole - image))
 
     def _first_part(self, pads: int) -> int:
-        """Of pads that are found, what is at the beginning: the smaller half for SAME_UPPER alone,
-        also where an output_shape is given without auto_pad."""
+        """Pads at the beginning: the smaller half for SAME_UPPER alone.
+
+        That holds also for an output_shape without auto_pad.
+        """
         return pads // 2 if self.auto_pad == "SAME_UPPER" else pads - pads // 2

@@ -29,30 +29,30 @@ from ...errors import ArgumentError, refuse, shown
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
 from .plan import data_gradient, forward, gradients
-from .plan_bias import bias_gradient
+from .plan_launches import bias_gradient
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 
 
 def steps(value: object) -> Shape:
     """Integers of at least 1."""
-    return _bounded(integers(value), 1)
+    return _at_least(integers(value), 1)
 
 
 def margins(value: object) -> Shape:
     """Integers of at least 0."""
-    return _bounded(integers(value), 0)
+    return _at_least(integers(value), 0)
 
 
 def groups(value: object) -> int:
     """An integer of at least 1."""
-    return _bounded((integer(value),), 1)[0]
+    return _at_least((integer(value),), 1)[0]
 
 
-def _bounded(found: Shape, least: int) -> Shape:
-    if not all(least <= n < MAX_STEP for n in found):
-        raise ArgumentError(f"expected at least {least} and less than 2^31, got {shown(found)}")
-    return found
+def _at_least(numbers: Shape, least: int) -> Shape:
+    if not all(least <= n < MAX_STEP for n in numbers):
+        raise ArgumentError(f"expected at least {least} and less than 2^31, got {shown(numbers)}")
+    return numbers
 
 
 PADS = attribute(
@@ -79,7 +79,7 @@ GRADIENTS = (
 
 
 class _Convolution(Op):
-    """What all share: attributes, and shapes that follow from them."""
+    """A convolution or a gradient: attributes, and shapes that follow from them."""
 
     types: ClassVar[Types] = {"T": FLOATS}
     is_transposed: ClassVar[bool] = False
@@ -100,8 +100,8 @@ class _Convolution(Op):
     lies_as: ClassVar[LiesAs] = LIES_AS
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
-        """The ordinary one that belongs to X and W."""
-        given = Attributes(
+        """The ordinary convolution that belongs to X and W."""
+        attributes = Attributes(
             self.name,
             self.group,
             self.kernel_shape,
@@ -112,8 +112,9 @@ class _Convolution(Op):
             self.output_padding,
             self.output_shape,
         )
-        derive = given.transposed if self.is_transposed else given.convolution
-        return derive(x.shape, w.shape)
+        if self.is_transposed:
+            return attributes.transposed_convolution(x.shape, w.shape)
+        return attributes.convolution(x.shape, w.shape)
 
     def result(self, convolution: Convolution) -> Shape:
         """The shape of this operator's Y."""
@@ -141,8 +142,8 @@ class _Forward(_Convolution):
         return (Spec(shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, w: Spec, b: Spec | None, y: Spec) -> Plan:
-        made = data_gradient if self.is_transposed else forward
-        return made(device, self.convolution(x, w), x, w, b, y, tf32=self.allow_tf32)
+        plan = data_gradient if self.is_transposed else forward
+        return plan(device, self.convolution(x, w), x, w, b, y, tf32=self.allow_tf32)
 
 
 class Conv(_Forward):

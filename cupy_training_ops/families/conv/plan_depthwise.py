@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Launches of convolutions whose groups have one channel; see cuda_src/conv/depthwise.cuh, and
-depthwise_lines.cuh where channels lie side by side."""
+"""Launches of convolutions whose groups have one channel.
+
+See cuda_src/conv/depthwise.cuh, and depthwise_lines.cuh where channels lie side by side.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,7 @@ from .facts import (
     DepthwiseLayout,
 )
 from .plan_image import Arrays
-from .plan_launches import launch, taps, total
-from .plan_layouts import have_channels_last
+from .plan_launches import have_channels_last, taps, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 from .plan_weight import Arrays as WeightArrays
 
@@ -45,15 +46,15 @@ AT_ONCE = 4 * BLOCKS  # blocks of a multiprocessor, so that all have some until 
 
 
 def is_depthwise(conv: Convolution) -> bool:
-    """Whether there are kernels of their own for these groups."""
+    """Return True if there are kernels of their own for these groups."""
     is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
     return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
 
 
 def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
-    """Whether such images and outputs are read and written with their channels side by side."""
-    given = [spec for spec in arrays if spec is not None]
-    itemsize = given[0].dtype.itemsize
+    """Return True if such arrays are read and written with their channels side by side."""
+    specs = [spec for spec in arrays if spec is not None]
+    itemsize = specs[0].dtype.itemsize
     return (
         is_depthwise(conv)
         and conv.group_filters == 1
@@ -61,7 +62,7 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
         and conv.group % (VEC_NBYTES // itemsize) == 0
         and 0 < math.prod(conv.kernel) <= LINE_TAPS
         and min(conv.batch, *conv.image, *conv.output) > 0
-        and all(spec.channels_last and spec.aligned for spec in given)
+        and all(spec.channels_last and spec.aligned for spec in specs)
     )
 
 
@@ -69,45 +70,45 @@ def depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient:
     """A convolution or its data gradient."""
     if have_channels_last(arrays[0]):
         return _lines(device, conv, arrays, is_gradient=is_gradient)
-    kernel, written = "depthwise", conv.output
+    symbol, written = "conv__depthwise", conv.output
     if is_gradient:
-        kernel, written = "depthwise_gradient", conv.image
+        symbol, written = "conv__depthwise_gradient", conv.image
     channels = math.prod(arrays[-1].shape[:2])
     config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
     args = (*arrays, _layout(conv, written, (arrays[0], arrays[-1])))
     slots = small_variant(arrays[0].dtype).slots
-    return Plan((launch(kernel, config, args, slots),))
+    return Plan((Launch(symbol, config, args, slots),))
 
 
 def _lines(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
     dtype, written = arrays[0].dtype, conv.image if is_gradient else conv.output
-    kernel, how = "depthwise_lines", tuple[int, ...]()
+    symbol, how = "conv__depthwise_lines", tuple[int, ...]()
     width = VEC_NBYTES // dtype.itemsize
     if _can_walk(conv):
-        kernel, how, width = "depthwise_walks", (WALKED_ROWS,), LINE_SUMS
+        symbol, how, width = "conv__depthwise_walks", (WALKED_ROWS,), LINE_SUMS
         written = _walks(written)
     tiles, rows = _line_tiles(conv, width)
     parts, of_block = _parts(device, conv, written, tiles, rows)
     layout = _layout(conv, written, (arrays[0], arrays[-1]))
     config = Config((parts * tiles,), (THREADS,))
     args = (*arrays, of_block, *how, is_gradient, layout)
-    return Plan((launch(kernel, config, args, lines_variant(dtype, sums=False).slots),))
+    return Plan((Launch(symbol, config, args, lines_variant(dtype, sums=False).slots),))
 
 
 def _can_walk(conv: Convolution) -> bool:
-    """Whether threads walk down rows, of which each is read once for all taps."""
+    """Return True if threads walk down rows, of which each is read once for all taps."""
     is_plane = conv.image[0] == conv.output[0] == 1 and conv.pads[0] == 0
     is_dense = set(conv.strides) == {1} and conv.dilations[1:] == (1, 1)
     return is_plane and is_dense and conv.kernel == (1, TAPS, TAPS)
 
 
 def _walks(extents: Shape) -> Shape:
-    """The same with walks in the place of rows."""
+    """The extents in walks, not rows."""
     return (extents[0], ceil_div(extents[1], WALKED_ROWS), extents[2])
 
 
 def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
-    """Sums of parts of the strips, then their sum; the same of a bias with or without W."""
+    """Sums of parts of the strips, then of all; those of a bias are the same without W."""
     x, y, w, bias = arrays
     by_lines = have_channels_last(y)
     variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
@@ -129,22 +130,22 @@ def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) ->
     parts = parts if math.prod(conv.output) else 0
     scratch = ScratchMemory()
 
-    def taken(spec: Spec | None) -> Scratch | None:
+    def take_sums(spec: Spec | None) -> Scratch | None:
         if spec is None or not parts:
             return None
         return scratch.take(parts * spec.size, computed_in(spec.dtype))
 
-    sums = taken(w), taken(bias)
-    pairs = [(spec, found) for spec, found in zip((w, bias), sums, strict=True) if spec is not None]
-    steps: list[Launch] = [total(found, spec, parts, slots) for spec, found in pairs]
+    sums = take_sums(w), take_sums(bias)
+    pairs = [(spec, part) for spec, part in zip((w, bias), sums, strict=True) if spec is not None]
+    steps: list[Launch] = [total(part, spec, parts, slots) for spec, part in pairs]
     if parts and steps:
         config = Config((parts * blocks,), (THREADS,))
         layout = _layout(conv, walked, (x, y))
         args = (None if w is None else x, y, *sums, *of_part, layout)
-        kernel = "depthwise_lines_weight" if by_lines else "depthwise_weight"
-        kernel += "_wide" if is_wide else ""
-        kernel = "depthwise_walks_weight" if walks else kernel
-        steps.insert(0, launch(kernel, config, args, slots))
+        symbol = "conv__depthwise_weight_wide" if is_wide else "conv__depthwise_weight"
+        if by_lines:
+            symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
+        steps.insert(0, Launch(symbol, config, args, slots))
     return scratch.plan(*steps)
 
 
@@ -183,13 +184,13 @@ def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.v
 
 
 def _has_wide_tiles(conv: Convolution, array: Spec) -> bool:
-    """Whether a block sums more taps at a time."""
+    """Return True if a block sums more taps at a time."""
     is_dense = conv.strides[2] == conv.dilations[2] == 1
     return is_dense and array.dtype.itemsize <= 4 and max(conv.kernel[1:]) > TAPS
 
 
 def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
-    """Whether 3 x 3 taps read a position and its neighbours, and strips are vectors."""
+    """Return True if 3 x 3 taps read a position and its neighbours, and strips are vectors."""
     around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
     same = conv.image == conv.output and conv.image[0] == 1
     has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
@@ -198,5 +199,5 @@ def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
 
 
 def _strips(extents: Shape) -> Shape:
-    """Of a channel, along each axis."""
+    """Strips of a channel along each axis."""
     return (*extents[:2], ceil_div(extents[2], STRIP))

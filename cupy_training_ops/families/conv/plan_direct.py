@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Launches of gradients of few channels, of outputs whose channels lie side by side; see
-cuda_src/conv/direct.cuh."""
+"""Launches of gradients of few channels, of outputs whose channels lie side by side.
+
+See cuda_src/conv/direct.cuh.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,9 @@ from .facts import (
     StagingLayout,
 )
 from .plan_image import Arrays
-from .plan_launches import launch, summers, total
-from .plan_layouts import Copies
+from .plan_launches import Copies, summers, total
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_staging import neighbours
+from .plan_staged import neighbours
 from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant
 from .plan_weight import Arrays as WeightArrays
 
@@ -55,7 +56,7 @@ FILTERS = 16  # of which there are multiples, and at most PANEL
 
 
 def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
-    """Whether there are kernels for the gradients of X and W."""
+    """Return True if there are kernels for the gradients of X and W."""
     run = conv.strides[2] * conv.channels
     fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1
     fits = fits and conv.filters % FILTERS == 0 and conv.filters <= PANEL
@@ -85,11 +86,11 @@ def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
     config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))
     args = (y, w, bias, x, layout)
-    return Plan((launch("direct_image", config, args, direct_variant(y.dtype).slots),))
+    return Plan((Launch("conv__direct_image", config, args, direct_variant(y.dtype).slots),))
 
 
 def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
-    """Those of W and of a bias, the same of this whether W is wanted or not."""
+    """The gradients of W and of a bias, which has the same bits without W."""
     x, y, w, bias = arrays
     if w is None and bias is None:
         return Plan()
@@ -107,41 +108,40 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     blocks = parts * (column_tiles if w is not None else 1)
     config = Config((blocks,), (STAGED_THREADS,), sums_nbytes(y.dtype))
     args = (x, y, sums, y_sums, column_tiles if w is not None else 1, layout)
-    summed = launch("direct_weight", config, args, slots)
+    summed = Launch("conv__direct_weight", config, args, slots)
     if w is None:
         assert bias is not None
         return scratch.plan(summed, total(y_sums, bias, parts, slots))
     each = summers(parts)
     of_weights = column_tiles * PANEL * DIRECT_COLUMNS * each // THREADS
     more = 0 if bias is None else ceil_div(bias.size * each, THREADS)
-    given = (sums, w, y_sums, bias, parts, each, column_tiles, of_weights, layout)
+    summands = (sums, w, y_sums, bias, parts, each, column_tiles, of_weights, layout)
     config = Config((of_weights + more,), (THREADS,))
-    return scratch.plan(summed, launch("direct_total", config, given, slots))
+    return scratch.plan(summed, Launch("conv__direct_total", config, summands, slots))
 
 
 def directly(
-    device: Device, conv: Convolution, y: Spec, tf32: bool, made: Callable[[Spec], Plan]
+    device: Device, conv: Convolution, y: Spec, tf32: bool, plan: Callable[[Spec], Plan]
 ) -> Plan | None:
-    """The plan that is made for Y, or for what stands for it with its channels side by side, if
-    kernels read it so."""
+    """plan(Y), or of a copy of Y with its channels side by side; None if no kernels read it so."""
     if goes_direct(device, conv, y, tf32):
-        return made(y)
+        return plan(y)
     lies_so = replace(y, channels_last=True, aligned=True)
     if y.channels_last or not goes_direct(device, conv, lies_so, tf32):
         return None
     copies = Copies(y.dtype)
-    stands = copies.staged(y, functools.partial(_staging, device, conv))
-    return copies.plan(made(stands))
+    stands = copies.stage(y, functools.partial(_staging, device, conv))
+    return copies.plan(plan(stands))
 
 
 def both_direct(
     device: Device,
     conv: Convolution,
-    given: tuple[Spec, Spec, Spec],
+    inputs: tuple[Spec, Spec, Spec],
     wanted: tuple[Spec | None, Spec | None, Spec | None],
 ) -> Plan:
-    """What is wanted of an image, W and a bias, from (X, Y, W)."""
-    (x, y, of_w), (image, w, bias) = given, wanted
+    """The wanted ones of an image, W and a bias, from (X, Y, W)."""
+    (x, y, of_w), (image, w, bias) = inputs, wanted
     sums = direct_weight(device, conv, (x, y, w, bias))
     if image is None:
         return sums
@@ -149,7 +149,7 @@ def both_direct(
 
 
 def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
-    """Of Y alone, among all that a launch can stage."""
+    """The launch that stages Y alone."""
     plane, width = math.prod(conv.output), VEC_NBYTES // y.dtype.itemsize
     tiles = ceil_div(plane, PANEL)
     array = by_value(
@@ -165,18 +165,18 @@ def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
     layout["y"] = array
     config = Config((conv.batch * tiles,), (THREADS,))
     args = (None, None, y, to, None, None, None, layout[()])
-    return launch("stage", config, args, staged_variant(device, y.dtype, PANEL).slots)
+    return Launch("conv__stage", config, args, staged_variant(device, y.dtype, PANEL).slots)
 
 
 def image_nbytes(conv: Convolution, dtype: Dtype) -> int:
-    """Of shared memory: W, and what a tile's positions read of a line of filters."""
+    """Bytes of shared memory: W, and what a tile's positions read of a line of filters."""
     window, _ = _window(conv)
     height, width = DIRECT_POSITIONS // DIRECT_WIDTH + window[0] - 1, DIRECT_WIDTH + window[1] - 1
     return (_panels(dtype) * math.prod(window) * DIRECT_ROWS + height * width) * LINE_NBYTES
 
 
 def sums_nbytes(dtype: Dtype) -> int:
-    """The same of positions of Y, and runs of X, on their way and being multiplied."""
+    """Bytes of positions of Y and runs of X, on their way and being multiplied."""
     of_y = _panels(dtype) * DIRECT_DEPTH * LINE_NBYTES
     return 2 * (of_y + DIRECT_HALO * DIRECT_RUN * dtype.itemsize)
 
@@ -202,7 +202,7 @@ def _halo(conv: Convolution) -> tuple[int, int]:
 def _layout(
     conv: Convolution, x: Spec, w: Spec | None, extents: Shape, steps: Shape, positions: int
 ) -> np.void:
-    """Positions that are walked through are those of extents, of which each has so many steps."""
+    """The layout of tiles of positions along `extents`, `steps` apart."""
     window, pads = _window(conv)
     tile = (positions // DIRECT_WIDTH, DIRECT_WIDTH)
     walked = (ceil_div(n, s) for n, s in zip(extents[1:], steps[1:], strict=True))
@@ -230,5 +230,5 @@ def _layout(
 
 
 def _count(layout: np.void) -> int:
-    """Of tiles of positions."""
+    """Number of tiles of positions."""
     return int(layout["batch"]) * int(np.prod(layout["tiles"], dtype=np.int64))

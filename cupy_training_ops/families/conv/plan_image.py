@@ -11,7 +11,7 @@ from ...declare.schema import Spec
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div
 from .extents import Convolution, Shape
 from .facts import AXES, COLUMNS, THREADS, ImageLayout
-from .plan_launches import launch, taps
+from .plan_launches import taps
 from .plan_variants import Variant, residues, stages
 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
@@ -28,7 +28,7 @@ def image_product(
     is_gradient: bool,
     of: Convolution,
 ) -> Plan:
-    """So many tiles of rows at a time as W is packed of; what is spread is so from `of`."""
+    """W is packed, and multiplied, some tiles of rows at a time; `of` is conv before its spread."""
     _, w, _, _ = arrays
     product = ImageProduct(conv, variant, is_gradient=is_gradient)
     tiles = conv.group * product.row_tiles
@@ -39,9 +39,11 @@ def image_product(
         count = min(at_once, tiles - first)
         layout = product.layout(first, count, of)
         packs = Config((count * product.packing_blocks,), (THREADS,))
-        steps.append(launch(variant.kernel("pack"), packs, (w, packed, layout), variant.slots))
+        steps.append(
+            Launch(variant.kernel("conv__pack"), packs, (w, packed, layout), variant.slots)
+        )
         blocks = count * product.column_tiles * math.prod(product.of_axes)
-        steps.append(_multiplied(device, product, arrays, packed, layout, blocks))
+        steps.append(_product_launch(device, product, arrays, packed, layout, blocks))
     return scratch.plan(*steps)
 
 
@@ -65,7 +67,7 @@ class ImageProduct:
         self.packed_size = self.packing_blocks * variant.depth * variant.rows
 
     def layout(self, first: int, count: int, of: Convolution) -> np.void:
-        """Of so many tiles of rows from the first on."""
+        """The layout of `count` tiles of rows from the first on."""
         return by_value(
             ImageLayout,
             written=self.extents,
@@ -86,7 +88,7 @@ class ImageProduct:
         )
 
 
-def _multiplied(
+def _product_launch(
     device: Device,
     product: ImageProduct,
     arrays: Arrays,
@@ -94,23 +96,23 @@ def _multiplied(
     layout: np.void,
     blocks: int,
 ) -> Launch:
-    """With staged lines where the image has some."""
+    """The launch that multiplies, with staged lines where the image has some."""
     (read, _, bias, written), variant = arrays, product.variant
-    given = (read, packed, bias, written)
+    specs = (read, packed, bias, written)
     if variant.lines:
         n = stages(device)
         config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
-        return launch("image_lines", config, (*given, n, layout), variant.slots)
-    args = (*given, product.column_tiles, layout)
-    return launch(variant.kernel("image"), Config((blocks,), (THREADS,)), args, variant.slots)
+        return Launch("conv__image_lines", config, (*specs, n, layout), variant.slots)
+    args = (*specs, product.column_tiles, layout)
+    return Launch(variant.kernel("conv__image"), Config((blocks,), (THREADS,)), args, variant.slots)
 
 
-def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
-    """Fields of a layout that say how `found` is spread."""
-    steps = (1,) * AXES if found is conv else conv.strides
+def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
+    """Fields of a layout that say how residues of `conv` are channels of `spread`."""
+    steps = (1,) * AXES if spread is conv else conv.strides
     skipped = (0,) * AXES
-    if found is not conv:
-        each = zip(steps, conv.pads, found.pads, strict=True)
+    if spread is not conv:
+        each = zip(steps, conv.pads, spread.pads, strict=True)
         skipped = tuple(step * pad - p for step, p, pad in each)
     return {
         "of_channel": math.prod(steps),
@@ -121,7 +123,7 @@ def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
 
 
 def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape, columns: int) -> int:
-    """Of the first residue, which has the most positions."""
+    """Tiles of the first residue, which has the most positions."""
     positions = (ceil_div(n, residues) for n, residues in zip(extents, of_axes, strict=True))
     return ceil_div(conv.batch * math.prod(positions), columns)
 

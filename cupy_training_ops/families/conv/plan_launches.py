@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""What launches of convolutions share."""
+"""Launches that several plans share: sums of parts, the gradient of a bias, copies of layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 from ...declare.schema import Spec
-from ...plan import Config, Launch, Scratch, ceil_div
+from ...dtypes import Dtype
+from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
+from ...planning import other_layouts
+from ...planning.fast_division import divisor
+from ...rules.widening import computed_in
 from .extents import Convolution, Shape
-from .facts import THREADS
+from .facts import BLOCKS, SIDE, THREADS
+from .plan_variants import small_variant
 
 SUMMERS = 8  # threads that add up many parts of one number
+LINES = 64  # of a block that sums, at least
+
+Slots = Mapping[str, str]
 
 
 def taps(conv: Convolution) -> dict[str, Shape]:
@@ -23,19 +32,68 @@ def taps(conv: Convolution) -> dict[str, Shape]:
     }
 
 
-def launch(kernel: str, config: Config, args: tuple[object, ...], of: Mapping[str, str]) -> Launch:
-    """Of a kernel of cuda_src/conv/conv.cu, compiled with these slots."""
-    return Launch(f"conv__{kernel}", config, args, of)
+# ---- sums of parts -------------------------------------------------------------------------------
 
 
-def total(sums: Scratch | None, to: Spec, parts: int, of: Mapping[str, str]) -> Launch:
+def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots) -> Launch:
     """The sums of all parts."""
     each = summers(parts)
     config = Config((ceil_div(to.size * each, THREADS),), (THREADS,))
-    args = (sums, to, parts, each, to.size)
-    return launch("total", config, args, of)
+    return Launch("conv__total", config, (sums, to, parts, each, to.size), slots)
 
 
 def summers(parts: int) -> int:
     """Threads that add up the parts of one number."""
     return 1 if parts <= SUMMERS else SUMMERS
+
+
+def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = None) -> Plan:
+    """The sum of each channel of an array (N, channels, ...), where no other launch sums it."""
+    slots = slots or small_variant(y.dtype).slots
+    if y.channels_last:
+        return _sums_of_lines(device, y, bias, slots)
+    batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
+    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
+    parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
+    if not parts:
+        return Plan((total(None, bias, 0, slots),))
+    scratch = ScratchMemory()
+    sums = scratch.take(parts * channels, computed_in(y.dtype))
+    args = (y, sums, batch, channels, parts, divisor(plane))
+    step = Launch("conv__channel_sums", Config((parts * channels,), (THREADS,)), args, slots)
+    return scratch.plan(step, total(sums, bias, parts, slots))
+
+
+def _sums_of_lines(device: Device, y: Spec, bias: Spec, slots: Slots) -> Plan:
+    """The same of an array with its channels last."""
+    channels = y.shape[1]
+    n_lines, tiles = y.size // channels, ceil_div(channels, SIDE)
+    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles)
+    of_part = ceil_div(n_lines, min(wanted, ceil_div(n_lines, LINES)))
+    parts = ceil_div(n_lines, of_part)
+    scratch = ScratchMemory()
+    sums = scratch.take(parts * channels, computed_in(y.dtype))
+    args = (y, sums, n_lines, channels, of_part)
+    step = Launch("conv__line_sums", Config((parts * tiles,), (THREADS,)), args, slots)
+    return scratch.plan(step, total(sums, bias, parts, slots))
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+
+def have_channels_last(*arrays: Spec | None) -> bool:
+    """Return True if an array has its channels last."""
+    return any(spec is not None and spec.channels_last for spec in arrays)
+
+
+class Copies(other_layouts.Copies):
+    """C-contiguous arrays in scratch memory, or staged ones with their channels side by side."""
+
+    def __init__(self, dtype: Dtype) -> None:
+        super().__init__("conv__transpose", small_variant(dtype).slots)
+
+    def stage(self, spec: Spec, launch: Callable[[Spec, Scratch], Launch]) -> Spec:
+        """A copy of an array that is read, with its channels side by side, by this launch."""
+        copy, piece = self.copy(spec, last=True)
+        self.before.append(launch(spec, piece))
+        return copy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which convolutions are computed over staged arrays, and in which tiles: a model of waves."""
+"""A model of waves of blocks: the tiles of a convolution over staged arrays, and when they pay."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from .facts import (
     TALL_GROUPS_THREADS,
     StagedRow,
 )
-from .plan_layouts import have_channels_last
+from .plan_launches import have_channels_last
 from .plan_variants import (
     TENSOR_CORES,
     choices,
     image_has_lines,
     is_single,
-    lines_of_weight,
     multiply_by_warpgroups,
     residues,
+    weight_kernel,
 )
 
 OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
@@ -53,7 +53,7 @@ LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block multiplies, and what a stage of its sum costs."""
+    """A block's tile, and the cost of a stage of its sum."""
 
     columns: int
     threads: int
@@ -93,13 +93,13 @@ OF_WARPGROUPS = Tiling(
 
 
 def tiling(device: Device, dtype: Dtype) -> Tiling:
-    """That of staged arrays of this type."""
+    """Tiling of staged arrays of this type."""
     return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
-    """Whether tiles of staged arrays exist for this convolution."""
-    conv = joined(conv, dtype)
+    """Return True if there are tiles over staged arrays for this convolution."""
+    conv = join_groups(conv, dtype)
     width = VEC_NBYTES // dtype.itemsize
     channels = (conv.group_channels, conv.group_filters)
     fits = conv.group == 1 or all(n % width == 0 for n in channels)
@@ -118,9 +118,11 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     )
 
 
-def joined(conv: Convolution, dtype: Dtype) -> Convolution:
-    """The same with so many small groups as one that these fill a tile, whose W has zeros where a
-    filter and a channel are of two groups; itself where groups are large, or a channel each."""
+def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
+    """Join small groups until they fill a tile; large ones and those of one channel stay.
+
+    W then has zeros where a filter and a channel are of two groups.
+    """
     channels, filters = conv.group_channels, conv.group_filters
     if min(channels, filters) >= LEAST_DEPTH or channels % 4 != 0 or filters == 1:
         return conv
@@ -136,7 +138,7 @@ def joined(conv: Convolution, dtype: Dtype) -> Convolution:
 def staged_image(
     device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
 ) -> bool:
-    """Whether an image is made of staged arrays: what is read, what is written, and others."""
+    """Return True if staging pays for an image; arrays: (read, written, ...)."""
     read, written, *_ = arrays
     assert read is not None
     assert written is not None
@@ -150,32 +152,30 @@ def staged_image(
 def staged_weight(
     device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
 ) -> bool:
-    """Whether the gradients of W and of a bias are summed over staged X and Y, the first two."""
+    """Return True if staging pays for the gradients of W and a bias; arrays: (X, Y, ...)."""
     x, y, *_ = arrays
     assert x is not None
     assert y is not None
-    lines = lines_of_weight(device, conv, x, y, tf32)
-    pays = _multiplies_often(conv) or lines != "_lines"
+    kernel = weight_kernel(device, conv, x, y, tf32)
+    pays = _multiplies_often(conv) or kernel != "conv__weight_lines"
     pays = pays and not _stays_gathered(conv, x.dtype, tf32)
     pays = pays or have_channels_last(*arrays)
     return pays and can_stage(device, conv, x.dtype)
 
 
 def _stays_gathered(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
-    """Whether floats are multiplied as they are, without tensor cores, in a 1 x 1 convolution with
-    few products."""
+    """Return True for a 1 x 1 convolution of floats with few products, without tensor cores."""
     return dtype == FLOAT32 and not tf32 and is_single(conv) and not _multiplies_often(conv)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
-    """Whether a 1 x 1 convolution has so many products for each element of X and Y that staging
-    these takes less time than it saves."""
+    """Return True if a 1 x 1 convolution has so many products that staging saves time."""
     channels, filters = conv.group_channels, conv.group_filters
     return channels * filters >= LEAST_PRODUCTS * (channels + filters)
 
 
 def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
-    """Whether all that is staged and summed is at most 64 MiB, or 2.5 times X and Y."""
+    """Return True if scratch memory is at most 64 MiB, or 2.5 times X and Y."""
     width = VEC_NBYTES // dtype.itemsize
     positions = conv.batch * math.prod(conv.output)
     staged_x = conv.batch * math.prod(conv.image) * align_up(conv.channels, width)
@@ -187,8 +187,8 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     sums = tiles.parts * (tiles.count * tiles.rows * columns + conv.filters)
     nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
     nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
-    given = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
-    return nbytes <= max(MOST_NBYTES, MOST_SHARE * given)
+    arrays = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
+    return nbytes <= max(MOST_NBYTES, MOST_SHARE * arrays)
 
 
 # ---- tiles --------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def tile_choices(device: Device, dtype: Dtype) -> list[int]:
 
 
 def tile_nbytes(device: Device, rows: int, dtype: Dtype) -> int:
-    """Of shared memory of a block, for stages, and then for what is written of an image."""
+    """Bytes of shared memory of a block, for stages, and then for an image's tile."""
     tile = tiling(device, dtype).tiles[rows]
     written = rows * (tile.columns * dtype.itemsize + VEC_NBYTES)
     return max(tile.stages * (rows + tile.columns) * LINE_NBYTES, written)
@@ -222,7 +222,7 @@ class Blocks:
 def image_blocks(
     of: Tiling, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
-    """Of a convolution or its data gradient; residues of strides count as alike."""
+    """Blocks of a convolution or its data gradient; residues of strides count as alike."""
     written, read, positions = conv.group_filters, conv.group_channels, conv.output
     n_residues = 1
     if is_gradient:
@@ -258,10 +258,12 @@ class WeightTiles:
 
 @functools.lru_cache(maxsize=1024)
 def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
-    """Those with which all blocks take least time beside those of X's gradient, which mostly is
-    wanted too; the same where it is not, as the order of a sum follows from its parts."""
-    found = (tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
-    return min(found, key=lambda pair: pair[1])[0]
+    """The tiles whose blocks take least time beside those of X's gradient.
+
+    The same where that is not wanted, as the order of a sum follows from its parts.
+    """
+    pairs = (tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
+    return min(pairs, key=lambda pair: pair[1])[0]
 
 
 def tiles_and_cost(
@@ -293,7 +295,7 @@ def slots_of(device: Device, tile: Tile) -> int:
 
 
 def time_of(slots: int, blocks: list[Blocks]) -> float:
-    """When all are done, of one or two kinds: those that take longest begin first."""
+    """Time until all are done, of one or two kinds: those that take longest begin first."""
     long, *rest = sorted(blocks, key=lambda kind: -kind.cost)
     rounds, more = divmod(long.count, slots)
     ends = [(slots - more, rounds * long.cost), (more, (rounds + 1) * long.cost)]
@@ -301,9 +303,9 @@ def time_of(slots: int, blocks: list[Blocks]) -> float:
     for kind in rest:
         # Each slot takes blocks until as many as there are have been taken.
         level = (sum(n * at for n, at in ends) + kind.count * kind.cost) / slots
-        taken = [max(0, math.floor((level - at) / kind.cost)) for _, at in ends]
-        left = kind.count - sum(n * t for (n, _), t in zip(ends, taken, strict=True))
-        tops = sorted((at + t * kind.cost, n) for (n, at), t in zip(ends, taken, strict=True))
+        counts = [max(0, math.floor((level - at) / kind.cost)) for _, at in ends]
+        left = kind.count - sum(n * t for (n, _), t in zip(ends, counts, strict=True))
+        tops = sorted((at + t * kind.cost, n) for (n, at), t in zip(ends, counts, strict=True))
         end = max(end, *(at for at, n in tops if n))
         for at, n in tops:
             if left > 0 and n:

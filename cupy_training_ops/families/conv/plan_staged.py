@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Launches over arrays whose channels lie side by side; see cuda_src/conv/staged_tile.cuh."""
+"""Launches over arrays whose channels lie side by side, and the one that puts them so.
+
+See cuda_src/conv/staged_tile.cuh and staging.cuh.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +21,7 @@ from ...plan import (
     Device,
     Launch,
     Plan,
+    Scratch,
     ScratchMemory,
     align_up,
     by_value,
@@ -30,35 +35,203 @@ from .facts import (
     TOTAL_CHANNELS,
     TOTAL_LINES,
     ImageLayout,
+    JoinedGroups,
+    StagedArray,
     StagedImage,
+    StagedRow,
+    StagingLayout,
     WeightLayout,
 )
-from .plan_bias import bias_gradient
 from .plan_image import ImageProduct
-from .plan_launches import launch, summers, taps, total
-from .plan_model import image_rows, joined, tile_nbytes, tiling, weight_tiles
-from .plan_staging import Staging, Wanted, neighbours
-from .plan_variants import BIAS_ITEMSIZE, Variant, staged_variant
+from .plan_launches import bias_gradient, summers, taps, total
+from .plan_model import image_rows, join_groups, tile_nbytes, tiling, weight_tiles
+from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
 SUMMING_COLUMNS = 4  # tiles of columns, at most, beside which floats are summed
 
 
-# ---- launches -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Wanted:
+    """The results wanted of X, Y and W: an image, from Y or X, and gradients of W and a bias."""
+
+    x: Spec | None
+    y: Spec | None
+    w: Spec | None = None
+    image: Spec | None = None
+    bias: Spec | None = None  # that is added to the image
+    is_gradient: bool = False
+    dw: Spec | None = None
+    db: Spec | None = None
+
+    @property
+    def sums(self) -> bool:
+        """Return True if there is a sum over positions."""
+        return self.dw is not None or self.db is not None
 
 
-def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
+class Staging:
+    """Arrays that are staged, and where."""
+
+    def __init__(
+        self,
+        conv: Convolution,
+        variant: Variant,
+        scratch: ScratchMemory,
+        wanted: Wanted,
+        of: Convolution,
+    ) -> None:
+        self.of, self.n_joined = of, of.group // conv.group
+        self.conv, self.dtype, self.is_gradient = conv, variant.dtype, wanted.is_gradient
+        self.by_warpgroups = variant.warpgroups
+        self.width = VEC_NBYTES // self.dtype.itemsize
+        reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
+        reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
+        self.arrays = {
+            "x": wanted.x if reads_x else None,
+            "y": wanted.y if reads_y else None,
+            "w": wanted.w if wanted.image is not None else None,
+        }
+        self.lines = {
+            "x": (conv.batch, conv.channels, math.prod(conv.image)),
+            "y": (conv.batch, conv.filters, math.prod(conv.output)),
+            "w": self._lines_of_w(),
+        }
+        self.at = {name: self._place(scratch, name) for name in self.arrays}
+        self.positions = conv.batch * math.prod(conv.output)
+        has_rows = wanted.sums and not is_single(conv)  # whose positions read what they are
+        self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
+        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
+
+    def _lines_of_w(self) -> tuple[int, int, int]:
+        """W as (channel, taps, filter) or (filter, taps, channel), each of a group.
+
+        Where W has its channels last, the former is (taps, channel, filter).
+        """
+        conv, of_kernel = self.conv, math.prod(self.conv.kernel)
+        if self.n_joined > 1:
+            rows, depth = conv.filters, conv.group_channels
+            if self.is_gradient:
+                rows, depth = conv.channels, conv.group_filters
+            return of_kernel, rows, depth
+        if self.is_gradient:
+            return conv.group, conv.group_filters, conv.group_channels * of_kernel
+        return conv.filters, conv.group_channels, of_kernel
+
+    def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
+        """The array itself where tiles read it as it lies, or scratch memory."""
+        spec, (n, channels, plane) = self.arrays[name], self.lines[name]
+        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
+            return spec
+        if name == "w" and self.w_as_it_lies:
+            return spec
+        return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
+
+    @property
+    def w_as_it_lies(self) -> bool:
+        """Return True if X's gradient, which sums filters, reads W without its being staged."""
+        w, conv = self.arrays["w"], self.conv
+        lies = w is not None and w.aligned and is_single(conv)
+        fits = conv.group_channels % self.width == 0 and conv.group_filters % PANEL == 0
+        can = self.by_warpgroups and self.is_gradient and self.n_joined == 1
+        return can and lies and fits
+
+    def _is_last(self, name: str) -> bool:
+        """Return True if channels lie side by side; of W those that are summed."""
+        spec, (_, _, plane) = self.arrays[name], self.lines[name]
+        if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
+            return False
+        return spec.channels_last or plane == 1
+
+    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
+        """The launch that stages all arrays, if any needs it."""
+        fields = {name: self._array(name) for name in self.arrays}
+        blocks = sum(int(field["blocks"]) for field in fields.values())
+        if not blocks and not self.n_rows:
+            return []
+        layout = by_value(
+            StagingLayout,
+            **fields,
+            groups=self._groups(),
+            image=self.conv.image,
+            output=self.conv.output,
+            **taps(self.conv),
+            n_rows=self.n_rows,
+            positions=self.positions,
+            vectors=align_up(self.conv.channels, self.width) // self.width,
+        )
+        args = [
+            a
+            for name, field in fields.items()
+            for a in ((self.arrays[name], self.at[name]) if field["blocks"] else (None, None))
+        ]
+        config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
+        return [Launch("conv__stage", config, (*args, self.rows, layout), dict(slots))]
+
+    def _groups(self) -> np.void:
+        of, w = self.of, self.arrays["w"]
+        return by_value(
+            JoinedGroups,
+            joined=self.n_joined if self.n_joined > 1 else 0,
+            filters=of.group_filters,
+            channels=of.group_channels,
+            taps=math.prod(of.kernel),
+            is_gradient=self.is_gradient,
+            channels_last=w is not None and w.channels_last,
+        )
+
+    def _array(self, name: str) -> np.void:
+        n, channels, plane = self.lines[name]
+        spec, padded = self.arrays[name], align_up(channels, self.width)
+        plane_tiles = ceil_div(plane, PANEL)
+        blocks = n * plane_tiles * ceil_div(padded, PANEL)
+        if name == "w" and self.n_joined > 1:
+            blocks = ceil_div(n * channels * plane // self.width, THREADS)
+        is_staged = isinstance(self.at[name], Scratch)
+        return by_value(
+            StagedArray,
+            channels=channels,
+            padded=padded,
+            plane=plane,
+            width=-1
+            if self._is_last(name)
+            else _loaded_together(channels, plane, self.width, spec),
+            plane_tiles=plane_tiles,
+            blocks=blocks if is_staged else 0,
+        )
+
+
+def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
+    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
+    n = neighbours(plane, width, spec)
+    are_as_one = n == 1 and plane <= PANEL and channels % width == 0
+    return 0 if are_as_one and spec is not None and spec.aligned else n
+
+
+def neighbours(plane: int, width: int, spec: Spec | None) -> int:
+    """Positions that are loaded or stored together."""
+    if spec is None or not spec.aligned:
+        return 1
+    return next((n for n in (width, width // 2) if plane % n == 0), 1)
+
+
+# ---- plans --------------------------------------------------------------------------------------
+
+
+def staged_plan(
+    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted
+) -> Plan:
     """One launch that stages what others read, each array once."""
     of_bias, y = wanted.db, wanted.y
     if of_bias is not None and y is not None and not _sums_y(device, conv, y, tf32):
         rest = replace(wanted, db=None)
-        rows = tile_rows(device, joined(conv, dtype), dtype, wanted)
+        rows = tile_rows(device, join_groups(conv, dtype), dtype, wanted)
         slots = staged_variant(device, dtype, rows, tf32=tf32).slots
         bias = bias_gradient(device, y, of_bias, slots)
         has_more = rest.sums or rest.image is not None
-        return staged(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
+        return staged_plan(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
-    of, conv = conv, joined(conv, dtype)
+    of, conv = conv, join_groups(conv, dtype)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
@@ -75,19 +248,21 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
 
 
 def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
-    """Whether tiles sum Y too: in TF32 they do where it is read as it lies, not rounded before, and
-    where those of the first columns, which do, are not few that all others wait for."""
+    """Return True if tiles sum Y too.
+
+    In TF32 they do where Y is read as it lies, not rounded before, and where tiles of the first
+    columns, which do it, are not so few that all others wait for them.
+    """
     if y.dtype.itemsize == BIAS_ITEMSIZE:
         return True
     lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
     if not (tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)):
         return False
-    return weight_tiles(device, joined(conv, y.dtype), y.dtype).column_tiles <= SUMMING_COLUMNS
+    return weight_tiles(device, join_groups(conv, y.dtype), y.dtype).column_tiles <= SUMMING_COLUMNS
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
-    """Rows of tiles. Those of sums, whose parts depend on them, do not depend on what else there
-    is: an image beside them has the same, since each of its sums is in one block."""
+    """Rows of tiles: those of sums do not depend on an image beside them, which has the same."""
     if wanted.sums:
         return weight_tiles(device, conv, dtype).rows
     return image_rows(device, conv, dtype, is_gradient=wanted.is_gradient)
@@ -96,7 +271,7 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -
 def _product(
     device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: Staging
 ) -> Launch:
-    """Blocks that take long come first."""
+    """The launch that multiplies: blocks that take long come first."""
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
     no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
     *written, layout = image.args(staging) if image else no_image
@@ -107,11 +282,11 @@ def _product(
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
     config = Config((images + weights,), (threads,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
-    return launch("staged", config, args, variant.slots)
+    return Launch("conv__staged", config, args, variant.slots)
 
 
 def _blank(struct: Struct) -> np.void:
-    """For blocks that there are none of."""
+    """A struct for blocks of which there are none."""
     blank: np.void = np.zeros((), struct.of().dtype)[()]  # type: ignore[assignment]
     return blank
 
@@ -129,16 +304,15 @@ class _Image:
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
     def args(self, staging: Staging) -> tuple[object, ...]:
-        """Of its kernel; the last is the layout."""
+        """Arguments of its kernel; the last is the layout."""
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
-        given = (read, staging.at["w"], wanted.bias, wanted.image)
+        arrays = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        how = self._staged(staging)
-        return (*given, product.column_tiles, how, layout)
+        return (*arrays, product.column_tiles, self._staged_image(staging), layout)
 
-    def _staged(self, staging: Staging) -> np.void:
-        """How it is written, and where W is."""
+    def _staged_image(self, staging: Staging) -> np.void:
+        """The struct StagedImage: how the image is written, and where W is."""
         product, image, w = self.product, self.wanted.image, self.wanted.w
         width = staging.width
         assert image is not None
@@ -180,13 +354,13 @@ class _Sums:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.of = of  # whose groups are joined
         self.columns = tiling(device, variant.dtype).tiles[variant.rows].columns
-        found = weight_tiles(device, conv, variant.dtype)
-        self.row_tiles = found.row_tiles
-        self.column_tiles = found.column_tiles if wanted.dw is not None else 1
+        tiles = weight_tiles(device, conv, variant.dtype)
+        self.row_tiles = tiles.row_tiles
+        self.column_tiles = tiles.column_tiles if wanted.dw is not None else 1
         self.tiles = conv.group * self.row_tiles * self.column_tiles
         self.positions = conv.batch * math.prod(conv.output)
         depth = LINE_NBYTES // variant.dtype.itemsize
-        self.span = ceil_div(ceil_div(self.positions, found.parts), depth) * depth
+        self.span = ceil_div(ceil_div(self.positions, tiles.parts), depth) * depth
         self.parts = ceil_div(self.positions, self.span)
         self.sums = self.y_sums = None
         if wanted.dw is not None:
@@ -198,12 +372,12 @@ class _Sums:
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
     def args(self, staging: Staging) -> tuple[object, ...]:
-        """Of its kernel; the last is the layout."""
-        given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
-        return (*given, self._layout(staging.width, self.conv.group_channels))
+        """Arguments of its kernel; the last is the layout."""
+        arrays = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
+        return (*arrays, self._layout(staging.width, self.conv.group_channels))
 
     def totals(self, staging: Staging) -> Launch:
-        """What parts add up to."""
+        """The launch that adds parts up."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
             assert db is not None
@@ -218,9 +392,9 @@ class _Sums:
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
         layout = self._layout(staging.width, self.of.group_channels)
         how = (filters, self.of.group_filters, blocks, of_bias, layout)
-        given = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
+        args = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
-        return launch("staged_total", config, given, self.variant.slots)
+        return Launch("conv__staged_total", config, args, self.variant.slots)
 
     def _of_lines(self) -> tuple[int, int]:
         """Threads for each four weights, and blocks, of lines of channels."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which tiles a convolution is computed in; see cuda_src/conv/tile.cuh."""
+"""Tiles that a convolution is computed in; see cuda_src/conv/tile.cuh."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ MAX_OFFSET = 2**31 - 1  # of an element in what a group has of one image
 # Time of a block with so many rows, all else alike.
 COST = {128: 1.0, 64: 0.58, 32: 0.4}
 
+# Kernels, and the same with FEW_ROWS rows of floats, which are compiled beside others.
+FEW = {
+    "conv__pack": "conv__pack_few",
+    "conv__image": "conv__image_few",
+    "conv__weight": "conv__weight_few",
+    "conv__weight_total": "conv__weight_total_few",
+}
+
 
 @dataclass(frozen=True)
 class Variant:
-    """What the kernels are compiled for."""
+    """Slots that the kernels are compiled with."""
 
     dtype: Dtype
     rows: int
@@ -51,12 +59,12 @@ class Variant:
 
     @property
     def has_few(self) -> bool:
-        """Whether its kernels are those of few rows, beside others of the same compilation."""
+        """Return True if its kernels are those of FEW."""
         return self.dtype == FLOAT32 and self.rows == FEW_ROWS
 
-    def kernel(self, name: str) -> str:
-        """The kernel of that name with these tiles."""
-        return f"{name}_few" if self.has_few else name
+    def kernel(self, symbol: str) -> str:
+        """The kernel, or the same with few rows."""
+        return FEW[symbol] if self.has_few else symbol
 
     @property
     def depth(self) -> int:
@@ -64,15 +72,15 @@ class Variant:
         return PART_NBYTES // self.dtype.itemsize
 
     def stages_nbytes(self, stages: int, *, weight: bool) -> int:
-        """Of so many parts of A and B in shared memory, where they are copied in vectors."""
+        """Bytes of so many parts of A and B in shared memory, which are copied in vectors."""
         pad = TF32_PAD if self.tf32 else VEC_NBYTES // self.dtype.itemsize
         by_k = self.depth * (self.rows + COLUMNS + 2 * pad)
         a = self.rows * (self.depth + VEC_NBYTES // self.dtype.itemsize)
         b = COLUMNS * (self.depth + VEC_NBYTES // self.dtype.itemsize)
         return stages * (a + b if weight else by_k) * self.dtype.itemsize
 
-    def padded(self, channels: int) -> int:
-        """To a multiple of those that are stored together."""
+    def pad_channels(self, channels: int) -> int:
+        """Channels up to a multiple of those that are stored together."""
         return align_up(channels, VEC_NBYTES // self.dtype.itemsize)
 
 
@@ -85,7 +93,7 @@ def image_variant(
     is_gradient: bool,
     lines: bool = False,
 ) -> Variant:
-    """Of a convolution or its data gradient: the rows with which all blocks take least time."""
+    """The variant of a convolution or its data gradient whose blocks take least time in all."""
     rows, depth = conv.group_filters, conv.group_channels
     written, read = conv.output, conv.image
     n_residues = 1
@@ -108,7 +116,7 @@ def image_variant(
 def weight_variant(
     device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, lines: bool = False
 ) -> Variant:
-    """Of the gradient of the weights, whose sum makes up for few tiles."""
+    """The variant of the gradient of the weights, whose sum makes up for few tiles."""
     x = conv.group_channels * math.prod(conv.image)
     y = conv.group_filters * math.prod(conv.output)
     if max(x, y) > MAX_OFFSET and not lines:
@@ -124,22 +132,22 @@ def weight_variant(
 def image_has_lines(
     device: Device, conv: Convolution, read: Spec, written: Spec, tf32: bool
 ) -> bool:
-    """Whether vectors of lines are copied as they lie."""
+    """Return True if vectors of lines are copied as they lie."""
     vectors = _multiplies_lines(device, written.dtype, tf32) and _has_vectors(read)
     return vectors and is_single(conv) and written.aligned
 
 
-def lines_of_weight(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: bool) -> str:
-    """The same of Y, or of X and Y."""
+def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: bool) -> str:
+    """The kernel that sums weights: it copies vectors of lines of X and Y, of Y, or of neither."""
     if not (_multiplies_lines(device, y.dtype, tf32) and _has_vectors(y)):
-        return ""
+        return "conv__weight"
     if is_single(conv) and x.aligned:
-        return "_lines"
-    return "_y_lines" if y.dtype.itemsize == 2 else ""
+        return "conv__weight_lines"
+    return "conv__weight_y_lines" if y.dtype.itemsize == 2 else "conv__weight"
 
 
 def _multiplies_lines(device: Device, dtype: Dtype, tf32: bool) -> bool:
-    """Whether tensor cores do."""
+    """Return True if tensor cores multiply them."""
     return dtype.itemsize == 2 or rounds(device, dtype, tf32)
 
 
@@ -148,9 +156,9 @@ def _has_vectors(array: Spec) -> bool:
 
 
 def is_single(conv: Convolution) -> bool:
-    """Whether each position reads the one that it is."""
-    is_single = math.prod(conv.kernel) == math.prod(conv.strides) == 1 and not any(conv.pads)
-    return is_single and conv.image == conv.output
+    """Return True if each position reads itself alone: a 1 x 1 kernel without strides and pads."""
+    is_1x1 = math.prod(conv.kernel) == math.prod(conv.strides) == 1 and not any(conv.pads)
+    return is_1x1 and conv.image == conv.output
 
 
 def stages(device: Device) -> int:
@@ -159,8 +167,7 @@ def stages(device: Device) -> int:
 
 
 def choices(device: Device, dtype: Dtype) -> list[int]:
-    """Rows of tiles, those first that are taken where others cost as much; with others, kernels
-    would need more registers than there are."""
+    """Rows of tiles for which kernels have registers, the preferred ones first."""
     if dtype == FLOAT64:
         return [32]
     is_measured = TENSOR_CORES <= device.capability < (12, 0)
@@ -170,20 +177,23 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
 
 
 def _rows(device: Device, dtype: Dtype, tf32: bool, *, lines: bool) -> list[int]:
-    """Rows of what is not staged; floats' lines are compiled with their gathered tiles."""
-    return (
-        choices(device, dtype) if lines and dtype.itemsize == 2 else _gathered(device, dtype, tf32)
-    )
+    """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles."""
+    if lines and dtype.itemsize == 2:
+        return choices(device, dtype)
+    return _gathered_rows(device, dtype, tf32)
 
 
-def _gathered(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
-    """Rows of what is not staged, nor lines; arrays that have many are staged mostly, and those of
-    TF32 that have few read from where channels lie side by side."""
-    found = choices(device, dtype)
-    stages = dtype == FLOAT32 and device.capability >= TENSOR_CORES
+def _gathered_rows(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
+    """Rows of tiles without staged arrays or lines.
+
+    Arrays with many rows are staged mostly, and those of TF32 with few are read from where channels
+    lie side by side.
+    """
+    all_rows = choices(device, dtype)
     if rounds(device, dtype, tf32):
         return [2 * FEW_ROWS]
-    return [n for n in found if n < WIDE_ROWS] if stages or dtype.itemsize == 2 else found
+    is_staged = dtype.itemsize == 2 or (dtype == FLOAT32 and device.capability >= TENSOR_CORES)
+    return [n for n in all_rows if n < WIDE_ROWS] if is_staged else all_rows
 
 
 def _wide(device: Device, dtype: Dtype) -> Variant:
@@ -191,38 +201,40 @@ def _wide(device: Device, dtype: Dtype) -> Variant:
 
 
 def small_variant(dtype: Dtype) -> Variant:
-    """What kernels are compiled with that have no tiles: beside few others, or rare ones."""
+    """The variant of kernels without tiles: compiled beside few others, or rare ones."""
     if dtype.itemsize == 2:
         return Variant(dtype, WIDE_ROWS, lines=True)
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
 def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: bool = False) -> Variant:
-    """Of tiles over staged arrays."""
+    """The variant of tiles over staged arrays."""
     return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
 
 
 def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
-    """Whether warpgroups multiply what is staged, or warps."""
+    """Return True if warpgroups multiply staged arrays, and not warps."""
     return device.has_warpgroups and dtype.itemsize == 2
 
 
 def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
-    """What kernels of groups of one channel, these side by side, are compiled with; `sums`: those
-    that sum weights."""
+    """The variant of kernels of groups of one channel, which lie side by side.
+
+    sums: of those that sum weights.
+    """
     if dtype.itemsize == 2:
         return Variant(dtype, FEW_ROWS, staged=True)
     return small_variant(dtype) if sums else Variant(dtype, FEW_ROWS)
 
 
 def direct_variant(dtype: Dtype) -> Variant:
-    """What kernels of few channels are compiled with."""
+    """The variant of kernels of few channels."""
     is_half = dtype.itemsize == 2
     return lines_variant(dtype, sums=True) if is_half else Variant(dtype, 2 * FEW_ROWS, tf32=True)
 
 
 def rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
-    """Whether floats are rounded for tensor cores."""
+    """Return True if floats are rounded for tensor cores."""
     return tf32 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
 
 
@@ -239,7 +251,7 @@ def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
     return min(range(1, max(1, min(most, 2 * n_blocks)) + 1), key=cost)
 
 
-def spread(conv: Convolution) -> Convolution:
+def spread_residues(conv: Convolution) -> Convolution:
     """The same data gradient with a channel for each residue of the strides, where those are few.
 
     Residue r of X reads what position i of it, i s + r of X, is near to: places i + ceil(p / s) - j
@@ -264,5 +276,5 @@ def spread(conv: Convolution) -> Convolution:
 
 
 def residues(conv: Convolution) -> Shape:
-    """Of positions of the image by the strides."""
+    """Residues of the image's positions by the strides."""
     return tuple(min(s, i) for s, i in zip(conv.strides, conv.image, strict=True))

@@ -13,12 +13,12 @@ from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_val
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import COLUMNS, THREADS, WeightLayout
-from .plan_launches import launch, summers, taps, total
-from .plan_variants import Variant, lines_of_weight, parts_of_sum, small_variant, stages
+from .plan_launches import summers, taps, total
+from .plan_variants import Variant, parts_of_sum, small_variant, stages, weight_kernel
 
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
 
-Arrays = tuple[Spec, Spec, Spec | None, Spec | None]  # X, Y, and of W and bias what is wanted
+Arrays = tuple[Spec, Spec, Spec | None, Spec | None]  # X, Y, W and bias, None if not wanted
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Split:
 
     @property
     def tiles(self) -> int:
-        """Of all groups."""
+        """Tiles of all groups."""
         return self.row_tiles * self.column_tiles
 
 
-def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: Arrays) -> Plan:
+def weight_sums(device: Device, conv: Convolution, variant: Variant, arrays: Arrays) -> Plan:
     """The gradient of the weights, and that of a bias.
 
     A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
     """
     x, y, w, bias = arrays
-    split = _split(device, conv, variant, y)
+    split = _split_sum(device, conv, variant, y)
     if w is None:
         return Plan() if bias is None else _bias(device, conv, variant, split, (x, y, bias))
     scratch = ScratchMemory()
@@ -87,9 +87,11 @@ def _bias(
     return scratch.plan(*steps)
 
 
-def _split(device: Device, conv: Convolution, variant: Variant, y: Spec) -> Split:
+def _split_sum(device: Device, conv: Convolution, variant: Variant, y: Spec) -> Split:
     row_tiles = conv.group * ceil_div(conv.group_filters, variant.rows)
-    column_tiles = ceil_div(math.prod(conv.kernel) * variant.padded(conv.group_channels), COLUMNS)
+    column_tiles = ceil_div(
+        math.prod(conv.kernel) * variant.pad_channels(conv.group_channels), COLUMNS
+    )
     positions = conv.batch * math.prod(conv.output)
     tile_nbytes = variant.rows * COLUMNS * computed_in(y.dtype).itemsize
     at_once = min(row_tiles * column_tiles, SUMS_NBYTES // tile_nbytes)
@@ -109,20 +111,20 @@ def _sums(
     layout: np.void,
 ) -> Launch:
     """Sums of parts of W, and of Y."""
-    lines = lines_of_weight(device, conv, *arrays[:2], variant.tf32)
     args: tuple[object, ...] = (*arrays, layout)
     shared_nbytes = 0
     if variant.lines:
         args = (*arrays, stages(device), layout)
         shared_nbytes = variant.stages_nbytes(stages(device), weight=True)
     config = Config((blocks,), (THREADS,), shared_nbytes)
-    return launch(variant.kernel("weight" + lines), config, args, variant.slots)
+    symbol = weight_kernel(device, conv, *arrays[:2], variant.tf32)
+    return Launch(variant.kernel(symbol), config, args, variant.slots)
 
 
 def _layout(
     conv: Convolution, variant: Variant, split: Split, tiles: tuple[int, int] | None
 ) -> np.void:
-    """Of the first of the tiles and their number; or of all tiles of rows, without columns."""
+    """The layout of tiles (the first, how many); or of all tiles of rows, without columns."""
     first, count = tiles or (0, split.row_tiles)
     channels = conv.group_channels if tiles else 0
     return by_value(
@@ -134,7 +136,7 @@ def _layout(
         groups=conv.group,
         rows=conv.group_filters,
         channels=channels,
-        padded_channels=variant.padded(channels),
+        padded_channels=variant.pad_channels(channels),
         row_tiles=split.row_tiles // conv.group,
         column_tiles=split.column_tiles if tiles else 1,
         first_tile=first,
@@ -151,14 +153,14 @@ def _totals(
     arrays: tuple[Scratch | None, Spec, Scratch | None, Spec | None],
     layout: np.void,
 ) -> Launch:
-    """W, and a bias where it is given, from their parts; blocks for the bias come last."""
+    """W, and a bias if wanted, from their parts; blocks for the bias come last."""
     each, bias = summers(parts), arrays[-1]
     blocks = tiles * variant.rows * COLUMNS * each // THREADS
     if bias is not None:
         blocks += ceil_div(bias.size * each, THREADS)
     args = (*arrays, parts, each, layout)
     config = Config((blocks,), (THREADS,))
-    return launch(variant.kernel("weight_total"), config, args, variant.slots)
+    return Launch(variant.kernel("conv__weight_total"), config, args, variant.slots)
 
 
 def _digits(n: int, extents: Shape) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ Box = tuple[range, ...]  # outputs, by their places along each axis
 Index = tuple[int | slice, ...]
 
 
-class Given(TypedDict):
+class Keywords(TypedDict):
     """The attributes of Conv and of ConvGrad."""
 
     auto_pad: str
@@ -41,8 +41,8 @@ class Given(TypedDict):
     allow_tf32: bool
 
 
-class GivenTransposed(Given):
-    """Those of ConvTranspose and of ConvTransposeGrad."""
+class TransposedKeywords(Keywords):
+    """The attributes of ConvTranspose and of ConvTransposeGrad."""
 
     output_padding: Shape | None
     output_shape: Shape | None
@@ -52,18 +52,18 @@ def conv(
     x: HostArray,
     w: HostArray,
     b: HostArray | None = None,
-    **given: Unpack[Given],
+    **attributes: Unpack[Keywords],
 ) -> HostArray:
-    return _forward(_attributes("Conv", given).convolution(x.shape, w.shape), x, w, b)
+    return _forward(_attributes("Conv", attributes).convolution(x.shape, w.shape), x, w, b)
 
 
 def conv_grad(
     dy: HostArray,
     x: HostArray,
     w: HostArray,
-    **given: Unpack[Given],
+    **attributes: Unpack[Keywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    convolution = _attributes("ConvGrad", given).convolution(x.shape, w.shape)
+    convolution = _attributes("ConvGrad", attributes).convolution(x.shape, w.shape)
     dx = _data_gradient(convolution, dy, w, None)
     return dx, _weight_gradient(convolution, x, dy), _bias_gradient(dy)
 
@@ -72,9 +72,9 @@ def conv_transpose(
     x: HostArray,
     w: HostArray,
     b: HostArray | None = None,
-    **given: Unpack[GivenTransposed],
+    **attributes: Unpack[TransposedKeywords],
 ) -> HostArray:
-    convolution = _attributes("ConvTranspose", given).transposed(x.shape, w.shape)
+    convolution = _attributes("ConvTranspose", attributes).transposed_convolution(x.shape, w.shape)
     return _data_gradient(convolution, x, w, b)
 
 
@@ -82,16 +82,18 @@ def conv_transpose_grad(
     dy: HostArray,
     x: HostArray,
     w: HostArray,
-    **given: Unpack[GivenTransposed],
+    **attributes: Unpack[TransposedKeywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    convolution = _attributes("ConvTransposeGrad", given).transposed(x.shape, w.shape)
+    convolution = _attributes("ConvTransposeGrad", attributes).transposed_convolution(
+        x.shape, w.shape
+    )
     dx = _forward(convolution, dy, w, None)
     return dx, _weight_gradient(convolution, dy, x), _bias_gradient(dy)
 
 
-def _attributes(op: str, given: Mapping[str, Any]) -> Attributes:
-    """All but what says how products are made: float32 serves."""
-    return Attributes(op, **{name: v for name, v in given.items() if name != "allow_tf32"})
+def _attributes(op: str, attributes: Mapping[str, Any]) -> Attributes:
+    """All but allow_tf32: float32 serves."""
+    return Attributes(op, **{name: v for name, v in attributes.items() if name != "allow_tf32"})
 
 
 @_quiet
@@ -101,10 +103,10 @@ def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None)
     for images in _blocks(c):
         source = wide(x[images])
         for box in _boxes(c):
-            found = (filters @ _unfolded(c, source, box)).reshape(c.filters, -1)
+            products = (filters @ _unfold(c, source, box)).reshape(c.filters, -1)
             if bias is not None:
-                found += wide(bias)[:, None]
-            lines = found.reshape(c.filters, len(source), *map(len, box))
+                products += wide(bias)[:, None]
+            lines = products.reshape(c.filters, len(source), *map(len, box))
             y[(images, _ALL, *_slices(box))] = lines.swapaxes(0, 1)
     return y
 
@@ -116,12 +118,12 @@ def _data_gradient(
     dx = np.empty(c.x_shape, dy.dtype)
     filters = _matrix(c, w).swapaxes(1, 2)
     for images in _blocks(c):
-        found = np.zeros(dx[images].shape, computed_in(dy.dtype))
+        sums = np.zeros(dx[images].shape, computed_in(dy.dtype))
         if bias is not None:
-            found += bias.reshape(-1, *[1] * c.rank)
+            sums += bias.reshape(-1, *[1] * c.rank)
         for box in _boxes(c):
-            _fold(c, filters @ _lines(c, dy[images], box), found, box)
-        dx[images] = found
+            _fold(c, filters @ _lines(c, dy[images], box), sums, box)
+        dx[images] = sums
     return dx
 
 
@@ -131,7 +133,7 @@ def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
     for images in _blocks(c):
         source = wide(x[images])
         for box in _boxes(c):
-            columns = _unfolded(c, source, box)
+            columns = _unfold(c, source, box)
             total += _lines(c, dy[images], box) @ columns.swapaxes(1, 2)
     return cast(total, x.dtype).reshape(c.w_shape)
 
@@ -178,8 +180,8 @@ def _lines(c: Convolution, dy: HostArray, box: Box) -> HostArray:
     return wide(part.swapaxes(0, 1)).reshape(c.group, c.group_filters, -1)
 
 
-def _unfolded(c: Convolution, x: HostArray, box: Box) -> HostArray:
-    """What some outputs of all images read, a column for each output; 0 beside the image."""
+def _unfold(c: Convolution, x: HostArray, box: Box) -> HostArray:
+    """X as a matrix: a column of what an output reads, for each output of a box; 0 beside X."""
     extents = (c.channels, math.prod(c.kernel), len(x), *map(len, box))
     columns, by_channel = np.zeros(extents, x.dtype), x.swapaxes(0, 1)
     for of_columns, of_image in _taps(c, box):
@@ -188,7 +190,7 @@ def _unfolded(c: Convolution, x: HostArray, box: Box) -> HostArray:
 
 
 def _fold(c: Convolution, columns: HostArray, dx: HostArray, box: Box) -> None:
-    """The opposite: every column is added to what it was read from."""
+    """Add every column to where `_unfold` read it."""
     extents = (c.channels, math.prod(c.kernel), len(dx), *map(len, box))
     unfolded, by_channel = columns.reshape(extents), dx.swapaxes(0, 1)
     for of_columns, of_image in _taps(c, box):
@@ -196,8 +198,10 @@ def _fold(c: Convolution, columns: HostArray, dx: HostArray, box: Box) -> None:
 
 
 def _taps(c: Convolution, box: Box) -> Iterator[tuple[Index, Index]]:
-    """For each element of the kernel the outputs of a box that it serves, as places in (channel, k,
-    image, output), and what they read, as places in (channel, image, element)."""
+    """Yield for each element of the kernel the outputs of a box that it serves, and what they read.
+
+    The former are places in (channel, k, image, output), the latter in (channel, image, element).
+    """
     each = zip(c.kernel, c.strides, c.dilations, c.pads, c.image, box, strict=True)
     axes = [
         [_overlap(part, stride, k * dilation - pad, image) for k in range(kernel)]

@@ -30,15 +30,15 @@ class Call(NamedTuple):
     last: bool = False  # all arrays have their channels last
 
     def convolution(self, name: str) -> Convolution:
-        """What the operator of this name does."""
+        """The ordinary convolution of the operator of this name."""
         group = self.attributes.get("group", 1)
         w = (self.filters, self.x[1] // group, *self.kernel)
-        given = {k: v for k, v in self.attributes.items() if k != "allow_tf32"}
-        own = {k: given.pop(k) for k in ("output_padding", "output_shape") if k in given}
-        ordinary = Attributes(name, **given).convolution(self.x, w)
+        attributes = {k: v for k, v in self.attributes.items() if k != "allow_tf32"}
+        own = {k: attributes.pop(k) for k in ("output_padding", "output_shape") if k in attributes}
+        ordinary = Attributes(name, **attributes).convolution(self.x, w)
         if "Transpose" not in name:
             return ordinary
-        return Attributes(name, **given, **own).transposed(ordinary.y_shape, w)
+        return Attributes(name, **attributes, **own).transposed_convolution(ordinary.y_shape, w)
 
 
 # Every option once. "large" ends inside tiles of images, filters and lines of its product; of
@@ -208,7 +208,7 @@ def inputs(
     bias: bool = True,
     last: bool = False,
 ) -> tuple[Any, ...]:
-    """What an operator takes: (X, W, B), or (dY, X, W)."""
+    """The inputs of an operator: (X, W, B), or (dY, X, W)."""
     x, y = convolution.x_shape, convolution.y_shape
     if "Transpose" in name:
         x, y = y, x
@@ -221,7 +221,7 @@ def inputs(
 
 
 def terms(convolution: Convolution) -> int:
-    """Of its longest sum."""
+    """Terms of its longest sum."""
     kernel = math.prod(convolution.kernel)
     places = max(math.prod(convolution.output), math.prod(convolution.image))
     widest = max(convolution.group_channels, convolution.group_filters)

@@ -135,8 +135,8 @@ class ConcatTraining(Op):
             launch = _launch("concat_training", config, (*result, *table), words, capacity)
             return Plan((launch,))
         if words.chunk > 1 or run_nbytes < LONG_RUN_NBYTES:
-            head, symbol = result[:3], "concat_training__many"
-            return _by_table(symbol, head, config, parts, starts, words)
+            symbol = "concat_training__many"
+            return _by_table(symbol, result[:3], config, parts, starts, words)
         head = (y, n_rows, starts[-1], _even(n_rows * starts[-1], parts))
         return _by_table("concat_training__words", head, config, parts, starts, words)
 
@@ -267,10 +267,9 @@ class SplitTraining(Op):
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
         head = (x, n_rows, starts[-1])
         if words.chunk == 1 and len(parts) >= MANY_SPLIT:
-            even = _even(n_rows * starts[-1], parts)
+            symbol, even = "split_training__words", _even(n_rows * starts[-1], parts)
             config = Config((words.tiles(x.nbytes),), (THREADS,))
-            head = (*head, even)
-            return _by_table("split_training__words", head, config, parts, starts, words)
+            return _by_table(symbol, (*head, even), config, parts, starts, words)
         launches = []
         for first in range(0, len(parts), MAX_SPLIT):
             some = parts[first : first + MAX_SPLIT]

@@ -21,7 +21,9 @@ def along(image: int, kernel: int, **attributes) -> tuple[int, int]:
 def back(output: int, kernel: int, **attributes) -> tuple[int, int]:
     """The extent of a transposed convolution's Y and the pad before it."""
     given = {k: (v,) if isinstance(v, int) else v for k, v in attributes.items()}
-    found = Attributes("ConvTranspose", **given).transposed((1, 1, output), (1, 1, kernel))
+    found = Attributes("ConvTranspose", **given).transposed_convolution(
+        (1, 1, output), (1, 1, kernel)
+    )
     assert found.output == (output,)
     return found.image[0], found.pads[0]
 

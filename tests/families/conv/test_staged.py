@@ -79,7 +79,7 @@ def drawn(rng: np.random.Generator, most: int = MOST_PRODUCTS) -> Case:
 
 def products(c: Convolution) -> int:
     """That tiles of Y, dX and dW take, those with zeros too."""
-    c = plan_model.joined(c, FLOAT16)
+    c = plan_model.join_groups(c, FLOAT16)
     taps, channels, filters = math.prod(c.kernel), c.group_channels, c.group_filters
     of_y, of_x = (c.batch * math.prod(extents) for extents in (c.output, c.image))
     n_residues = math.prod(residues(c))
