@@ -35,32 +35,20 @@ struct Blocks {
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
         walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
     }
-    // Where two arrays of 2-byte types are read, whose sums are added up without divisions, blocks
-    // that wait put groups of parts together themselves; of wider types it gained nothing.
-    static constexpr bool DIRECT = Op::READ == 2 && sizeof(typename Op::T) == 2;
-
-    __device__ Finish<Op, Walk> finish_of(const Item& part) const {
-        return {op, walk, schedule, scratch, shared, schedule.first_tile + part.tile};
-    }
     __device__ void finish(u32 number, bool& last) const {
         const Item part = item(number, true);
-        if constexpr (DIRECT)
-            if (schedule.applies) return finish_of(part).group(part, last);
-        finish_of(part)(part, last);
+        const u32 tile = schedule.first_tile + part.tile;
+        const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
+        finish(part, last);
     }
     __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
-        Of found;
         walk.apply(
             schedule.first_tile + part.tile, part.part, kept, shared,
             [&] {
-                if constexpr (DIRECT)
-                    found = finish_of(part).wait(part);
-                else if (schedule.sums)
-                    scratch.counters.wait(part.tile, schedule.n_parts);
+                if (schedule.sums) scratch.counters.wait(part.tile, schedule.n_parts);
             },
             [&](i64 channel) {
-                if constexpr (DIRECT) return found;
                 return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
                                                                          COEFFICIENTS * channel)
                                      : op.without_sums(channel);

@@ -63,8 +63,7 @@ struct Counters {
 
     __device__ u32* ticket() const { return &counters->value; }
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
-    // Of parts that are applied, and one more from when the tile's sums are finished, or those of each
-    // of its groups.
+    // Of parts that are applied, and one more from when the tile's sums are finished.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
     __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
@@ -73,23 +72,17 @@ struct Counters {
         return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
     }
 
-    // A tile at once, or one of its groups.
-    template <bool GROUP = false>
     __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
-        if constexpr (GROUP) {
-            if (threadIdx.x == 0) atomicAdd(applied(tile), 1u);
-        } else {
-            if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
-        }
+        if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
-    // Until so much is finished of a tile; n times for each, of which the last one leaves zero behind.
-    __device__ void wait(u32 tile, u32 n, u32 n_finished = 1) const {
+    // Until a tile is finished; n times for each, of which the last one leaves zero behind.
+    __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
-            while (load_acquire(applied(tile)) < n_finished) {
+            while (load_acquire(applied(tile)) < 1) {
             }
-            atomicInc(applied(tile), n + n_finished - 1);
+            atomicInc(applied(tile), n);
         }
         __syncthreads();
     }
@@ -202,38 +195,11 @@ struct Finish {
         if (y == 0) op.write(channel, all, reference);
     }
 
-    // The same where blocks that wait put groups together themselves: what is written takes part 0.
-    __device__ void group(const Item& item, bool& last) const {
-        const u32 of_group = schedule.of_group, first = item.part / of_group * of_group;
-        const u32 n = parts_of_group(first);
-        const Counters& counters = scratch.counters;
-        if (of_group > 1) {
-            auto* const ticket = counters.grouped(item, n_groups(), first / of_group, schedule);
-            if (!reduce::arrives_last(ticket, n, last)) return;
-            const State all = sums(first, first + n, 1);
-            if (y == 0) all.store(of_part(first) + x, width);
-        }
-        counters.template finished<true>(item.tile);
-    }
-    // What is computed of channel x, by its first thread.
-    __device__ OpCoefficients<Op> wait(const Item& item) const {
-        const i64 channel = walk.first_channel(tile) + x;
-        A reference = 0;
-        Given<A> given{};
-        if (y == 0) reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
-        scratch.counters.wait(item.tile, schedule.n_parts, n_groups());
-        const State all = sums(0, schedule.n_parts, schedule.of_group);
-        if (y == 0 && item.part == 0) op.write(channel, all, reference);
-        __syncthreads();  // `shared` is about to be written over
-        return op.coefficients(given, all, reference);
-    }
-
   private:
     __device__ u32 parts_of_group(u32 first) const {
         const u32 rest = schedule.n_parts - first;
         return rest < schedule.of_group ? rest : schedule.of_group;
     }
-    __device__ u32 n_groups() const { return (schedule.n_parts - 1) / schedule.of_group + 1; }
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k)
