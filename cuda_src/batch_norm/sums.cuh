@@ -261,19 +261,19 @@ struct Moments {
     }
     // What `store` wrote to shared memory.
     static __device__ Moments fetched(const A* from, u32 apart = 1) {
-        Moments found;
-        found.n = from[0], found.sum[0] = from[apart], found.squares[0] = from[2 * apart];
-        return found;
+        Moments moments;
+        moments.n = from[0], moments.sum[0] = from[apart], moments.squares[0] = from[2 * apart];
+        return moments;
     }
     __device__ void store(A* to, u32 apart = 1) const {
         to[0] = n, to[apart] = sum[0], to[2 * apart] = squares[0];
     }
     static __device__ Moments load(const A* from, u32 apart) {
-        Moments found;
-        found.n = __ldcg(from);
-        found.sum[0] = __ldcg(from + apart);
-        found.squares[0] = __ldcg(from + 2 * apart);
-        return found;
+        Moments moments;
+        moments.n = __ldcg(from);
+        moments.sum[0] = __ldcg(from + apart);
+        moments.squares[0] = __ldcg(from + 2 * apart);
+        return moments;
     }
 };
 
@@ -336,15 +336,15 @@ struct Slopes {
         return all;
     }
     static __device__ Slopes fetched(const A* from, u32 apart = 1) {
-        Slopes found;
-        found.sum[0] = from[0], found.product[0] = from[apart];
-        return found;
+        Slopes slopes;
+        slopes.sum[0] = from[0], slopes.product[0] = from[apart];
+        return slopes;
     }
     __device__ void store(A* to, u32 apart = 1) const { to[0] = sum[0], to[apart] = product[0]; }
     static __device__ Slopes load(const A* from, u32 apart) {
-        Slopes found;
-        found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + apart);
-        return found;
+        Slopes slopes;
+        slopes.sum[0] = __ldcg(from), slopes.product[0] = __ldcg(from + apart);
+        return slopes;
     }
 };
 

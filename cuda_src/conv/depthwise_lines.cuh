@@ -101,12 +101,12 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
 #pragma unroll
         for (int i = 0; i < STRIP; ++i) {
             const i32 u = read_by(layout, 2, p + i, k, is_gradient);
-            vec::Vec<E, V> found{};
+            vec::Vec<E, V> loaded{};
             if (u >= 0)
-                found = *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) *
-                                                                            layout.groups);
+                loaded = *reinterpret_cast<const vec::Vec<E, V>*>(line + static_cast<i64>(u) *
+                                                                             layout.groups);
 #pragma unroll
-            for (int c = 0; c < V; ++c) read[i][c] = to_acc(found.at[c]);
+            for (int c = 0; c < V; ++c) read[i][c] = to_acc(loaded.at[c]);
         }
         add_products(weights, read, sums);
     }
@@ -215,9 +215,9 @@ struct LineSums {
                 for (int j = 0; j < TAPS; ++j) {
                     const i32 u2 =
                         depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
-                    Vector found[1];
-                    load_window(line, u2, layout.image[2], layout.groups, found);
-                    widen(found[0], read[j]);
+                    Vector loaded[1];
+                    load_window(line, u2, layout.image[2], layout.groups, loaded);
+                    widen(loaded[0], read[j]);
                 }
                 add_position(of_taps[i], slopes[p], read);
             }
@@ -239,16 +239,17 @@ struct LineSums {
 
 // Each sum by rows of threads, in their order: (part, channel, tap), and of Y (part, channel).
 template <class E>
-__device__ __forceinline__ void write_line_sums(const LineSums<E>& found, const Own<LINE_SUMS>& own,
-                                                const TapTile& tile, Acc<E>* sums, Acc<E>* y_sums,
+__device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
+                                                const Own<LINE_SUMS>& own, const TapTile& tile,
+                                                Acc<E>* sums, Acc<E>* y_sums,
                                                 const DepthwiseLayout& layout) {
     __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
 #pragma unroll
     for (int c = 0; c < LINE_SUMS; ++c) {
 #pragma unroll
         for (int i = 0; i < TAPS * TAPS; ++i)
-            of_threads[i][c][threadIdx.x] = found.of_taps[i / TAPS][i % TAPS][c];
-        of_threads[TAPS * TAPS][c][threadIdx.x] = found.of_y[c];
+            of_threads[i][c][threadIdx.x] = line_sums.of_taps[i / TAPS][i % TAPS][c];
+        of_threads[TAPS * TAPS][c][threadIdx.x] = line_sums.of_y[c];
     }
     __syncthreads();
     const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
@@ -283,7 +284,7 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
                        static_cast<i32>(index / tiles2 % tiles1 * TAPS),
                        static_cast<i32>(index % tiles2 * TAPS)};
     if (!x && index > 0) return;
-    LineSums<E> found;
+    LineSums<E> line_sums;
     const i64 end =
         own.row < own.down ? min((part + 1) * of_part, layout.batch * layout.of_plane.value) : 0;
     for (i64 at = part * of_part + own.row; at < end; at += own.down) {
@@ -295,9 +296,10 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
             strip.at[2];
         const E* const of_x =
             x ? x + cell.row * volume(layout.image) * layout.groups + own.channel() : nullptr;
-        found.add(of_x, y + position * layout.groups + own.channel(), tile, strip, layout);
+        line_sums.add(of_x, y + position * layout.groups + own.channel(), tile, strip, layout);
     }
-    write_line_sums(found, own, tile, x ? sums : nullptr, index == 0 ? y_sums : nullptr, layout);
+    write_line_sums(line_sums, own, tile, x ? sums : nullptr, index == 0 ? y_sums : nullptr,
+                    layout);
 }
 
 }  // namespace cto::conv::depthwise_lines

@@ -100,17 +100,17 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
             load_row(line, first_row, first, from, layout.groups, window);
 #pragma unroll 1
             for (i32 row = first_row; row < walk.end - down + TAPS - 1; ++row) {
-                A found[WINDOW][V];
-                widen_all<WINDOW, E>(window, found);
+                A widened[WINDOW][V];
+                widen_all<WINDOW, E>(window, widened);
                 line += pitch;
                 load_row(line, row + 1, first, from, layout.groups, window);
 #pragma unroll
                 for (int p = 0; p < ACROSS; ++p)
 #pragma unroll
                     for (int c = 0; c < V; ++c) {
-                        sums[0][p][c] = of_row(weights[2], found + p, c, sums[1][p][c]);
-                        sums[1][p][c] = of_row(weights[1], found + p, c, sums[2][p][c]);
-                        sums[2][p][c] = of_row(weights[0], found + p, c, start[c]);
+                        sums[0][p][c] = of_row(weights[2], widened + p, c, sums[1][p][c]);
+                        sums[1][p][c] = of_row(weights[1], widened + p, c, sums[2][p][c]);
+                        sums[2][p][c] = of_row(weights[0], widened + p, c, start[c]);
                     }
                 if (row < first_row + TAPS - 1) continue;
 #pragma unroll
@@ -153,8 +153,8 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
 #pragma unroll
             for (int c = 0; c < V; ++c) sums.of_y[c] += to_acc(slopes[0][p].at[c]);
         if (!x || static_cast<u32>(row - pad) >= static_cast<u32>(layout.image[1])) continue;
-        Acc<E> found[WINDOW][V];
-        widen_all<WINDOW, E>(window, found);
+        Acc<E> widened[WINDOW][V];
+        widen_all<WINDOW, E>(window, widened);
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
             if (row - i < walk.row || row - i >= walk.end) continue;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
             for (int p = 0; p < ACROSS; ++p) {
                 Acc<E> of_position[V];
                 LineSums<E>::widen(slopes[i][p], of_position);
-                if (p < count) LineSums<E>::add_position(sums.of_taps[i], of_position, found + p);
+                if (p < count) LineSums<E>::add_position(sums.of_taps[i], of_position, widened + p);
             }
         }
     }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, 
                                           i64 of_part, i32 rows, const DepthwiseLayout& layout) {
     const u32 tiles = line_tiles<V>(layout), part = blockIdx.x / tiles;
     const Own<V> own(layout, blockIdx.x - part * tiles);
-    LineSums<E> found;
+    LineSums<E> line_sums;
     const i64 end =
         own.row < own.down ? min((part + 1) * of_part, layout.batch * layout.of_plane.value) : 0;
     for (i64 index = part * of_part + own.row; index < end; index += own.down) {
@@ -183,9 +183,9 @@ __device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, 
 #pragma unroll 1
         for (i32 column = walk.column; column < last; column += ACROSS)
             add_walk(x ? x + own.channel() : nullptr, y + own.channel(), walk, column, layout,
-                     found);
+                     line_sums);
     }
-    write_line_sums(found, own, TapTile{0, part, 0, 0, 0}, sums, y_sums, layout);
+    write_line_sums(line_sums, own, TapTile{0, part, 0, 0, 0}, sums, y_sums, layout);
 }
 
 }  // namespace cto::conv::depthwise_walks

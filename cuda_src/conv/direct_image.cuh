@@ -28,16 +28,16 @@ __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectL
             (tap - down * layout.window[1]) * layout.stride[1] + at.column - layout.skipped[1];
         const i32 place = residue < layout.stride[0] ? place_in_w(layout, at.channel, k0, k1) : -1;
         for (int vector = 0; vector < LINE_VECTORS; ++vector) {
-            vec::Vec<E, Tile::VECTOR> found{};
+            vec::Vec<E, Tile::VECTOR> packed{};
 #pragma unroll
             for (int i = 0; i < Tile::VECTOR; ++i) {
                 const i32 filter = panel * Tile::IN_LINE + vector * Tile::VECTOR + i;
                 if (place >= 0 && filter < layout.filters)
-                    found.at[i] = w[static_cast<i64>(filter) * pitch + place];
-                if constexpr (Tile::IS_TF32) found.at[i] = tensor_core::to_tf32(found.at[i]);
+                    packed.at[i] = w[static_cast<i64>(filter) * pitch + place];
+                if constexpr (Tile::IS_TF32) packed.at[i] = tensor_core::to_tf32(packed.at[i]);
             }
             *reinterpret_cast<vec::Vec<E, Tile::VECTOR>*>(to + line * LINE_NBYTES +
-                                                          place_in_line(vector, line)) = found;
+                                                          place_in_line(vector, line)) = packed;
         }
     }
 }

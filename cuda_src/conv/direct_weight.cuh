@@ -161,8 +161,8 @@ struct DirectSums {
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
         const auto place = [&](int vector) {
-            const int found = min(vector, vectors - 1), tap = found / layout.window[1];
-            return (tap * width + found - tap * layout.window[1]) * Tile::RUN_NBYTES;
+            const int inside = min(vector, vectors - 1), tap = inside / layout.window[1];
+            return (tap * width + inside - tap * layout.window[1]) * Tile::RUN_NBYTES;
         };
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) {

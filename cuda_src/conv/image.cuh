@@ -235,11 +235,11 @@ struct Row {
 
 // How far behind those of the first row a row's elements are written.
 __device__ __forceinline__ i64 place_of_row(const ImageLayout& layout, i32 row) {
-    const Row found(layout, row);
-    i64 place = found.channel;
+    const Row split_row(layout, row);
+    i64 place = split_row.channel;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis)
-        place = place * layout.written[axis] * layout.spread[axis] + found.residues[axis];
+        place = place * layout.written[axis] * layout.spread[axis] + split_row.residues[axis];
     return place;
 }
 

@@ -11,20 +11,20 @@ using namespace image;
 template <class E>
 __device__ __forceinline__ E spread_tap(const E* w, const ImageLayout& layout, i64 filter, i32 row,
                                         i32 tap) {
-    const Row found(layout, row);
+    const Row split_row(layout, row);
     i64 place = 0, pitch = 1;
     bool exists = true;
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
         const i32 next = tap / layout.kernel[axis], j = tap - next * layout.kernel[axis];
-        const i32 of_w = found.residues[axis] - layout.skipped[axis] + j * layout.spread[axis];
+        const i32 of_w = split_row.residues[axis] - layout.skipped[axis] + j * layout.spread[axis];
         exists &= static_cast<u32>(of_w) < static_cast<u32>(layout.w_kernel[axis]);
         place += of_w * pitch;
         pitch *= layout.w_kernel[axis];
         tap = next;
     }
     const i64 channels = layout.rows / layout.of_channel;
-    return exists ? w[(filter * channels + found.channel) * pitch + place] : from_acc<E>(0.0f);
+    return exists ? w[(filter * channels + split_row.channel) * pitch + place] : from_acc<E>(0.0f);
 }
 
 // W with the rows of a tile side by side: (tile, part, tap, DEPTH, ROWS), zeros beyond its ends.

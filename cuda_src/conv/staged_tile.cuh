@@ -130,11 +130,11 @@ struct StagedProduct {
 // ---- fragments ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
-    const float4 found = *reinterpret_cast<const float4*>(from);
-    to[0] = found.x;
-    to[1] = found.y;
-    to[2] = found.z;
-    to[3] = found.w;
+    const float4 loaded = *reinterpret_cast<const float4*>(from);
+    to[0] = loaded.x;
+    to[1] = loaded.y;
+    to[2] = loaded.z;
+    to[3] = loaded.w;
 }
 
 // Four matrices of 8 x 16 bytes, of whose rows lane l gives number l, in words as fragments have them.

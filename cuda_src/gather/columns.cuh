@@ -125,9 +125,9 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,
-                                              u32 (&found)[2][COLUMNS][BUCKETS]) {
+                                              u32 (&histogram)[2][COLUMNS][BUCKETS]) {
     const Part part(sort);
-    found[0][warp()][lane()] = found[1][warp()][lane()] = 0;
+    histogram[0][warp()][lane()] = histogram[1][warp()][lane()] = 0;
     __syncthreads();
     const u32 own = threadIdx.x % COLUMNS;
     indices += part.column + own;
@@ -147,11 +147,11 @@ __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices,
             const u32 row = first + j * WARP;
             if (row >= end) break;
             const u32 to = entry_of(index[j], 0.0f, first_row(row, lines), lines).row;
-            atomicAdd(&found[place][own][to / BUCKET_ROWS], 1u);
+            atomicAdd(&histogram[place][own][to / BUCKET_ROWS], 1u);
         }
         __syncthreads();
-        total += in_runs(found[place][warp()][lane()]);
-        found[place][warp()][lane()] = 0;
+        total += in_runs(histogram[place][warp()][lane()]);
+        histogram[place][warp()][lane()] = 0;
     }
     const i64 column = part.column + warp();
     if (column < sort.columns) counts[count_at(column, part.span, sort)] = total;

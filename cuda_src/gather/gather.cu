@@ -3,7 +3,7 @@
 //
 // Each says for every slice of dY which row of dX it is added to. The deterministic way sorts the
 // slices by row and sums each row's slices in the order they came in; the other adds them with
-// atomics. Few slices are found by looking at them all.
+// atomics. Where there are few slices, every element looks at them all.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "gather/atomic_sums.cuh"
@@ -106,8 +106,9 @@ struct KnownKey {
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
                                           i64 n_rows, Pass pass) {
-    __shared__ u32 found[RADIX];
-    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass, found);
+    __shared__ u32 histogram[RADIX];
+    radix_sort::count_digits(NewKey<Target>{{target, dy, n_rows}, entries}, counts, pass,
+                             histogram);
 }
 
 // All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
@@ -229,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(columns::BLOCK)
     gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                         u32* counts, const __grid_constant__ ColumnSort sort) {
-    __shared__ u32 found[2][COLUMNS][BUCKETS];
-    columns::count_buckets(indices, lines, counts, sort, found);
+    __shared__ u32 histogram[2][COLUMNS][BUCKETS];
+    columns::count_buckets(indices, lines, counts, sort, histogram);
 }
 extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
     gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
@@ -254,8 +255,8 @@ extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
 
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass) {
-    __shared__ u32 found[RADIX];
-    radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
+    __shared__ u32 histogram[RADIX];
+    radix_sort::count_digits(KnownKey{entries}, counts, pass, histogram);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
@@ -282,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
 // `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
-// The first `start_blocks` find starts, which are no less ready to be found.
+// The first `start_blocks` look for starts.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,

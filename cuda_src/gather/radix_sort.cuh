@@ -44,21 +44,21 @@ __device__ __forceinline__ Pass in_registers(Pass pass) {
 }
 
 // counts[block][digit] = how many of the block's keys have the digit; key_at(i) is key i.
-// found: shared memory.
+// histogram: shared memory.
 template <class KeyAt, class Key>
 __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ counts, Pass pass,
-                                             u32 (&found)[RADIX]) {
+                                             u32 (&histogram)[RADIX]) {
     // 64-bit keys are made by 64-bit divisions, which leave no registers for more.
     constexpr int UNROLL = sizeof(Key) > 4 ? 1 : 4;
-    found[threadIdx.x] = 0;
+    histogram[threadIdx.x] = 0;
     __syncthreads();
     const i64 end = end_of(pass);
 #pragma unroll(UNROLL)
     for (i64 i = first_of(pass) + threadIdx.x; i < end; i += SORT_THREADS)
-        atomicAdd(&found[digit_of(key_at(i), pass)], 1u);
+        atomicAdd(&histogram[digit_of(key_at(i), pass)], 1u);
     __syncthreads();
     if (threadIdx.x < radix(pass))
-        counts[blockIdx.x * radix(pass) + threadIdx.x] = found[threadIdx.x];
+        counts[blockIdx.x * radix(pass) + threadIdx.x] = histogram[threadIdx.x];
 }
 
 // The sum of `value` over the threads before this one. A barrier has to pass before the next one.

@@ -29,11 +29,11 @@ struct SortedSlices {
 
     // What says where a slice is, and where it is.
     __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
-    __device__ const T* found(Key place) const {
+    __device__ const T* slice_of(Key place) const {
         return N > 1 || dy ? dy + place * width
                            : reinterpret_cast<const T*>(&entries[place].position);
     }
-    __device__ const T* at(Key i) const { return found(place(i)); }
+    __device__ const T* at(Key i) const { return slice_of(place(i)); }
 };
 
 // Sums of the nodes of one level, of one batch.
@@ -44,8 +44,8 @@ struct NodeSums {
     i64 width;
 
     __device__ Key place(Key node) const { return node; }
-    __device__ const A* found(Key node) const { return sums + node * width; }
-    __device__ const A* at(Key node) const { return found(node); }
+    __device__ const A* slice_of(Key node) const { return sums + node * width; }
+    __device__ const A* at(Key node) const { return slice_of(node); }
 };
 
 // The n items from `first` on, without the `skipped` ones from `middle` on.
@@ -88,7 +88,7 @@ struct Sum {
             // The last one again where there are no more: a load that may not be made would wait for
             // what is added before it.
 #pragma unroll
-            for (int d = 0; d < MANY; ++d) loaded[d] = load(items.found(place[d]));
+            for (int d = 0; d < MANY; ++d) loaded[d] = load(items.slice_of(place[d]));
 #pragma unroll
             for (int d = 0; d < MANY; ++d)
                 place[d] = items.place(ends.at(min(first + MANY + d, ends.n - 1)));

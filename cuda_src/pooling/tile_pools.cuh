@@ -24,9 +24,9 @@ __device__ __forceinline__ float larger(float x, float y) {
 #ifdef __CUDA_CPU__
     return fmaxf(x, y);
 #else
-    float found;
-    asm("max.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
-    return found;
+    float most;
+    asm("max.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+    return most;
 #endif
 }
 
@@ -248,21 +248,21 @@ struct Destination {
           y_pitch(Pitch::of<T>(planes.output[1])),
           indices_pitch(Pitch::of<i64>(planes.output[1])) {}
 
-    __device__ __forceinline__ void store_row(i32 row,
-                                              const Largest<Acc<T>> (&found)[TILE_COLUMNS]) const {
+    __device__ __forceinline__ void store_row(
+        i32 row, const Largest<Acc<T>> (&winners)[TILE_COLUMNS]) const {
         T values[TILE_COLUMNS];
         i64 numbers[TILE_COLUMNS];
         bool has_nan = false;
 #pragma unroll
         for (int c = 0; c < TILE_COLUMNS; ++c) {
-            values[c] = from_acc<T>(found[c].value);
-            numbers[c] = first + found[c].number;
-            has_nan |= isnan(found[c].value);
+            values[c] = from_acc<T>(winners[c].value);
+            numbers[c] = first + winners[c].number;
+            has_nan |= isnan(winners[c].value);
         }
         // As it is in X: a NaN that was widened and rounded may be another one.
         if (sizeof(T) == 2 && has_nan) {
 #pragma unroll
-            for (int c = 0; c < TILE_COLUMNS; ++c) values[c] = x[found[c].number];
+            for (int c = 0; c < TILE_COLUMNS; ++c) values[c] = x[winners[c].number];
         }
         if (y != nullptr) store<Y_VECTORS>(y_pitch.in(y + start, row), rest, values);
         if (indices != nullptr)
@@ -285,7 +285,7 @@ __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, co
         const i32 row = tile.x_row() - PAD_ROWS + i;
         return INSIDE_ROWS ? row : min(max(row, 0), height - 1);
     };
-    Largest<A> found[TILE_ROWS][TILE_COLUMNS];
+    Largest<A> winners[TILE_ROWS][TILE_COLUMNS];
     visit_rows<Rows::reach>(
         [&](int i) { return lines.load(row_of(i), true); },
         [&](int i, const typename Lines::Line& line) {
@@ -302,16 +302,16 @@ __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, co
 #pragma unroll
                 for (int r = 0; r < TILE_ROWS; ++r) {
                     if (i == r * STRIDE_ROWS)
-                        found[r][c] = of_row;
+                        winners[r][c] = of_row;
                     else if (Rows::has(r, i))
-                        found[r][c].see(of_row);
+                        winners[r][c].see(of_row);
                 }
             }
 #pragma unroll
             for (int r = 0; r < TILE_ROWS; ++r)
                 if (Rows::has(r, i) && !Rows::has(r, i + 1) &&
                     (INSIDE_ROWS || tile.row + r < planes.output[0]))
-                    to.store_row(tile.row + r, found[r]);
+                    to.store_row(tile.row + r, winners[r]);
         });
 }
 

@@ -28,8 +28,7 @@ using Run = copy_runs::Run<T>;
 
 using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
-// The last of `count` ascending starts that is not after `position`: found at once if it is
-// `guess`, else by bisection.
+// The last of `count` ascending starts that is not after `position`: `guess`, or by bisection.
 template <class Start>
 __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
     u32 low = 0, high = count;
