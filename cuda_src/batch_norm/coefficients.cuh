@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What is made of the sums of a channel, and what its elements are mapped with.
+// Coefficients of a channel: made of its sums, and applied to its elements.
 #pragma once
 #include "batch_norm/facts.cuh"
 #include "core/types.cuh"
@@ -10,7 +10,7 @@ using namespace facts::batch_norm;
 
 enum class Memory { shared, global };
 
-// What another thread has written; in global memory also one of another block.
+// A number that another thread has written; in global memory also one of another block.
 template <Memory MEMORY, class A>
 __device__ A fetched(const A* from) {
     if constexpr (MEMORY == Memory::global)
@@ -19,13 +19,13 @@ __device__ A fetched(const A* from) {
         return *from;
 }
 
-// Of a channel, what its coefficients take beside its sums.
+// Inputs of a channel's coefficients beside its sums.
 template <class A>
 struct Given {
     A first, second;
 };
 
-// Of a channel, what its elements are mapped with.
+// Numbers that a channel's elements are mapped with.
 template <class A>
 struct Coefficients {
     A reference, offset, factor, term;

@@ -115,7 +115,7 @@ struct InColumns {
         for (i32 left = at.n_rows; left > 0; left -= rows.n) {
             rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
             if (LAST) element -= rows.n * pitch;
-            // What is not read again, or not soon; of 2-byte types the second code costs a spill.
+            // Past the cache what is not read again soon; of 2-byte types the second code costs a spill.
             if (LAST || (sizeof(T) > 2 && left > columns.cached))
                 rows.template load<true>(op.arrays, element, pitch, columns.aligned);
             else

@@ -84,7 +84,7 @@ struct InShared {
 
     // ---- rows ------------------------------------------------------------------------------------
 
-    // Of the tile's row u.
+    // The slot of the tile's row u.
     __device__ u8* slot(int array, i32 u) const {
         const i32 place = head + u < held.ring ? head + u : head + u - held.ring;
         return own + (array * held.ring + place) * slot_pitch;
@@ -152,7 +152,7 @@ struct InShared {
 
     // ---- a tile ----------------------------------------------------------------------------------
 
-    // What fits into the ring: the first tile, and of the next what there is room for.
+    // Copies the first tile, and of the next what the ring has room for.
     __device__ void begin(u32 tile) {
         if (threadIdx.x < at.n_channels(tile))
             shared.references[threadIdx.x] = reference(tile, threadIdx.x);

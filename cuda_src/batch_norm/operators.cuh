@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What batch normalisation and its gradient sum of a channel, and what they make of its elements.
+// Batch normalisation and its gradient: sums of a channel, and results of its elements.
 #pragma once
 #include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
@@ -11,7 +11,7 @@ namespace cto::batch_norm::operators {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
-// Of X and Y; what there is for each channel has the type of A, or theirs where that is a half type.
+// The type of X and Y; arrays of one number a channel have that of A, or T where it is a half type.
 using slots::T;
 using A = Acc<T>;
 
@@ -68,8 +68,7 @@ struct Normalization {
     __device__ Coefficients<A> without_sums(i64 channel) const {
         return of_variance(given(channel), input_mean[channel], 0, input_var[channel]);
     }
-    // Of 2-byte types, whose neighbouring numbers lie further apart than float32 rounds, the mean is
-    // taken away at once.
+    // Numbers of 2-byte types lie further apart than float32 rounds: the mean is subtracted at once.
     static __device__ Coefficients<A> folded(Coefficients<A> of) {
         if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
         return of;

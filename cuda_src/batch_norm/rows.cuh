@@ -69,7 +69,7 @@ template <class Op>
 constexpr int WIDTH =
     vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
 
-// Whether a group may have fewer rows than others.
+// is: a group may have fewer rows than others.
 template <bool ANY>
 struct Any {
     static constexpr bool is = ANY;
@@ -112,8 +112,7 @@ struct Ring {
           n_next(n) {}
 
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
-    // Of n rows that were used, how many are not in shared memory any more: the first ones, in whole
-    // groups.
+    // The number of n rows used that have left shared memory: the first ones, in whole groups.
     static __device__ i32 count_gone(i32 n, u32 size) {
         const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
         return over > 0 ? over * DEPTH : 0;
@@ -125,7 +124,7 @@ struct Ring {
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
         const i64 from = LAST ? later - some * pitch : later;
-        // What stays in shared memory, is not read again, or not soon, leaves the L2 cache to the rest.
+        // Rows that stay in shared memory, or are not read again soon, leave the L2 cache to the rest.
         const i32 before = n_later - static_cast<i32>(size) * DEPTH;
         if (!LAST && before > 0 && before <= cached)
             copy_rows<ALL, false>(from, some);

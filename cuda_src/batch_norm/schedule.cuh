@@ -44,8 +44,8 @@ __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     return {item / schedule.n_parts, item % schedule.n_parts, sums};
 }
 
-// What was written before this was can be read after it. A fence would wait for copies that are on
-// their way as well.
+// Writes from before this one can be read after it. A fence would wait for copies that are on their
+// way as well.
 __device__ __forceinline__ u32 load_acquire(const u32* from) {
     u32 loaded;
 #ifdef __CUDA_CPU__
@@ -63,7 +63,7 @@ struct Counters {
 
     __device__ u32* ticket() const { return &counters->value; }
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
-    // Of parts that are applied, and one more from when the tile's sums are finished.
+    // Counts parts that are applied, and one more once the tile's sums are finished.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
     __device__ Zeroed<u32>* grouped(const Item& item, u32 n_groups, u32 group,
@@ -144,8 +144,8 @@ struct Finish {
     __device__ A* of_part(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
-    // Of every `step`-th part from `first` on: AT_ONCE of a thread are on their way together, the
-    // first ones are kept.
+    // Sums of every `step`-th part from `first` on: AT_ONCE of a thread are on their way together, the
+    // first ones stay in registers.
     __device__ State sums(u32 first, u32 end, u32 step) const {
         const u32 begin = y < height ? first + y * step : end, on = height * step;
         State kept[AT_ONCE];

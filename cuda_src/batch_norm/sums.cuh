@@ -165,8 +165,8 @@ struct Moments {
         some.end(count, reference);
         merge(some);
     }
-    // What a thread has of several channels: `begin` with its first elements, `add` all, `end`. They
-    // are taken relative to the mean of the first, which costs less than to merge.
+    // A thread's sums of several channels: `begin` with its first elements, `add` all, `end`. They are
+    // relative to the mean of the first, which costs less than to merge.
     template <class Seen>
     __device__ void begin(const Seen& seen, A count, const A (&reference)[N]) {
 #pragma unroll
@@ -225,7 +225,7 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) squares[i] = second[0][i];
     }
-    // Of what `each` shows, all related to one reference, to threads that `over` sums over.
+    // Merges all that `each` shows, related to one reference, over the threads of `over`.
     template <class Each, class Over>
     __device__ void join_all(const Each& each, const Over& over) {
         A first[2][1] = {}, second[1][1] = {};
@@ -244,7 +244,7 @@ struct Moments {
         one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
         return one;
     }
-    // Of columns first to last - 1 together.
+    // Moments of columns first to last - 1 together.
     __device__ Moments<A> of_columns(int first, int last) const {
         Moments<A> all;
         all.n = n * (last - first);
@@ -259,7 +259,7 @@ struct Moments {
         }
         return all;
     }
-    // What `store` wrote to shared memory.
+    // Reads what `store` wrote to shared memory.
     static __device__ Moments fetched(const A* from, u32 apart = 1) {
         Moments moments;
         moments.n = from[0], moments.sum[0] = from[apart], moments.squares[0] = from[2 * apart];

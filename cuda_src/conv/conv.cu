@@ -23,19 +23,19 @@
 #ifndef CTO_ROWS
 #define CTO_ROWS 64
 #endif
-// Whether floats are rounded to TF32 for tensor cores.
+// 1: floats are rounded to TF32 for tensor cores.
 #ifndef CTO_TF32
 #define CTO_TF32 0
 #endif
-// Whether kernels over staged arrays are compiled, or the others.
+// 1: kernels over staged arrays are compiled, and not the others.
 #ifndef CTO_STAGED
 #define CTO_STAGED 0
 #endif
-// Whether warpgroups multiply what is staged, which 9.0 alone can.
+// 1: warpgroups multiply staged arrays, which 9.0 alone can.
 #ifndef CTO_WARPGROUPS
 #define CTO_WARPGROUPS 0
 #endif
-// Of an element in one image.
+// The type of an offset in one image.
 #ifndef CTO_OFFSET
 #define CTO_OFFSET u32
 #endif
@@ -61,8 +61,8 @@ constexpr int MOST_BLOCKS = 1;
 constexpr int MOST_BLOCKS = BLOCKS;
 #endif
 constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
-// Of 1 x 1 convolutions, whose blocks are short: one begins while others end. For 7.0, three would have
-// some registers spilled, as of floats on 12.0.
+// Blocks of 1 x 1 convolutions are short: one begins while others end. With three, registers would be
+// spilled for 7.0, and of floats for 12.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 constexpr bool ARE_SHORT = CTO_ROWS <= 64 && (sizeof(T) == 2 || __CUDA_ARCH__ < 1200);
 constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
@@ -90,15 +90,15 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// Of walks that sum, and of lines of channels: in 128 registers compilers spill on 12.0.
+// Walks that sum, and lines of channels: in 128 registers compilers spill on 12.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
 #endif
-// What a compilation is for, so that a first call does not wait for kernels that it does not launch, and
-// no compilation takes much longer than others: kernels over staged arrays, or tiles that are gathered.
-// Those of lines, which have no offsets, are with gathered ones of as many rows; halves have lines alone in
+// A compilation is for kernels over staged arrays or for gathered tiles, so that a first call does not
+// wait for kernels that it does not launch, and no compilation takes much longer than others.
+// Kernels of lines, which have no offsets, are with gathered ones of as many rows; halves have lines alone in
 // WIDE_ROWS, and offsets of 64 bits in tiles of half of these. Kernels without tiles are beside lines of
 // WIDE_ROWS, beside tiles of floats with offsets of 64 bits, or beside all that there is of doubles; those
 // of channels side by side, of groups of one or few in all, are beside floats' tiles, and of halves on

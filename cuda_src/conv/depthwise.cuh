@@ -15,8 +15,8 @@ using namespace weight;
 using fast_division::Divisor;
 using fast_division::quotient;
 
-// What position p reads of tap `tap`: p * stride - pad + tap * dilation of the image, or the one of the
-// output that it is for; negative where there is none.
+// The place that position p reads by a tap: p * stride - pad + tap * dilation of the image, or the
+// inverse of it in the output; negative where there is none.
 template <bool GRADIENT>
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap) {
     const i32 stride = layout.stride[axis], shift = tap * layout.dilation[axis] - layout.pad[axis];
@@ -30,8 +30,8 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
-// What positions from p on read of a line by N taps from `tap` on; WIDE_TAPS are dense. Neighbours
-// read neighbours where stride and dilation are 1.
+// Elements of a line that positions from p on read by N taps from `tap` on; WIDE_TAPS are dense.
+// Neighbours read neighbours where stride and dilation are 1.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
                                           i32 tap, Acc<E> (&to)[STRIP][N]) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void write_strips(const E* read, const E* w, const E*
     Acc<E> sums[STRIP];
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) sums[i] = bias ? to_acc(bias[channel]) : Acc<E>(0);
-    // Of the gradient line n * channels + channel of X is filters lines of Y, else the other way round.
+    // In the gradient, a line of X is `filters` lines of Y, else the other way round.
     const E* from = read + (GRADIENT ? cell.row * layout.filters * output
                                      : divide(cell.row, layout.filters) * image);
     w += (GRADIENT ? channel * layout.filters : channel) * taps;

@@ -37,7 +37,7 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
                        : depthwise::read_by<false>(layout, axis, p, tap);
 }
 
-// Whether neighbours of a line read neighbours, and neighbouring taps too.
+// True if neighbours of a line read neighbours, and neighbouring taps too.
 __device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
     return layout.stride[2] == 1 && layout.dilation[2] == 1;
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
         const i32 extent = (is_gradient ? layout.output : layout.image)[2];
 #pragma unroll 1
         for (i32 k = 0; k < taps; k += TAPS) {
-            // Of the gradient, the last tap reads the first position.
+            // In the gradient, the last tap reads the first position.
             const i32 first = is_gradient ? p + pad - k - (TAPS - 1) : p - pad + k;
             vec::Vec<E, V> window[STRIP + TAPS - 1];
             load_window(line, first, extent, layout.groups, window);
@@ -168,13 +168,13 @@ __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* 
 
 // ---- the gradient of the weights ----------------------------------------------------------------
 
-// Of LINE_SUMS channels, with a sum for each of TAPS x TAPS taps.
+// Sums of LINE_SUMS channels, one for each of TAPS x TAPS taps.
 template <class E>
 struct LineSums {
     using Vector = vec::Vec<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
-    // What the positions of a strip give.
+    // Adds the positions of a strip.
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
         const int count = min(STRIP, layout.output[2] - strip.at[2]);

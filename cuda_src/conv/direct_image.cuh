@@ -42,7 +42,7 @@ __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectL
     }
 }
 
-// What all taps of a tile read of a panel: zeros beside Y.
+// Copies the positions of a panel that the taps of a tile read: zeros beside Y.
 template <class Tile>
 __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const DirectLayout& layout,
                                           const TileOfPositions& tile, int panel, int height,
@@ -101,7 +101,7 @@ struct DirectProduct {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sums[i][j][k] = 0;
     }
-    // What a tap reads `shift` lines further on.
+    // Adds the products of a tap, which reads `shift` lines further on.
     __device__ __forceinline__ void add_tap(const u8* w, const u8* halo, int shift, int depth) {
         const int high = threadIdx.x % WARP / 16;
         int at[DOWN];

@@ -51,7 +51,7 @@ struct Runs {
     }
 };
 
-// Of Y, panels of DIRECT_DEPTH positions.
+// Copies panels of DIRECT_DEPTH positions of Y.
 template <class Tile>
 __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
                                                const DirectLayout& layout,
@@ -77,7 +77,7 @@ __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
     }
 }
 
-// Of a tile's sixteen positions of a line: filters by rows, and pairs of vectors of X by columns.
+// Sixteen positions of a line: filters by rows, and pairs of vectors of X by columns.
 template <class Tile, bool TF32>
 struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;

@@ -8,7 +8,7 @@
 //     p stride - pad + k dilation = u        in a convolution
 //     u stride - pad + k dilation = p        in a data gradient
 //
-// Of the second, positions p of one residue of the stride have the same taps, and neighbours among
+// In a data gradient, positions p of one residue of the stride have the same taps, and neighbours among
 // them read neighbours. So each residue is a convolution of stride 1, and nothing is multiplied by
 // zeros that are no padding. Where a residue has no tap, sums are zero.
 //
@@ -303,8 +303,8 @@ __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
     return lines[0].taps * lines[1].taps * lines[2].taps;
 }
 
-// What was counted; or counted anew, where a thread has 64 sums and hardly a register beside what it
-// multiplies, or offsets of 64 bits: for 9.0, CUDA 13 spilled one.
+// The count of before; or counted anew, where a thread has 64 sums or offsets of 64 bits, and hardly a
+// register more: for 9.0, CUDA 13 spilled one.
 template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
     if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))

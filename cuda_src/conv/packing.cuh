@@ -7,7 +7,7 @@ namespace cto::conv::packing {
 
 using namespace image;
 
-// Of a row that is a residue of a channel: the element of W, or zero where there is none.
+// The element of W for a row that is a residue of a channel, or zero where there is none.
 template <class E>
 __device__ __forceinline__ E spread_tap(const E* w, const ImageLayout& layout, i64 filter, i32 row,
                                         i32 tap) {

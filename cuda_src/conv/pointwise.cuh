@@ -10,7 +10,7 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// What a block writes of a convolution whose positions read one each, and lie side by side.
+// The place that a block writes, where each position reads one, and they lie side by side.
 struct LinesPlace {
     i32 tile, group, first_row;
     i64 first_column, columns, plane;

@@ -10,7 +10,7 @@ using namespace image;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// Of lines that are rows and columns of D, each with neighbours of the sum.
+// Products of lines that are rows and columns of D, each with neighbours of the sum.
 template <class Tile>
 struct ExactImage {
     int a_line, b_line;  // of this lane, by bytes
@@ -48,7 +48,7 @@ struct ExactImage {
     }
 };
 
-// Of lines that are positions: four neighbouring rows and columns at a time.
+// Products of lines that are positions: four neighbouring rows and columns at a time.
 template <class Tile>
 struct ExactWeights {
     static constexpr int A_VECTORS = Tile::DOWN / 2, B_VECTORS = Tile::ACROSS / 2;

@@ -11,12 +11,12 @@ using namespace staged_exact;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// What a tap reads, by vectors from what the first position reads at no shift, and where W has it.
+// A tap: vectors from the place that the first position reads without a shift, and its place in W.
 struct StagedTap {
     i32 read, w;
 };
 
-// What blocks share beside their stages.
+// Shared memory beside the stages.
 template <class Tile>
 struct ImageShared {
     i64 places[Tile::COLUMNS];
@@ -49,7 +49,7 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     return {static_cast<i32>(read * vectors), index * w_tap};
 }
 
-// What a column of D reads, and where it is written: at channel 0 of the group.
+// A column of D: the places that it reads, and where it is written, at channel 0 of the group.
 struct StagedColumn {
     StagedRow row{};
     i64 place = -1;
@@ -96,7 +96,7 @@ struct ImageCopier {
     bool taps_first;                   // all of the same vectors: lines have neither more nor less
     i32 tap, vector;                   // of the depth
     int line, own;                     // own: where this thread's first vector is in a stage
-    // Of the stage that is open.
+    // The stage that is open.
     const uint4 *read_of, *w_of;
     u32 bit;
 

@@ -42,7 +42,7 @@ struct StagedTile {
                                                  : TALL_GROUPS_STAGES;
     // Stages that are copied before they are multiplied.
     static constexpr int AHEAD = STAGES - 1;
-    // Those that multiply have parts of as many rows, of ROW_STEP at a time.
+    // Warps or warpgroups that multiply have parts of as many rows, ROW_STEP at a time.
     static constexpr int MULTIPLIERS = THREADS / (BY_WARPGROUPS ? WARPGROUP : WARP);
     static constexpr int MULTIPLIERS_DOWN = ROWS / PANEL < MULTIPLIERS ? ROWS / PANEL : MULTIPLIERS;
     static constexpr int MULTIPLIERS_ACROSS = MULTIPLIERS / MULTIPLIERS_DOWN;
@@ -88,7 +88,7 @@ struct StagedProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // Of this thread's rows and columns, the one of these numbers.
+    // The sum of this thread's row and column with these numbers.
     __device__ __forceinline__ float& sum(int row, int column) {
         return sums[row / 2][column / 2][row % 2 * 2 + column % 2];
     }
@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
 }
 
 // Four matrices of 8 x 16 bytes, of whose rows lane l gives number l, in words as fragments have them.
-// What instructions do on GPUs is done by shuffles elsewhere.
+// An instruction on GPUs, shuffles elsewhere.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -161,7 +161,7 @@ __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32&
 #endif
 }
 
-// Of lines that are rows and columns of D.
+// Fragments of lines that are rows and columns of D.
 template <class Tile>
 struct ImageFragments {
     int a_line, b_line;      // of this lane, by bytes
@@ -201,7 +201,7 @@ __device__ __forceinline__ int place_of_position(int vector, int line) {
     return (vector / LINE_VECTORS * Tile::IN_LINE + line) * LINE_NBYTES + (in_line ^ of_line) * 16;
 }
 
-// Of lines that are positions.
+// Fragments of lines that are positions.
 template <class Tile, bool TF32>
 struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // of this lane, by bytes
@@ -274,7 +274,7 @@ using WeightFragments = WeightFragmentsOf<Tile, Tile::IS_TF32>;
 // their order, a slice beside each product, and zeros behind the last. also(a) gets what is loaded of A.
 constexpr int SLICES = 4;
 
-// What Fragments load is multiplied by tensor cores.
+// Tensor cores multiply the Fragments.
 template <class Tile, class Fragments>
 struct ByTensorCores {
     Fragments fragments;

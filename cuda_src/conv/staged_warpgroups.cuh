@@ -9,7 +9,7 @@ namespace cto::conv::staged_warpgroups {
 using namespace image;
 using namespace staged_tile;
 
-// Of lines of A that are rows of D, and of B columns, or TRANSPOSED, neighbours of the sum.
+// Lines of A are rows of D, those of B its columns; or TRANSPOSED, neighbours of the sum.
 template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
@@ -34,7 +34,7 @@ struct ByWarpgroups {
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
     }
-    // Of a stage. The CPU makes products when they are waited for, as late as GPUs may.
+    // Begins the products of a stage. The CPU makes them at the wait, as late as GPUs may.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
 #if !defined(__CUDA_CPU__)
         warpgroup::begin();

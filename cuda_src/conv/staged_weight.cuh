@@ -24,13 +24,13 @@ using weight::WeightTile;
 template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
-// What a vector of columns reads, from what a position reads on, and a bit for its tap.
+// The vector that columns read, counted from that of a position, and a bit for its tap.
 struct ColumnReads {
     i32 at;
     u32 bit;
 };
 
-// What positions read of X, a stage in each slot, and what columns do.
+// Places that positions read of X, a stage in each slot, and those of columns.
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];
@@ -68,7 +68,7 @@ struct WeightCopier {
     int line, own, stage_number;
     const StagedRow* reads;  // of the stage that is open
 
-    // Those of one stage.
+    // Copies the rows of one stage.
     __device__ __forceinline__ void copy_rows(i32 number) const {
         StagedRow* const to = shared.rows[number % ROW_SLOTS<Tile>];
         const int at = threadIdx.x;
@@ -147,7 +147,7 @@ struct StagedRowSums {
             add(a);
         }
     }
-    // Those of the first `count` rows, each of which four lanes have.
+    // Writes sums of the first `count` rows, each of which four lanes have.
     __device__ __forceinline__ void write(float* to, int count) const {
         const int lane = threadIdx.x % WARP;
         const int first = StagedProduct<Tile>::row_of_warp() + lane / 4;

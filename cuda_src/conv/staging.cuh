@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What tiles are copied from in whole vectors: arrays whose channels lie side by side, (n, position,
-// channel) of one that has (n, channel, position); and of each position of the output, what it reads.
+// Copies that tiles are read from in whole vectors: arrays (n, channel, position) as (n, position,
+// channel); and for each position of the output the places that it reads.
 #pragma once
 #include "conv/image.cuh"
 

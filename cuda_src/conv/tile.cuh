@@ -5,7 +5,7 @@
 //     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
 //     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k
 //
-// What is by rows or columns is so for tensor cores alone, and of floats where lines are COPIED as they
+// Memory by rows or columns is for tensor cores alone, and of floats where lines are COPIED as they
 // lie, not rounded before.
 #pragma once
 #include "conv/facts.cuh"

@@ -39,7 +39,7 @@ __device__ __forceinline__ Operand moved(Operand operand, int nbytes) {
 }
 #endif
 
-// What this thread copied to shared memory, products that begin after the next barrier may read.
+// Lets products that begin after the next barrier read this thread's copies in shared memory.
 __device__ __forceinline__ void show_copies() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -6,7 +6,7 @@
 // Y's own sums, which are the gradient of a bias, come with them in types of 2 bytes: blocks of the
 // first columns have all of Y.
 //
-// What is contiguous is copied as it lies: Y, where vectors of its lines are aligned, and X where taps
+// Contiguous arrays are copied as they lie: Y, where vectors of its lines are aligned, and X where taps
 // are single elements (1 x 1).
 #pragma once
 #include "conv/image.cuh"
@@ -17,7 +17,7 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// What neighbouring columns read of a position: `count` channels, so far from its first element.
+// Channels that neighbouring columns read of a position: `count`, so far from its first element.
 struct ColumnGroup {
     i64 offset;
     i32 count;  // at most 0 beyond the last column
@@ -328,7 +328,7 @@ __device__ __forceinline__ u32 blocks_of_weights(i32 summers, const WeightLayout
     return layout.tiles * (Tile::ROWS * COLUMNS / THREADS * static_cast<u32>(summers));
 }
 
-// What sum_weights made, as W.
+// Writes sums of sum_weights as W.
 template <class Tile>
 __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, typename Tile::E* w,
                                               i32 count, i32 summers, const WeightLayout& layout) {

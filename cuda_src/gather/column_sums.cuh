@@ -16,7 +16,7 @@ struct Sums {
     A at[PADDED_ROWS];
 };
 
-// What is in the place of a sum that a lane has taken: a signalling NaN, which no addition gives.
+// Stands for a sum that a lane has taken: a signalling NaN, which no addition gives.
 constexpr u32 TAKEN = 0x7F800000u | WARP;
 __device__ __forceinline__ float taken_by(u32 lane) { return __uint_as_float(TAKEN | lane); }
 __device__ __forceinline__ bool is_taken(float sum) {
@@ -49,8 +49,7 @@ struct BucketSums {
         for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
     }
-    // Of lanes with one row one gets its sum, and what they all add to it; returns whether this lane
-    // does. Of two it is the one that came second: their sum is the same both ways. Three are rare.
+    // Gives one of the lanes with one row its sum and all their addends; true for that lane. Of two it is the one that came second: their sum is the same both ways. Three are rare.
     __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
         const bool late = is_taken(sum);

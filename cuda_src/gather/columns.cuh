@@ -6,7 +6,7 @@
 // adds those of a bucket (column_sums.cuh). In the first two a block has COLUMNS columns, of which
 // `spans` blocks share the rows; there lane b of the warp that has a column looks after bucket b.
 //
-// What a tile of dY has for a bucket is completed by entries of +0 to whole runs, which are written as
+// Entries of +0 complete those of a tile of dY and a bucket to whole runs, which are written as
 // vectors: pieces of sectors would cost as much again. An index out of range is such an entry, too.
 #pragma once
 #include "algorithm/scan.cuh"
@@ -21,7 +21,7 @@ using vec::Vec;
 constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
 constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
 constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // in a register
-// Of those that move entries: what registers are left for.
+// Loads of a thread that moves entries, as many as there are registers for.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ >= 1200)
 constexpr int LOADS = 1;
 #else

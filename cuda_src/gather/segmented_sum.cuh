@@ -64,8 +64,8 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
-// Of FANOUT entries from `first` on with several keys those of the first key, if it is that of the node
-// before, and those of the last, if it is that of the node behind.
+// Sums of FANOUT entries with several keys: of the first key, if it is that of the node before, and of
+// the last, if it is that of the node behind.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
                                           Key last_key, Key first, const Sizes& sizes,

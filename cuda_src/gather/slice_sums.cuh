@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What one thread adds of slices that are sorted by key, and of sums of them.
+// A thread's part of sums of slices that are sorted by key, and of sums of them.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
@@ -27,7 +27,7 @@ struct SortedSlices {
     const Entry<Key>* entries;
     i64 width;
 
-    // What says where a slice is, and where it is.
+    // The position of a slice, and its address.
     __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
     __device__ const T* slice_of(Key place) const {
         return N > 1 || dy ? dy + place * width
@@ -56,7 +56,7 @@ struct Ends {
     __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
 };
 
-// What one thread adds of every slice: N elements of it, where the pointers to slices point.
+// A thread's sum of N elements of every slice, where the pointers to slices point.
 template <class A, int N>
 struct Sum {
     Vec<A, N> value{};

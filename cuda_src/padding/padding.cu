@@ -33,7 +33,7 @@ using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 
-// Whether positions side by side are side by side in dY.
+// True if positions side by side are side by side in dY.
 __device__ __forceinline__ bool is_run(const Dimension& dimension) {
     return dimension.distance.value == 1 && !dimension.backwards;
 }

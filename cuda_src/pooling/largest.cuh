@@ -5,7 +5,7 @@
 
 namespace cto::pooling::largest {
 
-// Whether x takes the place of y, which comes before it: x > y, or the first NaN. Also of subnormals,
+// True if x takes the place of y, which comes before it: x > y, or the first NaN. Also for subnormals,
 // which -ftz=true makes the compiler's own comparison take for 0.
 __device__ __forceinline__ bool is_larger(float x, float y) {
 #ifdef __CUDA_CPU__

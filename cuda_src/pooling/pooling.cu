@@ -34,7 +34,7 @@ struct Largest {
     }
 };
 
-// Whether element i is in window o, within whose reach it is.
+// True if element i, within the reach of window o, is in it: there may be gaps.
 __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[AXES],
                                       const i32 (&o)[AXES]) {
     bool all = true;
@@ -58,7 +58,7 @@ struct Neighbours {
     }
 };
 
-// What such neighbours get from the windows that they are in, or that chose them.
+// Sums of such neighbours over the windows that they are in, or that chose them.
 struct Gathered {
     ACC sums[RUN];
 
@@ -68,7 +68,7 @@ struct Gathered {
         for (int k = 0; k < RUN; ++k)
             if (reaches(geometry, first, o, k)) sums[k] += value;
     }
-    // Of n neighbouring windows, of which the first is o.
+    // Adds n neighbouring windows, of which the first is o.
     __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
                                               const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
                                               bool include_pad) {
@@ -174,7 +174,7 @@ struct Sum {
     __device__ __forceinline__ void operator()(const vec::Vec<T, 1>& x) { sum += to_acc(x.at[0]); }
 };
 
-// What one of `n_threads` threads adds of a plane.
+// A plane's sum over the elements of one of `n_threads` threads.
 __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thread,
                                              u32 n_threads) {
     constexpr i64 SPAN = 1 << 30;  // vectors that are visited at once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a thread makes of a tile of windows: pooling/tiles.cuh.
+// Results of a thread for a tile of windows: pooling/tiles.cuh.
 #pragma once
 #include "pooling/largest.cuh"
 #include "pooling/tiles.cuh"

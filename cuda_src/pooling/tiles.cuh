@@ -18,7 +18,7 @@ constexpr int AHEAD_NBYTES = 128;  // of rows that a thread loads before it uses
 
 // ---- windows ------------------------------------------------------------------------------------
 
-// What a compilation knows of an axis.
+// An axis, as far as the compilation knows it.
 template <int KERNEL, int STRIDE, int PAD, int TILE>
 struct Axis {
     static constexpr int stride = STRIDE, kernel = KERNEL, pad = PAD;
@@ -28,9 +28,9 @@ struct Axis {
     static constexpr int before = (KERNEL - 1 - PAD) / STRIDE, behind = (PAD + STRIDE - 1) / STRIDE;
     static constexpr int around = before + TILE + behind;
 
-    // Whether window w of the tile has element i of those that they reach.
+    // True if window w of the tile has element i of those that its windows reach.
     static constexpr bool has(int w, int i) { return i >= w * STRIDE && i < w * STRIDE + KERNEL; }
-    // Whether window w of those around has element i of the part of dX, and the last that may.
+    // True if window w of those around has element i of the part of dX; and the last that may.
     static constexpr bool covers(int w, int i) { return has(w - before, i + PAD); }
     static constexpr int last(int i) { return (i + PAD) / STRIDE + before; }
 };
@@ -111,7 +111,7 @@ struct Columns {
     static constexpr bool is_in_vector(int c) {
         return IN_VECTORS && c >= BEFORE && c < BEFORE + OWN;
     }
-    // Of columns that are alone: which one column c is.
+    // The number of column c among those that are alone.
     static constexpr int number_alone(int c) { return IN_VECTORS && c >= BEFORE ? c - OWN : c; }
 
     __device__ __forceinline__ bool has(int c) const {
@@ -124,7 +124,7 @@ struct Columns {
     }
 };
 
-// Those columns of a row. Pairs stay in words: the compiler would unpack them long before they are used.
+// The columns of a row. Pairs stay in words: the compiler would unpack them long before they are used.
 template <class E, class C>
 struct Line {
     static constexpr int PIECE = piece_of<E>(C::own);

@@ -55,7 +55,7 @@ __device__ __forceinline__ Span taps_in_image(const Geometry& geometry, int axis
     return taps_within(geometry, axis, start, 0, geometry.image[axis]);
 }
 
-// Those windows along an axis whose reach element i is in; with dilations it is not in all of them.
+// Windows along an axis whose reach element i is in; with dilations it is not in all of them.
 __device__ __forceinline__ Span windows_around(const Geometry& geometry, int axis, i32 i) {
     const i32 place = i + geometry.pad[axis], stride = geometry.stride[axis];
     const i32 before = place - (geometry.kernel[axis] - 1) * geometry.dilation[axis];
@@ -73,8 +73,8 @@ __device__ __forceinline__ i32 count_of(const Geometry& geometry, int axis, i32 
     return max(counted.end - counted.begin, 0);
 }
 
-// Of windows that are neighbours along the axis before the last, of which the first is o: shows `visit`
-// where each element of the first one is in the plane, by rows and by Indices' numbers, and its row,
+// For windows that are neighbours along the axis before the last, from o on: shows `visit` where each
+// element of the first one is in the plane, by rows and by Indices' numbers, and its row,
 // which may lie beside the image.
 template <class Visit>
 __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,

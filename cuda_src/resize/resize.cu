@@ -52,7 +52,7 @@ __device__ inline Tap tap_of(const Axis<ACC>& axis, i32 o) {
     return {low, low < axis.n_in - 1 ? position - static_cast<ACC>(low) : ACC(0)};
 }
 
-// What `pixel` takes of output o, which touches it.
+// The share of output o that `pixel` takes.
 __device__ inline ACC weight_of(const Axis<ACC>& axis, i32 o, i32 pixel) {
     const Tap of = tap_of(axis, o);
     return of.low == pixel ? ACC(1) - of.share : of.share;

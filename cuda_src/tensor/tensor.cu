@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                       blockIdx.x - split.tile[i], source);
 }
 
-// Of many parts, words as they lie in the parts.
+// Many parts: words in the order in which they lie in the parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
