@@ -19,7 +19,7 @@ MOST_GROUPS = 4  # of copies, the first of which are used while the last are on 
 MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
 COEFFICIENTS = 4  # of a channel
 
-# Whether scale, bias and their gradients, and statistics, are of X's half type.
+# Flags: scale, bias and their gradients, and statistics, have X's half type.
 Halves = Struct("Halves", scale=flag, statistics=flag)
 
 # rest: 1 - momentum.

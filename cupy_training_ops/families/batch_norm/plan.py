@@ -57,7 +57,7 @@ PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another 
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
-# What L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
+# Bytes that L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
 CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum

@@ -69,9 +69,9 @@ def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple
 
 def mixed_layouts(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
     """Inputs of the gradient, of which dY or X has its channels last in memory."""
-    made = list(inputs(rng, "BatchNormalizationGrad", shape, row))
-    made[place] = np.moveaxis(np.moveaxis(made[place], 1, -1).copy(), -1, 1)
-    return tuple(made)
+    arrays = list(inputs(rng, "BatchNormalizationGrad", shape, row))
+    arrays[place] = np.moveaxis(np.moveaxis(arrays[place], 1, -1).copy(), -1, 1)
+    return tuple(arrays)
 
 
 def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
@@ -86,15 +86,15 @@ def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
 
 def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
     """A channel each that is constant, has NaN, infinity first, infinity later, both infinities."""
-    made = inputs(rng, name, shape)
-    for x in made[:1] if name == "BatchNormInternal" else made[:2]:
+    arrays = inputs(rng, name, shape)
+    for x in arrays[:1] if name == "BatchNormInternal" else arrays[:2]:
         flat = np.moveaxis(x, 1, 0).reshape(shape[1], -1).copy()
         flat[0] = 7
         flat[1, 3], flat[2, 0], flat[3, -1] = np.nan, np.inf, -np.inf
         flat[4, :2] = np.inf, -np.inf
         moved = flat.reshape(shape[1], shape[0], *shape[2:])
         x[...] = np.moveaxis(moved, 0, 1)
-    return made
+    return arrays
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:

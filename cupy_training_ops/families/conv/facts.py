@@ -106,7 +106,7 @@ WeightLayout = Struct(
     positions_of_part=i64,
 )
 
-# What a position reads: the vector of 16 bytes of its first tap, and a bit for each tap inside.
+# A position's reads: the vector of 16 bytes of its first tap, and a bit for each tap inside.
 StagedRow = Struct("StagedRow", offset=i32, inside=u32)
 
 # An array (images, channels, plane), whose channels a launch puts side by side, padded to so many,
@@ -116,8 +116,8 @@ StagedArray = Struct(
     "StagedArray", channels=i32, padded=i32, plane=i32, width=i32, plane_tiles=i32, blocks=i32
 )
 
-# Of W where groups are `joined`, so many to one, or 0: filters and channels of one, and how W lies,
-# and is wanted.
+# W where groups are `joined`, so many to one, or 0: filters and channels of one, how W lies, and
+# how it is wanted.
 JoinedGroups = Struct(
     "JoinedGroups",
     joined=i32,
@@ -149,7 +149,7 @@ StagedImage = Struct(
     "StagedImage", width=i32, w_row=i32, w_tap=i32, as_it_lies=flag, channels_last=flag
 )
 
-# What is walked through are strips of what is written, and in the gradient of weights of the
+# Threads walk through strips of the array that is written, or in the gradient of weights of the
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.
 DepthwiseLayout = Struct(
     "DepthwiseLayout",

@@ -18,12 +18,12 @@ from ..control.samples import LISTS, arrays, type_of
 NAME = "cupy_training_ops.testing.turned_round"
 
 
-def turned_round(*given: Any) -> tuple[Any, ...]:
+def turned_round(*values: Any) -> tuple[Any, ...]:
     """The arrays in the other order, with one dimension more; nothing is computed."""
-    return tuple(array[None] for array in reversed(given))
+    return tuple(array[None] for array in reversed(values))
 
 
-register_python_op(NAME, lambda _, *given: turned_round(*given))
+register_python_op(NAME, lambda _, *values: turned_round(*values))
 register_triton_op(NAME, turned_round)
 
 

@@ -13,7 +13,7 @@ RUN = 4  # neighbours along the last axis that a thread of a gradient makes
 ROWS = {2: 4, 4: 4, 8: 4}
 LONG = 2048  # elements of a plane from which on a block sums it, not a warp
 
-# What a compilation for tiles of windows knows of the last two axes, rows and columns; one for
+# Constants of a compilation for tiles of windows: the last two axes, rows and columns; one for
 # other kernels has none. A thread makes TILE_ROWS x TILE_COLUMNS windows, or the part of dX in
 # their place.
 TILED = Slot(0)
@@ -21,11 +21,11 @@ KERNEL_ROWS, KERNEL_COLUMNS = Slot(1), Slot(1)
 STRIDE_ROWS, STRIDE_COLUMNS = Slot(1), Slot(1)
 PAD_ROWS, PAD_COLUMNS = Slot(0), Slot(0)
 TILE_ROWS, TILE_COLUMNS = Slot(1), Slot(1)
-# Whether vectors hold the thread's columns of X or dX, and of Y, dY and Indices.
+# 1: the thread's columns of X or dX, and of Y, dY and Indices, are vectors.
 X_VECTORS, Y_VECTORS = Slot(0), Slot(0)
-# Whether there is all that the tiles reach.
+# 1: tiles reach nothing beside the array.
 INSIDE_ROWS, INSIDE_COLUMNS = Slot(0), Slot(0)
-FULL = Slot(0)  # whether all elements of each window count
+FULL = Slot(0)  # 1: all elements of each window count
 SMALL = 9  # elements of windows of which a block needs not all registers of a multiprocessor
 
 _PLACES = i32[AXES]

@@ -25,19 +25,12 @@ class _Attributes(TypedDict):
     strides: Shape | None
 
 
-class _Ordered(_Attributes):
-    storage_order: int
-
-
-class _Counted(_Attributes):
-    count_include_pad: bool
-
-
 @_quiet
-def max_pool(x: HostArray, **given: Unpack[_Ordered]) -> tuple[HostArray, HostArray]:
-    order = given.pop("storage_order")  # type: ignore[misc]
-    windows = Pool("MaxPool", **given).windows(x.shape)  # type: ignore[misc]
-    numbers = _numbers(windows, order)
+def max_pool(
+    x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
+) -> tuple[HostArray, HostArray]:
+    windows = Pool("MaxPool", **attributes).windows(x.shape)
+    numbers = _numbers(windows, storage_order)
     y = np.full(windows.y_shape, -np.inf, x.dtype)
     indices = np.full(windows.y_shape, -1)
     for at, elements in windows.taps():
@@ -50,11 +43,15 @@ def max_pool(x: HostArray, **given: Unpack[_Ordered]) -> tuple[HostArray, HostAr
 
 @_quiet
 def max_pool_grad(
-    dy: HostArray, indices: HostArray, shape: Shape, **given: Unpack[_Ordered]
+    dy: HostArray,
+    indices: HostArray,
+    shape: Shape,
+    *,
+    storage_order: int,
+    **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    order = given.pop("storage_order")  # type: ignore[misc]
-    windows = Pool("MaxPoolGrad", **given).windows(shape)  # type: ignore[misc]
-    numbers, dx = _numbers(windows, order), np.zeros(shape)
+    windows = Pool("MaxPoolGrad", **attributes).windows(shape)
+    numbers, dx = _numbers(windows, storage_order), np.zeros(shape)
     for at, elements in windows.taps():
         dx[elements] += np.where(indices[at] == numbers[elements], dy[at], 0)
     return cast(dx, dy.dtype)
@@ -71,22 +68,28 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
 
 
 @_quiet
-def average_pool(x: HostArray, **given: Unpack[_Counted]) -> HostArray:
-    include = given.pop("count_include_pad")  # type: ignore[misc]
-    windows = Pool("AveragePool", **given).windows(x.shape)  # type: ignore[misc]
+def average_pool(
+    x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
+) -> HostArray:
+    windows = Pool("AveragePool", **attributes).windows(x.shape)
     y = np.zeros(windows.y_shape)
     for at, elements in windows.taps():
         y[at] += x[elements]
-    return cast(y / _counts(windows, include), x.dtype)
+    return cast(y / _counts(windows, count_include_pad), x.dtype)
 
 
 @_quiet
-def average_pool_grad(dy: HostArray, shape: Shape, **given: Unpack[_Counted]) -> HostArray:
-    include = given.pop("count_include_pad")  # type: ignore[misc]
-    windows = Pool("AveragePoolGrad", **given).windows(shape)  # type: ignore[misc]
-    of_each, dx = dy / _counts(windows, include), np.zeros(shape)
+def average_pool_grad(
+    dy: HostArray,
+    shape: Shape,
+    *,
+    count_include_pad: bool,
+    **attributes: Unpack[_Attributes],
+) -> HostArray:
+    windows = Pool("AveragePoolGrad", **attributes).windows(shape)
+    shares, dx = dy / _counts(windows, count_include_pad), np.zeros(shape)
     for at, elements in windows.taps():
-        dx[elements] += of_each[at]
+        dx[elements] += shares[at]
     return cast(dx, dy.dtype)
 
 

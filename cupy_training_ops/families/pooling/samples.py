@@ -41,7 +41,7 @@ class Call(NamedTuple):
         return Pool("", self.kernel, **{**DEFAULTS, **self.attributes}).windows(self.x)
 
 
-# Of "beside" some windows have no element of X, of "untouched" some elements are in no window;
+# In "beside" some windows have no element of X, in "untouched" some elements are in no window;
 # rows of "whole" are whole vectors.
 CALLS = (
     Call("ordinary", (2, 3, 8, 8), (2, 2), {"strides": (2, 2)}),

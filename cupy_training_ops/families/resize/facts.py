@@ -11,7 +11,7 @@ WARPS = THREADS // WARP  # of a block; each makes a tile of dX
 EACH = 4  # columns of dY that a lane sums
 COLUMNS = EACH * WARP  # and a warp
 MINE = 2  # columns of dX that a lane has
-ALIGNED = Slot(0)  # whether every row of dY starts at a multiple of EACH elements
+ALIGNED = Slot(0)  # 1: every row of dY starts at a multiple of EACH elements
 
 _A = CType("A")
 

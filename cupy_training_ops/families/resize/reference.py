@@ -32,7 +32,7 @@ def resize_grad(
     extrapolation_value: float,
     nearest_mode: str,
 ) -> HostArray:
-    del roi, mode, antialias, axes, keep_aspect_ratio_policy  # what they can be changes nothing
+    del roi, mode, antialias, axes, keep_aspect_ratio_policy  # none changes anything
     del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
     dx = dy.astype(np.float64)
     align_corners = coordinate_transformation_mode == "align_corners"
