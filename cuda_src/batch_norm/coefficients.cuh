@@ -12,7 +12,7 @@ enum class Memory { shared, global };
 
 // A number that another thread has written; in global memory also one of another block.
 template <Memory MEMORY, class A>
-__device__ A fetched(const A* from) {
+__device__ A load_from(const A* from) {
     if constexpr (MEMORY == Memory::global)
         return __ldcg(from);
     else
@@ -21,7 +21,7 @@ __device__ A fetched(const A* from) {
 
 // Inputs of a channel's coefficients beside its sums.
 template <class A>
-struct Given {
+struct ChannelInputs {
     A first, second;
 };
 
@@ -35,8 +35,8 @@ struct Coefficients {
     }
     template <Memory MEMORY>
     static __device__ Coefficients load(const A* from) {
-        return {fetched<MEMORY>(from), fetched<MEMORY>(from + 1), fetched<MEMORY>(from + 2),
-                fetched<MEMORY>(from + 3)};
+        return {load_from<MEMORY>(from), load_from<MEMORY>(from + 1), load_from<MEMORY>(from + 2),
+                load_from<MEMORY>(from + 3)};
     }
 };
 static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
@@ -45,7 +45,8 @@ template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
 template <class Op, class Held>
-__device__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held, int u, int i) {
+__device__ typename Op::A map_element(const OpCoefficients<Op>& of, const Held& held, int u,
+                                      int i) {
     if constexpr (Op::READ == 1)
         return Op::map(of, held.at(0, u, i));
     else

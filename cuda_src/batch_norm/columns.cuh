@@ -214,7 +214,7 @@ struct InColumns {
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
         at.each_channel(columns, [&](u32 i, u32 channel, bool) {
-            of[i] = Op::folded(
+            of[i] = Op::fold(
                 OpCoefficients<Op>::template load<Memory::shared>(shared + COEFFICIENTS * channel));
         });
     }
@@ -226,7 +226,7 @@ struct InColumns {
             if (u >= rows.n) continue;
             A values[COLUMNS];
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
+            for (int i = 0; i < COLUMNS; ++i) values[i] = map_element<Op>(of[i], rows, u, i);
             store_slot<T>(op.result + element + u * pitch, rows.n_columns, aligned, values);
         }
     }

@@ -39,15 +39,15 @@ struct OverLanes {
 };
 
 // Shared memory beside the slots: sums of each thread and group of columns, and of each channel
-// coefficients and sums, and in turn two times what it is given and its reference.
+// coefficients and sums, and in turn two times its inputs and its reference.
 template <class A, int FIELDS>
 struct Shared {
-    A *of_thread, *given, *references, *coefficients, *totals;
+    A *of_thread, *inputs, *references, *coefficients, *totals;
 
     __device__ Shared(A* from, u32 n_threads, u32 channels)
         : of_thread(from),
-          given(of_thread + 2 * FIELDS * n_threads),
-          references(given + 2 * 2 * channels),
+          inputs(of_thread + 2 * FIELDS * n_threads),
+          references(inputs + 2 * 2 * channels),
           coefficients(references + 2 * channels),
           totals(coefficients + COEFFICIENTS * channels) {}
 };
@@ -122,7 +122,7 @@ struct InShared {
         for (int k = 0; k < N; ++k, to += at.pitch) {
             A values[W];
 #pragma unroll
-            for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of[i], rows, k, i);
+            for (int i = 0; i < W; ++i) values[i] = map_element<Op>(of[i], rows, k, i);
             if (ALL || k < rows.n)
                 vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), vec::from_acc<T>(values));
         }
@@ -232,13 +232,13 @@ struct InShared {
         if (lane == 0) all.store(of_warp + threadIdx.x / WARP * FIELDS);
         const A reference = shared.references[turn];  // the thread that leads goes on soon
         __syncthreads();
-        all = lane < n_warps ? State::fetched(of_warp + lane * FIELDS) : State{};
+        all = lane < n_warps ? State::from_shared(of_warp + lane * FIELDS) : State{};
         all.join(OverLanes<A>{});
         if (threadIdx.x == 0) all.store(shared.totals);
-        return op.coefficients(given_of(0), all, reference);
+        return op.coefficients(inputs_of(0), all, reference);
     }
-    __device__ Given<A> given_of(u32 channel) const {
-        const A* const from = shared.given + 2 * (turn * held.channels + channel);
+    __device__ ChannelInputs<A> inputs_of(u32 channel) const {
+        const A* const from = shared.inputs + 2 * (turn * held.channels + channel);
         return {from[0], from[1]};
     }
     // The coefficients of columns.
@@ -246,7 +246,7 @@ struct InShared {
         if (held.channels == 1) {
             const Of of_all = finish_one(sums);
 #pragma unroll
-            for (int i = 0; i < W; ++i) of[i] = Op::folded(of_all);
+            for (int i = 0; i < W; ++i) of[i] = Op::fold(of_all);
             return;
         }
         put(sums);
@@ -255,8 +255,8 @@ struct InShared {
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < W; ++i)
-            of[i] = Op::folded(Of::template load<Memory::shared>(shared.coefficients +
-                                                                 COEFFICIENTS * at.channel(i)));
+            of[i] = Op::fold(Of::template load<Memory::shared>(shared.coefficients +
+                                                               COEFFICIENTS * at.channel(i)));
     }
     // By a warp for each channel.
     __device__ void finish_each(u32 tile) const {
@@ -266,7 +266,7 @@ struct InShared {
             State sums;
             sums.join_all([&](const auto& see) { each_entry(c, lane, see); }, OverLanes<A>{});
             if (lane > 0) continue;
-            op.coefficients(given_of(c), sums, shared.references[turn * held.channels + c])
+            op.coefficients(inputs_of(c), sums, shared.references[turn * held.channels + c])
                 .store(shared.coefficients + COEFFICIENTS * c);
             sums.store(shared.totals + FIELDS * c);
         }
@@ -278,7 +278,7 @@ struct InShared {
         const u32 ends = first * W < from ? (first + 1) * at.height : 0;  // the channel before
 #pragma unroll 4
         for (u32 entry = first * at.height + lane; entry < end; entry += WARP) {
-            see(State::fetched(sums_of(entry < ends) + entry, at.n_threads()));
+            see(State::from_shared(sums_of(entry < ends) + entry, at.n_threads()));
         }
     }
 
@@ -331,14 +331,14 @@ struct InShared {
     __device__ void use(u32 tile) {
         const u32 channel = threadIdx.x, next = tile + gridDim.x;
         const bool leads = channel < at.n_channels(tile);
-        Given<A> given{};
+        ChannelInputs<A> inputs{};
         A later = 0;
-        if (leads) given = op.given(at.first_channel(tile) + channel);
+        if (leads) inputs = op.channel_inputs(at.first_channel(tile) + channel);
         if (next < held.n_tiles && channel < at.n_channels(next)) later = reference(next, channel);
         Sums sums;
         sum(tile, sums);
-        A* const to = shared.given + 2 * (turn * held.channels + channel);
-        if (leads) to[0] = given.first, to[1] = given.second;
+        A* const to = shared.inputs + 2 * (turn * held.channels + channel);
+        if (leads) to[0] = inputs.first, to[1] = inputs.second;
         if (channel < held.channels)
             shared.references[(1 - turn) * held.channels + channel] = later;
         Of of[W];
@@ -346,7 +346,7 @@ struct InShared {
         apply(tile, of);
         if (leads)
             op.write(at.first_channel(tile) + channel,
-                     State::fetched(shared.totals + FIELDS * channel),
+                     State::from_shared(shared.totals + FIELDS * channel),
                      shared.references[turn * held.channels + channel]);
         turn = 1 - turn;
         head += held.step;

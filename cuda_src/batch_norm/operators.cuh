@@ -55,21 +55,23 @@ struct Normalization {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
     }
-    __device__ Given<A> given(i64 channel) const { return {scale[channel], bias[channel]}; }
-    __device__ Coefficients<A> of_variance(const Given<A>& given, A reference, A offset,
-                                           A variance) const {
-        return {reference, offset, given.first * inv_std(rule, variance), given.second};
+    __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
+        return {scale[channel], bias[channel]};
     }
-    __device__ Coefficients<A> coefficients(const Given<A>& given, const Moments<A>& of,
+    __device__ Coefficients<A> of_variance(const ChannelInputs<A>& inputs, A reference, A offset,
+                                           A variance) const {
+        return {reference, offset, inputs.first * inv_std(rule, variance), inputs.second};
+    }
+    __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Moments<A>& of,
                                             A reference) const {
-        return of_variance(given, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
+        return of_variance(inputs, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
     }
     // Where nothing is summed.
     __device__ Coefficients<A> without_sums(i64 channel) const {
-        return of_variance(given(channel), input_mean[channel], 0, input_var[channel]);
+        return of_variance(channel_inputs(channel), input_mean[channel], 0, input_var[channel]);
     }
     // Numbers of 2-byte types lie further apart than float32 rounds: the mean is subtracted at once.
-    static __device__ Coefficients<A> folded(Coefficients<A> of) {
+    static __device__ Coefficients<A> fold(Coefficients<A> of) {
         if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
         return of;
     }
@@ -104,15 +106,17 @@ struct Gradient {
     i64 n;  // elements of a channel
 
     __device__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
-    __device__ Given<A> given(i64 channel) const { return {scale[channel], inv_std[channel]}; }
-    __device__ Coefficients<A> coefficients(const Given<A>& given, const Slopes<A>& of,
+    __device__ ChannelInputs<A> channel_inputs(i64 channel) const {
+        return {scale[channel], inv_std[channel]};
+    }
+    __device__ Coefficients<A> coefficients(const ChannelInputs<A>& inputs, const Slopes<A>& of,
                                             A reference) const {
-        const A inverse = given.second, count = static_cast<A>(n);
+        const A inverse = inputs.second, count = static_cast<A>(n);
         const A slope = inverse * (of.product[0] * inverse / count);
-        return {reference, of.sum[0] / count, given.first * inverse, slope};
+        return {reference, of.sum[0] / count, inputs.first * inverse, slope};
     }
     __device__ Coefficients<A> without_sums(i64) const { return {}; }  // always summed
-    static __device__ Coefficients<A> folded(const Coefficients<A>& of) { return of; }
+    static __device__ Coefficients<A> fold(const Coefficients<A>& of) { return of; }
     __device__ void write(i64 channel, const Slopes<A>& of, A) const {
         scale_grad.store(channel, n > 0 ? of.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, of.sum[0]);

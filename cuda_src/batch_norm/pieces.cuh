@@ -121,7 +121,7 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
     for (int u = 0; u < DEPTH<Op, W>; ++u) {
         typename Op::A values[W];
 #pragma unroll
-        for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of, batch, u, i);
+        for (int i = 0; i < W; ++i) values[i] = map_element<Op>(of, batch, u, i);
         if (u < batch.n)
             vec::store_streaming(reinterpret_cast<Vec<T, W>*>(op.result + at.element),
                                  vec::from_acc<T>(values));
@@ -146,8 +146,8 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     sums.join(OverBlock<A>{of_warp});
     if (threadIdx.x == 0) op.write(channel, sums, references[0]);
     if (op.result)
-        write_batch<Op, W>(op, op.coefficients(op.given(channel), sums, references[0]), batch,
-                           first, pieces);
+        write_batch<Op, W>(op, op.coefficients(op.channel_inputs(channel), sums, references[0]),
+                           batch, first, pieces);
 }
 
 // One channel a tile, parts of which are so many slots.

@@ -172,7 +172,7 @@ struct Finish {
         const Counters& counters = scratch.counters;
         const i64 channel = walk.first_channel(tile) + x;
         A reference = 0;
-        Given<A> given{};
+        ChannelInputs<A> inputs{};
         State all;
         // One code for groups and tile: it is run seldom, and is in no cache when it is.
 #pragma unroll 1
@@ -182,14 +182,15 @@ struct Finish {
                                      : counters.grouped(item, n_groups, first / of_group, schedule);
             if (!reduce::arrives_last(ticket, whole ? n_groups : n, last)) return;
             if (whole && y == 0)
-                reference = op.reference(channel, walk.length(), 1), given = op.given(channel);
+                reference = op.reference(channel, walk.length(), 1),
+                inputs = op.channel_inputs(channel);
             all =
                 sums(whole ? 0 : first, whole ? schedule.n_parts : first + n, whole ? of_group : 1);
             if (whole) break;
             if (y == 0) all.store(of_part(first) + x, width);
         }
         if (y == 0)
-            op.coefficients(given, all, reference)
+            op.coefficients(inputs, all, reference)
                 .store(scratch.coefficients + COEFFICIENTS * channel);
         if (schedule.applies) counters.finished(item.tile);
         if (y == 0) op.write(channel, all, reference);

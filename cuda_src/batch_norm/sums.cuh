@@ -260,7 +260,7 @@ struct Moments {
         return all;
     }
     // Reads what `store` wrote to shared memory.
-    static __device__ Moments fetched(const A* from, u32 apart = 1) {
+    static __device__ Moments from_shared(const A* from, u32 apart = 1) {
         Moments moments;
         moments.n = from[0], moments.sum[0] = from[apart], moments.squares[0] = from[2 * apart];
         return moments;
@@ -335,7 +335,7 @@ struct Slopes {
             if (i >= first && i < last) all.merge(of(i));
         return all;
     }
-    static __device__ Slopes fetched(const A* from, u32 apart = 1) {
+    static __device__ Slopes from_shared(const A* from, u32 apart = 1) {
         Slopes slopes;
         slopes.sum[0] = from[0], slopes.product[0] = from[apart];
         return slopes;
