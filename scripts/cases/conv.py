@@ -43,7 +43,7 @@ class Layer(NamedTuple):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Of all operators."""
+        """Attributes of all operators."""
         return {
             "group": self.group,
             "strides": (self.stride,) * 2,
@@ -93,7 +93,7 @@ def _array(rng: Any, shape: tuple[int, ...], dtype: Dtype, last: bool) -> Any:
 
 
 def shapes(op: str, layer: Layer) -> dict[str, tuple[int, ...]]:
-    """Of all arrays. Of transposed convolutions X has the layer's filters as channels."""
+    """Shapes of all arrays; X of a transposed convolution has the layer's filters as channels."""
     channels, extents = layer.channels, (layer.side,) * 2
     w = (layer.filters, layer.channels // layer.group, layer.extent, layer.extent)
     if "Transpose" in op:

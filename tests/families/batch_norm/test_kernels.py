@@ -178,7 +178,7 @@ def test_large_offsets(anywhere, rng, shape) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 2, 9000), (9000, 2), (300, 2, 6, 5)])
 def test_a_first_element_far_from_all_others(anywhere, rng, shape) -> None:
-    """What elements are taken relative to is no place to lose digits of the deviation at."""
+    """The reference of elements costs no digits of the deviation."""
     x = rng.standard_normal(shape).astype(FLOAT32)
     x[0].reshape(2, -1)[:, 0] = 1e5
     flat = np.moveaxis(x, 1, 0).reshape(2, -1).astype(FLOAT64)

@@ -39,7 +39,7 @@ def normalized(x, scale, bias, epsilon=EPSILON):
 
 
 def both(rng, shape, epsilon=EPSILON):
-    """What the forward takes, the gradient of its result, the forward's outputs."""
+    """Inputs of the forward, the gradient of its result, the forward's outputs."""
     given = inputs(rng, "BatchNormInternal", shape, DOUBLE)
     results = get_op("BatchNormInternal")(epsilon=epsilon)(*[g.copy() for g in given])
     return given, rng.standard_normal(shape), results
@@ -218,7 +218,7 @@ def test_a_row_of_types_that_is_not_there(anywhere) -> None:
 
 @pytest.mark.parametrize("statistics", [BFLOAT16, FLOAT32], ids=str)
 def test_parameters_of_bfloat16_are_their_numbers(anywhere, statistics, rng) -> None:
-    """What is computed is that of the same numbers in float32, rounded to bfloat16."""
+    """Results are those of the same numbers in float32, rounded to bfloat16."""
     seed = int(rng.integers(2**31))
 
     def run(name: str, parameters: type, row: type) -> list:

@@ -15,7 +15,7 @@ from cupy_training_ops.plan import Device
 
 @pytest.mark.parametrize("kib", [227, 163, 99, 64])
 def test_tiles_and_rings_fit_into_shared_memory(rng, kib) -> None:
-    """Those of all blocks of a multiprocessor, with what the system takes for each."""
+    """Tiles of all blocks of a multiprocessor fit, with what the system takes for each."""
     for outer, n, length in rng.integers((1, 64, 1), (600, 2048, 300), (300, 3)).tolist():
         for of_arrays in ((1, 2, 3), (2, 2, 2), (1, 4, 3), (2, 4, 2)):
             found = tiles_of(kib, Channels(outer, n, length), *of_arrays)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What orders work: arrays pass as they are, one record is for one wait, a step comes in halves."""
+"""Control flow: arrays pass as they are, one record is for one wait, a step comes in halves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .threads import X, echo, same
 
 
 def every_kind(place) -> list:
-    """Of each type, one with strides, one without elements, one twice."""
+    """Arrays of each type, one with strides, one without elements, one twice."""
     found = [place(np.zeros((2, 3), dtype)) for dtype in FIXED_SIZE]
     return [*found, found[0].T, found[1][:, ::2], found[2][:0], found[0]]
 

@@ -18,7 +18,7 @@ from .threads import LIMIT, X, echo, same, threads_of
 
 
 def product(a, b):
-    """Of matrices, without a library for it."""
+    """A product of matrices, without a library for it."""
     return (a[:, :, None] * b[None]).sum(axis=1)
 
 
@@ -236,7 +236,7 @@ def plain():
 
 
 class Kept:
-    """What a step yielded before."""
+    """Results that a step yielded before."""
 
     last = None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tests of control share: arrays, threads, a body that echoes."""
+"""Arrays, threads and a body that echoes, for tests of control."""
 
 from __future__ import annotations
 

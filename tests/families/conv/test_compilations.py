@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is compiled together: few compilations for all, few kernels in each, so that a first call
+"""Kernels that are compiled together: few compilations, few kernels in each, so that a first call
 waits for neither."""
 
 from __future__ import annotations

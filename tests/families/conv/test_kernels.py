@@ -65,7 +65,7 @@ def planned(name: str, device: Device, layer, wanted: str, dtype=FLOAT16):
 
 
 def blocks_of(plan) -> tuple[int, int]:
-    """Of the launch that multiplies what is staged: those of an image, and of weights."""
+    """Blocks of the launch over staged arrays: those of an image, and of weights."""
     (found,) = (step for step in plan.steps if step.symbol == "conv__staged")
     weights = found.args[6]
     return found.config.grid[0] - weights, weights
@@ -97,7 +97,7 @@ def test_scratch_memory_of_a_million_depthwise_filters_is_bounded() -> None:
 @gradients
 @pytest.mark.parametrize("layer", LAYERS[:5], ids=str)
 def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
-    """Those that are launch what each does alone; but dB of a Conv is summed by dW's launches, and
+    """Results together launch what each does alone; but dW's launches sum dB of a Conv, and
     staged arrays are read by blocks of one launch."""
     alone = {one: symbols(planned(name, DEVICES[1], layer, one)) for one in "XWB"}
     *_, group = layer

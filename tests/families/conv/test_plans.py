@@ -163,7 +163,7 @@ def test_what_is_staged(change, expected) -> None:
 
 
 def test_a_model_of_waves() -> None:
-    """Of 264 slots; those that take longest begin first."""
+    """Blocks that take longest are the first in the 264 slots."""
     one = Blocks(264, 10.0)
     assert time_of(264, [one]) == 10
     assert time_of(264, [Blocks(265, 10.0)]) == 20
@@ -243,7 +243,7 @@ def test_nothing_is_summed_where_there_is_nothing() -> None:
 
 
 def test_residues_of_a_stride_have_tiles_of_their_own() -> None:
-    """Of strides beyond the image there are no more residues than positions."""
+    """Strides beyond the image have no more residues than positions."""
     c = layer(8, 8, 12, 1, 5)
     layout = launches(plans(c, FLOAT32)["X"])[-1].args[-1]
     assert layout["residues"].tolist() == [1, 5, 5]

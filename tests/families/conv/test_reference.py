@@ -285,7 +285,7 @@ def test_nothing_to_compute(anywhere, shape, attributes, extents, dtype) -> None
 
 @floats
 def test_nothing_to_compute_of_a_transposed_one(anywhere, dtype) -> None:
-    """Of an empty X, Y is the bias."""
+    """Y of an empty X is the bias."""
     x, w, b = (np.ones(s, dtype) for s in ((2, 6, 0), (6, 2, 3), 4))
     y = get_op("ConvTranspose")(group=2)(*map(anywhere.place, (x, w, b)))
     assert anywhere.host(y).tolist() == np.ones((2, 4, 2)).tolist()

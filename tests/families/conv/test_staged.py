@@ -182,7 +182,7 @@ def check(
 
 
 def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
-    """What Y changes by along dY is what X gives along dX, and W along dW."""
+    """The change of Y along dY is that of X along dX, and of W along dW."""
     x, w, dy = (a.astype(FLOAT64) for a in (x, w, dy))
     for one, other in ((x, dx), (w, dw)):
         size = max(np.linalg.norm(a) * np.linalg.norm(b) for a, b in ((y, dy), (one, other)))
@@ -268,7 +268,7 @@ def test_sums_of_weights_in_parts(run, rng, staged, monkeypatch, by_warpgroups) 
 
 
 def test_weights_are_written_where_no_vector_begins(run, rng, staged) -> None:
-    """Of channels that are whole vectors."""
+    """Channels are whole vectors."""
     staged(PANEL, False)
     dy, x, w = (
         rng.standard_normal(s).astype(FLOAT16) for s in ((1, 16, 9), (1, 16, 9), (16, 16, 1))
@@ -299,7 +299,7 @@ def test_the_gradient_of_a_bias_alone(run, rng, staged, rows, by_warpgroups) -> 
 @pytest.mark.parametrize("tile", tiles(), ids=name_of)
 @layouts
 def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
-    """Of 36 kinds, 936 in all; an emulated one takes seconds."""
+    """One of 36 kinds, 936 in all; an emulated one takes seconds."""
     types, rows, by_warpgroups = tile
     with Run("cuda", seed) as run:
         if by_warpgroups and not has_warpgroups_here():
@@ -311,7 +311,7 @@ def test_many_cases_on_a_gpu_are_jax(seed, staged, tile, layout) -> None:
 
 
 def has_warpgroups_here() -> bool:
-    """Of the first GPU."""
+    """Return True if kernels of warpgroups run on the first GPU."""
     from cupy_training_ops.device.cuda import BACKEND
 
     return BACKEND.device(0).has_warpgroups

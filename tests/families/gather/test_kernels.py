@@ -190,7 +190,7 @@ def test_a_million_duplicates_in_float16(run, rng) -> None:
 
 
 def test_many_duplicates_in_float16(run, rng) -> None:
-    """What a running float16 sum loses: it stops growing at 2^-5 * 2^11."""
+    """A running float16 sum loses much: it stops growing at 2^-5 * 2^11."""
     dy = (2.0**-5 * (1 + 0.1 * rng.standard_normal((20_000, 2)))).astype(FLOAT16)
     check_sums(run, (3, 2), np.where(np.arange(len(dy)) % 2, -2, 1), dy, 1e-3)
 

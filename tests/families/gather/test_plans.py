@@ -210,7 +210,7 @@ def test_workspace_is_a_small_part_of_the_data() -> None:
 
 
 def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
-    """What rows or slices past 2^32 take, here made to be taken."""
+    """Keys of 64 bits, for rows or slices past 2^32, here for fewer."""
     monkeypatch.setattr(segmented_sum, "MAX_32_BIT", 20)
     assert Sizes(1, 21, 4, 1).key == np.uint64
     indices, dy = rng.integers(-30, 30, 300), rng.standard_normal((2, 300, 3)).astype(FLOAT32)

@@ -199,7 +199,7 @@ def test_pytorch_gets_bfloat16_and_strides(rng) -> None:
 
 
 def test_pytorch_output_without_a_gradient(torch) -> None:
-    """What is sent for it goes nowhere, as in PyTorch."""
+    """A gradient that is sent for it goes nowhere, as in PyTorch."""
 
     class Signs(torch.autograd.Function):
         """2 x, and where x is positive."""

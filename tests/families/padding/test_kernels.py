@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is special about slicing, padding and unpadding, on every provider."""
+"""Slicing, padding and unpadding on every provider: what is special about them."""
 
 from __future__ import annotations
 

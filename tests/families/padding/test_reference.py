@@ -28,7 +28,7 @@ def test_slice_grad_of_worked_examples() -> None:
 
 
 def positions(extent: int, start: int, end: int, step: int) -> list[int]:
-    """What ONNX Slice 13 takes of an axis, found by walking."""
+    """Positions that ONNX Slice 13 takes of an axis, by walking."""
     start += extent if start < 0 else 0
     end += extent if end < 0 else 0
     at = min(max(start, 0), extent if step > 0 else extent - 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is special about pools, on every provider."""
+"""Pools on every provider: what is special about them."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 
 def in_both_ways(run, monkeypatch, make, inputs, offset):
-    """What kernels for any windows give and what those for these give, which are the same bits."""
+    """Kernels for any windows and those for these give the same bits."""
     results = []
     for most, suffix in ((0, ""), (plan_tiles.MAX_TAPS, "__tiles")):
         op = make()

@@ -84,7 +84,7 @@ NODES = [
 
 
 def by_onnx(op: str, x: np.ndarray, **given: object) -> np.ndarray:
-    """What onnx's own evaluator gives."""
+    """Results of onnx's own evaluator."""
     onnx = pytest.importorskip("onnx", reason="compared with onnx.reference")
     reference = pytest.importorskip("onnx.reference")
     node = onnx.helper.make_node(op, ["X"], ["Y"], **given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is special about ResizeGrad, on every provider."""
+"""ResizeGrad on every provider: what is special about it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ RESIZED = [
 
 
 def weights(n: int, m: int, mode: str) -> np.ndarray:
-    """What each of n pixels gives to each of m, by exact fractions."""
+    """The share of each of n pixels in each of m, by exact fractions."""
     table = np.zeros((m, n))
     for o in range(m):
         if mode == "align_corners":

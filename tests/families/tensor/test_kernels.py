@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is special about views, joining and splitting, on every provider."""
+"""Views, joining and splitting on every provider: what is special about them."""
 
 from __future__ import annotations
 
