@@ -124,7 +124,7 @@ def are_few(sizes: Sizes) -> bool:
 
 def sums_parents(sizes: Sizes, runs: int) -> bool:
     """Return True if blocks sum the nodes above theirs: of one batch, with one node each."""
-    return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
+    return sizes.B == 1 and items_grid(1, 1, runs, 1)[0].block[1] <= FANOUT
 
 
 def alone_nbytes(rows: int) -> int:
@@ -140,7 +140,7 @@ def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
-def spread(batches: int, n: int, runs: int, packets: int) -> tuple[plans.Config, np.void]:
+def items_grid(batches: int, n: int, runs: int, packets: int) -> tuple[plans.Config, np.void]:
     """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
     lanes = min(THREADS, 1 << (plans.ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
@@ -303,7 +303,7 @@ class Scatter:
         for i, count in enumerate(counts):
             if merged and i == 1:
                 continue
-            config, items = spread(s.B, count, runs, 1)
+            config, items = items_grid(s.B, count, runs, 1)
             first = n_starts if i == 0 else 0
             blocks = config.grid[0] + first
             config = plans.Config((blocks, *config.grid[1:]), config.block)
@@ -339,7 +339,7 @@ class Scatter:
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
         n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
-        config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
+        config, items = items_grid(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         numbers = rows, n_sums(counts), len(counts), n_long
         symbol = "gather__sum_rows" if self.packet > 1 else "gather__sum_rows__scalar"
@@ -348,7 +348,7 @@ class Scatter:
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
-        config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
+        config, items = items_grid(s.B, s.K, s.W, ATOMIC_ITEMS)
         return self.atomic(self.kernels.atomic, config, items, s.argument)
 
     def atomic(self, symbol: str, config: plans.Config, *args: object) -> plans.Plan:

@@ -29,7 +29,7 @@ def gather_grad(
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
     axis %= len(shape)
-    rows, inside = _wrapped(indices.ravel(), shape[axis])
+    rows, inside = _wrap(indices.ravel(), shape[axis])
     batches, width = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     slices = dy.reshape(batches, rows.size, width)
     sums = np.zeros((shape[axis], batches, width))
@@ -49,7 +49,7 @@ def gather_nd_grad(
 ) -> HostArray:
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
-    tuples, exists = _wrapped(indices.reshape(-1, k), np.array(index_shape))
+    tuples, exists = _wrap(indices.reshape(-1, k), np.array(index_shape))
     inside = np.all(exists, axis=-1)
     per_batch = math.prod(indices.shape[batch_dims:-1])
     rows = np.arange(len(tuples)) // max(per_batch, 1)
@@ -73,7 +73,7 @@ def gather_elements_grad(
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
     axis %= len(shape)
-    places, inside = _wrapped(indices, shape[axis])
+    places, inside = _wrap(indices, shape[axis])
     coordinates: list[HostArray] = list(np.indices(indices.shape, sparse=True))
     coordinates[axis] = places
     target = sum(c * math.prod(shape[d + 1 :]) for d, c in enumerate(coordinates))
@@ -82,7 +82,7 @@ def gather_elements_grad(
     return cast(sums.reshape(shape), dy.dtype)
 
 
-def _wrapped(indices: HostArray, extent: int | HostArray) -> tuple[HostArray, HostArray]:
+def _wrap(indices: HostArray, extent: int | HostArray) -> tuple[HostArray, HostArray]:
     """Indices counted from the front, and which of them exist."""
     wide = indices.astype(np.int64)
     front = np.where(wide < 0, wide + extent, wide)

@@ -64,7 +64,7 @@ def test_levels(slices, expected) -> None:
 )
 def test_grids(batches, n, runs, packets, grid, block) -> None:
     """Every item of every batch has its thread, and 32 bits hold an item's number in its fold."""
-    config, items = segmented_sum.spread(batches, n, runs, packets)
+    config, items = segmented_sum.items_grid(batches, n, runs, packets)
     assert (config.grid, config.block) == (grid, block)
     assert items["fold"] == 1 or items["fold"] * items["n"] < 2**32
     assert config.grid[2] * items["fold"] >= batches
