@@ -16,10 +16,10 @@ from ..device.compiler import kernel, slot_options
 from ..errors import CompileError
 from ..testing.idle import Module, modules
 from .errors import CHECK_FAILED
+from .machine import require_gpu
+from .parameter_types import chosen_samples, op_option
 from .processes import Attempts, Outcome, workers
-from .progress import progress
-from .provider import require_gpu
-from .sampling import chosen_samples, op_option
+from .terminal import progress
 
 
 @click.command("compile")
@@ -65,7 +65,7 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
     index = cupy.cuda.runtime.getDevice()
     target = f"sm_{cupy.cuda.Device(index).compute_capability}"
     wanted = modules(samples, BACKEND.device(index))
-    return _failures(wanted, target, partial(attempts, partial(_cached, index)))
+    return _failures(wanted, target, partial(attempts, partial(_compile_cached, index)))
 
 
 def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
@@ -97,7 +97,7 @@ def _failures(
     return failures
 
 
-def _cached(index: int, module: Module) -> str | None:
+def _compile_cached(index: int, module: Module) -> str | None:
     """Compile and load as a call on this GPU does; what went wrong, or None."""
     from ..device.cuda import BACKEND
 

@@ -17,8 +17,8 @@ import click
 from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
 from .errors import Failure, writing
 from .inputs import NAMELESS, STREAM
-from .printable import say
-from .signals import ends_with
+from .processes import ends_with
+from .terminal import say
 
 force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
 
@@ -31,7 +31,7 @@ sync_option = click.option(
 
 
 def is_folder(out: str) -> bool:
-    """Whether files are to be made in it: a folder, or what ends like one."""
+    """Return True if files are to be made in it: a folder, or a path that ends like one."""
     return out.endswith(("/", os.sep)) or os.path.isdir(out)
 
 
@@ -72,14 +72,14 @@ def make_folder(out: str) -> None:
 
 
 @contextlib.contextmanager
-def replaced(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
+def open_out(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
     with ends_with(remove_unfinished), writing(out), _stream(out, sync) as stream:
         yield stream
 
 
 def say_done(out: str, done: str) -> None:
-    """What was done: on stderr where OUT is no file of its own, for that may be stdout."""
+    """Say so: on stderr where OUT is no file of its own, for that may be stdout."""
     say(f"{out}: {done}", err=out == STREAM or not is_replaced(Path(out)))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from ..codecs.fidelity import SIGN_CODECS
-from .recommend import ENOUGH_DB, Quality, Recommendation, keeps_values, recommend, snr_db
-from .trial import Subject, Trial
+from ..codecs.fidelity import SIGN_CODECS, Fidelity
+from .trial import Quality, Subject, Trial, in_words, keeps_values, snr_db
 
+ENOUGH_DB = 30.0  # noise of a thousandth of the signal's power
+RIVALS = 2  # that are named beside the codec recommended
 WORST_FIRST = ("FAIL", "MISSED", "ok")
 
 
@@ -61,7 +63,7 @@ class Summary:
         return added
 
     def codecs(self) -> list[Total]:
-        """What each codec did, in the order in which they were tried."""
+        """The total of each codec, in the order in which they were tried."""
         names = dict.fromkeys(trial.name for array in self.arrays for trial in array.trials)
         return [self._total(name) for name in names]
 
@@ -79,8 +81,8 @@ class Summary:
         signs = [t for t in self.codecs() if t.codec in SIGN_CODECS and t.ratio > 1]
         return max(signs, key=lambda total: total.ratio, default=None)
 
-    def failed(self) -> bool:
-        """Whether a codec missed its bound, or what was asked for."""
+    def has_failed(self) -> bool:
+        """Return True if a codec missed its bound, or the quality asked for."""
         return any(total.verdict != "ok" for total in self.codecs())
 
     def _total(self, name: str) -> Total:
@@ -99,3 +101,60 @@ class Summary:
 
 def _ratio(before: int, after: int) -> float:
     return before / after if after else 1.0
+
+
+# ---- which codec for an array --------------------------------------------------------------------
+
+
+class Measured(Protocol):
+    """A codec on an array, as it was measured."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ratio(self) -> float: ...
+    @property
+    def fidelity(self) -> Fidelity: ...
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A codec's name, or None where none is worth it."""
+
+    codec: str | None
+    reason: str
+
+
+def recommend(measured: Sequence[Measured], quality: Quality) -> Recommendation:
+    """The codec that keeps values at this quality in the fewest bytes; of equals the most faithful.
+
+    One that keeps the sign alone is never recommended: whether that is enough, no figure says.
+    """
+    values = [m for m in measured if keeps_values(m.fidelity) or m.fidelity.lost]
+    smaller = [m for m in values if m.ratio > 1]
+    good = [m for m in smaller if not m.fidelity.violations and not quality.shortfall(m.fidelity)]
+    if not good:
+        return Recommendation(None, _why_none(smaller, quality))
+    best = max(good, key=lambda m: (m.ratio, snr_db(m.fidelity)))
+    rivals = [m for m in smaller if m is not best and m.ratio >= best.ratio]
+    return Recommendation(best.name, f"{_figures(best)}; {_why_not(rivals)}")
+
+
+def _figures(one: Measured) -> str:
+    return f"ratio {one.ratio:.1f}, {in_words(one.fidelity)}"
+
+
+def _why_not(rivals: Sequence[Measured]) -> str:
+    """The most faithful of what is as small or smaller."""
+    if not rivals:
+        return "the smallest"
+    named = sorted(rivals, key=lambda m: snr_db(m.fidelity), reverse=True)[:RIVALS]
+    return "no larger: " + ", ".join(f"{m.name} ({in_words(m.fidelity)})" for m in named)
+
+
+def _why_none(smaller: Sequence[Measured], quality: Quality) -> str:
+    if not smaller:
+        return "nothing tried that keeps values makes it smaller"
+    closest = max(smaller, key=lambda m: (snr_db(m.fidelity), m.ratio))
+    short = quality.shortfall(closest.fidelity) or "outside its bound"
+    return f"closest: {closest.name}, ratio {closest.ratio:.1f}, {short}"

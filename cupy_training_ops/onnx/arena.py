@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     nbytes: int
 
 
-def planned(blocks: Sequence[Block]) -> Plan:
+def place_blocks(blocks: Sequence[Block]) -> Plan:
     """Large ones first, each at the lowest place that is free as long as it lives."""
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, i))
     sizes = np.array([-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in blocks], np.int64)
@@ -67,7 +67,7 @@ class Recorder:
         import cupy
 
         self._pool, self._cuda, self._device = pool, cupy.cuda, cupy.cuda.runtime.getDevice()
-        self._taken: list[list[int]] = []
+        self._blocks: list[list[int]] = []
         self._places: dict[int, int] = {}
         self._time = 0
 
@@ -77,29 +77,31 @@ class Recorder:
         if not nbytes:
             return memory
         self._time += 1
-        place = len(self._taken)
-        self._taken.append([nbytes, self._time, FOREVER])
+        place = len(self._blocks)
+        self._blocks.append([nbytes, self._time, FOREVER])
         self._places[memory.ptr] = place
-        held = _Held(self, place, memory)
-        owned = self._cuda.UnownedMemory(memory.ptr, nbytes, held, self._device)
+        lease = _Lease(self, place, memory)
+        owned = self._cuda.UnownedMemory(memory.ptr, nbytes, lease, self._device)
         return self._cuda.MemoryPointer(owned, 0)
 
-    def let_go(self, place: int) -> None:
-        """What was taken as the so many-th is free."""
+    def free(self, place: int) -> None:
+        """Note that a block is free, by its place among all."""
         self._time += 1
-        self._taken[place][2] = self._time
+        self._blocks[place][2] = self._time
 
     def plan(self, results: Sequence[Any]) -> Plan:
         """That of the step, now that all but its results is let go; what else is still there was
         made once, for later steps too."""
-        kept = {self._places.get(array.data.mem.ptr) for array in results}
+        lasting = {self._places.get(array.data.mem.ptr) for array in results}
         blocks = [
-            Block(*taken) for i, taken in enumerate(self._taken) if taken[2] != FOREVER or i in kept
+            Block(*block)
+            for i, block in enumerate(self._blocks)
+            if block[2] != FOREVER or i in lasting
         ]
-        return planned(blocks)
+        return place_blocks(blocks)
 
 
-class _Held:
+class _Lease:
     """Keeps memory of a pool until an array lets go of it."""
 
     __slots__ = ("_memory", "_place", "_recorder")
@@ -108,7 +110,7 @@ class _Held:
         self._recorder, self._place, self._memory = recorder, place, memory
 
     def __del__(self) -> None:
-        self._recorder.let_go(self._place)
+        self._recorder.free(self._place)
 
 
 class OtherMemoryError(ProviderError):
@@ -138,5 +140,5 @@ class Arena:
 
     @property
     def is_used(self) -> bool:
-        """Whether all of the plan was taken."""
+        """True if all of the plan was taken."""
         return self._next == len(self._plan.sizes)

@@ -44,7 +44,7 @@ def _is(value: object, kind: Any) -> bool:
 
 
 def _item(kind: Any) -> type | None:
-    """What a list of numbers has; None of other kinds."""
+    """The type of the numbers in a list; None of other kinds."""
     item = get_args(kind)[0] if get_args(kind) else None
     return item if item in _LISTS else None
 

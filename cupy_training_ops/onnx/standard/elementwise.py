@@ -12,9 +12,8 @@ import numpy as np
 from ...dtypes import element_type
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
-from ..ours import dense
 from . import packed
-from .halves import widened
+from .arrays import dense, widened
 from .table import standard
 
 Array = Any

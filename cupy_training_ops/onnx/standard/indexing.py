@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, shown
-from .halves import wide
+from .arrays import wide
 from .table import axis_of, standard
 
 Array = Any

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .arrays import wide, widened
 from .elementwise import scalar
-from .halves import wide, widened
 from .table import standard
 
 Array = Any

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import HALVES, wide
 from .elementwise import refuse_mixed, scalar
-from .halves import HALVES, wide
 from .table import standard
 
 Array = Any

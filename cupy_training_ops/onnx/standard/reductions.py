@@ -10,9 +10,8 @@ import numpy as np
 
 from ...dtypes import FLOATS
 from ...registry import get_op
-from ..ours import dense
+from .arrays import dense, wide, widened
 from .elementwise import scalar
-from .halves import wide, widened
 from .table import axis_of, standard
 
 Array = Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Half types: what sums them computes in float32, and rounds once."""
+"""Arrays as functions need them: without gaps; sums of half types in float32, rounded once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 Array = Any
 Module = Any
 HALVES = (FLOAT16, BFLOAT16)
+
+
+def dense(xp: Module, value: Any) -> Any:
+    """An array without gaps, as operators take it; anything else as it is."""
+    flags = getattr(value, "flags", None)
+    return value if flags is None or flags.c_contiguous else xp.ascontiguousarray(value)
 
 
 def wide(x: Array) -> Array:

@@ -24,14 +24,17 @@ def with_tf32(graph: Graph) -> Graph:
     )
 
 
-def with_whole_products(graph: Graph) -> Graph:
-    """The graph with products that give what is needed of them, in place of what is made of it."""
-    graph = _with_turned_products(_without_other_names(graph))
-    return _with_scaled_factors(_with_scaled_products(_with_turned_factors(graph)))
+def fuse_products(graph: Graph) -> Graph:
+    """Take transposes and factors beside products of matrices into the products.
+
+    Transpose(MatMul(x, w)) / 8 becomes FusedMatMul(x, w, transY=1, alpha=1/8).
+    """
+    graph = _with_transposed_products(_without_other_names(graph))
+    return _with_scaled_factors(_with_scaled_products(_with_transposed_factors(graph)))
 
 
 def _without_other_names(graph: Graph) -> Graph:
-    """What is called by two names inside of the graph has the first one alone."""
+    """Call a value by its first name alone, without Identity nodes inside of the graph."""
     outputs = {item.name for item in graph.outputs}
     names: dict[str, str] = {}
     nodes = []
@@ -44,87 +47,89 @@ def _without_other_names(graph: Graph) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _with_turned_products(graph: Graph) -> Graph:
-    """A product that is needed transposed alone is that of the transposed factors."""
+def _with_transposed_products(graph: Graph) -> Graph:
+    """(A B)^T = B^T A^T, where a product is needed transposed alone."""
     reads = _reads(graph)
-    products = {node.outputs[0]: node for node in graph.nodes if _can_be_turned(node)}
+    products = {node.outputs[0]: node for node in graph.nodes if _is_product(node)}
     turned = {
         node.inputs[0]: node.outputs[0]
         for node in graph.nodes
-        if _turns(node) and node.inputs[0] in products and reads[node.inputs[0]] == 1
+        if _is_transpose(node) and node.inputs[0] in products and reads[node.inputs[0]] == 1
     }
     gone = set(turned.values())
+    nodes = [node for node in graph.nodes if not gone.intersection(node.outputs)]
     return graph.with_nodes(
-        _turned(node, turned[node.outputs[0]]) if node.outputs[:1] and node.outputs[0] in turned
+        _transpose_product(node, turned[node.outputs[0]])
+        if node.outputs[:1] and node.outputs[0] in turned
         else node
-        for node in graph.nodes
-        if not gone.intersection(node.outputs)
-    )  # fmt: skip
+        for node in nodes
+    )
 
 
 def _is_plain_gemm(node: Node) -> bool:
     return node.op_type == "Gemm" and node.is_standard and not any(node.inputs[2:])
 
 
-def _can_be_turned(node: Node) -> bool:
-    """Whether a node is a product of matrices, or of batches of them in front."""
+def _is_product(node: Node) -> bool:
+    """Return True if a node is a product of matrices, or of batches of them in front."""
     moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
     return _is_plain_gemm(node) or (node.op_type == "FusedMatMul" and not moves)
 
 
-def _turns(node: Node) -> bool:
-    """Whether a node swaps the last two dimensions alone."""
+def _is_transpose(node: Node) -> bool:
+    """Return True if a node swaps the last two dimensions alone."""
     perm = list(node.attributes.get("perm") or ())
     rank = len(perm)
     last = [*range(rank - 2), rank - 1, rank - 2]
     return node.op_type == "Transpose" and node.is_standard and rank > 1 and perm == last
 
 
-def _turned(node: Node, name: str) -> Node:
-    """The product of the transposed factors in the other order; of one whose factors may be
-    vectors this is found out as it runs."""
-    known = node.attributes
+def _transpose_product(node: Node, name: str) -> Node:
+    """The product of the transposed factors in the other order; where factors may be vectors,
+    transY decides that as it runs."""
+    attributes = node.attributes
     if node.op_type == "FusedMatMul":
-        return replace(node, outputs=(name,), attributes={**known, "transY": 1})
-    flags = {"transA": not known.get("transB"), "transB": not known.get("transA")}
+        return replace(node, outputs=(name,), attributes={**attributes, "transY": 1})
+    flags = {"transA": not attributes.get("transB"), "transB": not attributes.get("transA")}
     a, b = node.inputs[:2]
-    return replace(node, inputs=(b, a), outputs=(name,), attributes={**known, **flags})
+    return replace(node, inputs=(b, a), outputs=(name,), attributes={**attributes, **flags})
 
 
-def _with_turned_factors(graph: Graph) -> Graph:
-    """Products that read factors as they are, in place of transposed ones."""
-    sources = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _turns(node)}
+def _with_transposed_factors(graph: Graph) -> Graph:
+    """Read factors as they are, with transA and transB, in place of transposed ones."""
+    sources = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _is_transpose(node)}
     changed = graph.with_nodes(
         _of_sources(node, sources) if _has_alpha(node) else node for node in graph.nodes
     )
     reads = _reads(changed)
     return changed.with_nodes(
-        node for node in changed.nodes if not _turns(node) or reads[node.outputs[0]]
+        node for node in changed.nodes if not _is_transpose(node) or reads[node.outputs[0]]
     )
 
 
 def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
-    """A product of what these values are transposed of."""
+    """The product of the sources of its transposed factors."""
     flags = [bool(node.attributes.get(f"trans{x}")) for x in "AB"]  # any integer but 0
-    turned = [name in sources for name in node.inputs[:2]]
+    are_transposed = [name in sources for name in node.inputs[:2]]
     moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
-    if moves or not any(turned):
+    if moves or not any(are_transposed):
         return node
     inputs = tuple(sources.get(name, name) for name in node.inputs[:2])
-    known = {f"trans{x}": flag ^ turns for x, flag, turns in zip("AB", flags, turned, strict=True)}
-    found = _with_alpha(replace(node, inputs=(*inputs, *node.inputs[2:])), 1.0)
-    return replace(found, attributes={**found.attributes, **known})
+    new = [flag ^ swaps for flag, swaps in zip(flags, are_transposed, strict=True)]
+    product = _with_alpha(replace(node, inputs=(*inputs, *node.inputs[2:])), 1.0)
+    attributes = {**product.attributes, "transA": new[0], "transB": new[1]}
+    return replace(product, attributes=attributes)
 
 
 def _with_scaled_products(graph: Graph) -> Graph:
-    """A product that is divided by a number, or multiplied, is one with an alpha."""
+    """Multiply or divide a product by a number as its alpha."""
     reads = _reads(graph)
     products = {node.outputs[0]: node for node in graph.nodes if _has_alpha(node)}
     scaled: dict[str, tuple[str, float]] = {}
     for node in graph.nodes:
-        found = _scale_of(graph, node)
-        if found is not None and found[0] in products and reads[found[0]] == 1:
-            scaled[found[0]] = node.outputs[0], found[1]
+        factor = _factor_of(graph, node)
+        if factor is not None and factor[0] in products and reads[factor[0]] == 1:
+            scaled[factor[0]] = node.outputs[0], factor[1]
     gone = {name for name, _ in scaled.values()}
     return graph.with_nodes(
         _with_alpha(replace(node, outputs=scaled[node.outputs[0]][:1]), scaled[node.outputs[0]][1])
@@ -136,22 +141,22 @@ def _with_scaled_products(graph: Graph) -> Graph:
 
 
 def _with_scaled_factors(graph: Graph) -> Graph:
-    """What is scaled for products alone is scaled by their alphas."""
+    """Multiply values that products alone read by the products' alphas."""
     outside = {item.name for item in graph.outputs}
     for node in graph.nodes:
         outside.update(() if _has_alpha(node) else node.inputs)
     reads = _reads(graph)
     scaled: dict[str, tuple[str, float]] = {}
     for node in graph.nodes:
-        found = _scale_of(graph, node)
+        factor = _factor_of(graph, node)
         name = node.outputs[0] if node.outputs else ""
-        if found is not None and name not in outside and reads[name]:
-            scaled[name] = found
-    return graph.with_nodes(_unscaled(graph, scaled))
+        if factor is not None and name not in outside and reads[name]:
+            scaled[name] = factor
+    return graph.with_nodes(_without_factors(graph, scaled))
 
 
-def _unscaled(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> Iterator[Node]:
-    """The nodes without those that scale; products have their scale."""
+def _without_factors(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> Iterator[Node]:
+    """The nodes without those that multiply by a number, which the products do instead."""
     for node in graph.nodes:
         if node.outputs[:1] and node.outputs[0] in scaled:
             continue
@@ -163,13 +168,13 @@ def _unscaled(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> Iterator
 
 
 def _reads(graph: Graph) -> Counter[str]:
-    found = Counter(name for node in graph.nodes for name in node.inputs)
-    found.update(item.name for item in graph.outputs)
-    return found
+    reads = Counter(name for node in graph.nodes for name in node.inputs)
+    reads.update(item.name for item in graph.outputs)
+    return reads
 
 
 def _has_alpha(node: Node) -> bool:
-    """Whether a node is a product that can be multiplied by a number."""
+    """Return True if a node is a product that can be multiplied by a number."""
     if node.op_type == "Gemm":
         return _is_plain_gemm(node)
     return node.op_type in ("MatMul", "FusedMatMul") and len(node.outputs) == 1
@@ -177,14 +182,14 @@ def _has_alpha(node: Node) -> bool:
 
 def _with_alpha(node: Node, scale: float) -> Node:
     alpha = node.attributes.get("alpha", 1.0) * scale
-    known = {**node.attributes, "alpha": alpha}
+    attributes = {**node.attributes, "alpha": alpha}
     if node.op_type == "MatMul":
-        return replace(node, op_type="FusedMatMul", domain="com.microsoft", attributes=known)
-    return replace(node, attributes=known)
+        return replace(node, op_type="FusedMatMul", domain="com.microsoft", attributes=attributes)
+    return replace(node, attributes=attributes)
 
 
-def _scale_of(graph: Graph, node: Node) -> tuple[str, float] | None:
-    """What a node multiplies by a number, and the number."""
+def _factor_of(graph: Graph, node: Node) -> tuple[str, float] | None:
+    """The value that a node multiplies by a number, and the number."""
     if not node.is_standard or node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
         return None
     x, y = node.inputs
