@@ -97,7 +97,7 @@ def _operator(node: Node) -> type[Op] | None:
 def _table_runner(node: Node, item: Standard) -> Runner:
     """A runner by a function of the table, whose signature says what it takes."""
     count = {"n_outputs": len(node.outputs)} if item.takes_count else {}
-    attributes = item.checked([bool(name) for name in node.inputs], {**node.attributes, **count})
+    attributes = item.check([bool(name) for name in node.inputs], {**node.attributes, **count})
     return Runner(
         lambda xp: partial(_run_function, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),

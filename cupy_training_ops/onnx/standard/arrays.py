@@ -25,7 +25,7 @@ def wide(x: Array) -> Array:
     return x.astype(FLOAT32) if getattr(x, "dtype", None) in HALVES else x
 
 
-def widened(function: Callable[..., Array]) -> Callable[..., Array]:
+def in_float32(function: Callable[..., Array]) -> Callable[..., Array]:
     """The function of an array of a half type and others, in float32."""
 
     @functools.wraps(function)
