@@ -242,7 +242,7 @@ def _run_operator(
             values[i] = xp.ascontiguousarray(values[i])
     if either:
         _read_numbers(values, either)
-    outs = None if out is None else tuple([out.get(k) for k in range(len(op.outputs))])
+    outs = None if out is None else tuple(map(out.get, range(len(op.outputs))))
     results = op(*values, outputs=wanted, out=outs)
     return results if len(op.outputs) > 1 else (results,)
 

@@ -129,6 +129,12 @@ def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
     """Over the first that all inputs are broadcast to."""
+    shape, dtype = values[0].shape, values[0].dtype
+    for value in values:
+        if value.shape != shape or value.dtype != dtype:
+            break
+    else:
+        return run(values, out={0: values[places[0]]})
     shapes = {value.shape for value in values}
     types = {value.dtype for value in values}
     for k in places:
@@ -215,12 +221,10 @@ class _IntoBuffers:
         self.targets: tuple[_Target, ...] = ()
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        own = values[: self._n]
-        outs = {
-            t.output: values[t.buffer]
-            for t in self.targets
-            if values[t.flag].all() and values[t.like].dtype == values[t.buffer].dtype
-        }
+        own, outs = values[: self._n], {}
+        for output, buffer, flag, like in self.targets:
+            if values[flag].all() and values[like].dtype == values[buffer].dtype:
+                outs[output] = values[buffer]
         return self._run(own, out=outs) if outs else self._run(own)
 
 

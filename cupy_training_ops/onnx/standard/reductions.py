@@ -23,7 +23,7 @@ Reduce = Callable[[Module, Array, Any, bool], Array]
 
 def places(axes: Any) -> tuple[int, ...] | None:
     """Axes of an attribute or an array; None for all."""
-    return None if axes is None or len(axes) == 0 else tuple(int(i) for i in axes)
+    return None if axes is None or len(axes) == 0 else tuple(map(int, axes))
 
 
 def _of_module(name: str) -> Reduce:
@@ -109,10 +109,13 @@ def _in_input_type(reduce: Reduce) -> Reduce:
     return run
 
 
+_SUM = _in_input_type(_in_type("sum"))
+
+
 def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     """By this package's kernels where they are for the type: they add halves in float32."""
     if xp.__name__ != "cupy" or x.dtype not in SUMMED or axes == ():
-        return _in_input_type(_in_type("sum"))(xp, x, axes, keep)
+        return _SUM(xp, x, axes, keep)
     op = get_op("ReduceSumTraining").shared(keepdims=keep)
     return op(dense(xp, x), axes or ())
 
