@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """A graph as a list of steps over numbered values: where each is computed, and when it is freed.
 
-What is made of shapes alone is computed on the host. A value that is needed in another place than
-where it is made is copied there once, by a step of its own.
+    y = Gemm(x, w); s = Shape(y); z = Reshape(y, s)
+    Step(gemm, (2, 3), (4,))   Step(shape, (4,), (5,))   Step(reshape, (4, 5), (6,))
+
+Shapes, and values that depend on shapes alone, are computed on the host. A value that is needed in
+another place than where it is made is copied there once, by a step of its own.
 """
 
 from __future__ import annotations
@@ -78,23 +81,23 @@ def node_runners(
 def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
     """The nodes that are computed on the host."""
     read = _read_on_host(graph, runners)
-    there = {name for name, array in graph.constants.items() if array.size <= SMALL}
-    there.update(name for name in graph.constants if name in read)
-    chosen = set()
+    values = {name for name, array in graph.constants.items() if array.size <= SMALL}
+    values.update(name for name in graph.constants if name in read)
+    places = set()
     for i, node in enumerate(graph.nodes):
         runner = runners[i]
         data = [n for k, n in enumerate(node.inputs) if n and k not in runner.host]
         wanted = any(name in read for name in node.outputs)
-        fits = runner.follows and all(name in there for name in data)
+        fits = runner.follows and all(name in values for name in data)
         if fits and (wanted or not runner.grows):
-            chosen.add(i)
-            there.update(node.outputs)
-        there.update(node.outputs[k] for k in runner.makes_host if k < len(node.outputs))
-    return chosen
+            places.add(i)
+            values.update(node.outputs)
+        values.update(node.outputs[k] for k in runner.makes_host if k < len(node.outputs))
+    return places
 
 
 def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Values that are read on the host, and what they are made of."""
+    """Values that are read on the host, and those that they are computed from there."""
     read: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
         node, runner = graph.nodes[i], runners[i]
@@ -172,7 +175,7 @@ class Compiler:
         )
 
     def _side_by_side(self, slots: Collection[int]) -> tuple[Any, ...]:
-        """Arrays on the device in one memory, which one copy keeps; others as they are."""
+        """The arrays, those on the device as one memory, which one copy saves."""
         on_device = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
         memory, parts = side_by_side(self._xp, [self._values[slot] for slot in on_device])
         for slot, part in zip(on_device, parts, strict=True):

@@ -30,8 +30,8 @@ from .type_checks import check_divisors, check_types
 class Notes(NamedTuple):
     """Notes that are made as a program runs.
 
-    begun: that what it changes of states can be put back. steps: of some steps, by their places, at
-    once with what each writes. replay: at once with a captured run.
+    begun: before the first write; from then on states can be put back. steps: with the writes of
+    some steps, by the steps' places. replay: with the launch of a captured run.
     """
 
     begun: Note | None = None
@@ -47,8 +47,8 @@ class Session:
 
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
     cannot be run is refused here, with every node that is the reason. seed: of the random masks;
-    the system's without one. activations: the policy of an ActivationStash, by which what goes from
-    the forward to the backward part of a training graph waits as codes.
+    the system's without one. activations: the policy of an ActivationStash, which stores what the
+    backward part of a training graph reads of the forward part as codes.
     """
 
     model: Any
@@ -174,7 +174,7 @@ class Session:
             self.put_back()
         try:
             begun = Notes(partial(setattr, self, "_is_begun", True))
-            results = self._run_whole(self._start_values(feeds), begun)
+            results = self._run_saving(self._start_values(feeds), begun, self._fed_statistics)
             self._is_begun = False
             return results
         except BaseException:
@@ -183,8 +183,8 @@ class Session:
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """A function of feeds and `Notes` that runs over these arrays beside, the same each time;
-        nothing is put back."""
+        """A function of the other feeds and `Notes`: runs over these arrays and them, and puts
+        nothing back."""
         template: list[list[Any]] = []
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
@@ -204,7 +204,7 @@ class Session:
         def run(feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
             for name, value in feeds.items():
                 self.labels.look_at(name, value)
-            return self._run_whole(values_of(feeds), notes)
+            return self._run_saving(values_of(feeds), notes, self._fed_statistics)
 
         return run
 
@@ -213,21 +213,18 @@ class Session:
         return self._run_saving(self._start_values(feeds), notes, ())
 
     def put_back(self) -> None:
-        """Give what the last run has changed of states the values from before; at once, but for
-        what CuPy does."""
+        """Give states their values before the last run; at once, but for what CuPy does."""
         arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
         list(map(setitem, arrays, repeat(...), copies))
         self._is_begun = False
 
-    def _run_whole(self, values: list[Any], notes: Notes) -> dict[str, Any]:
-        return self._run_saving(values, notes, [values[slot] for slot in self._fed_statistics])
-
-    def _run_saving(self, values: list[Any], notes: Notes, fed: Sequence[Any]) -> dict[str, Any]:
-        """The results; first, states and the running statistics that are fed are copied."""
+    def _run_saving(self, values: list[Any], notes: Notes, slots: Sequence[int]) -> dict[str, Any]:
+        """Copy states, and running statistics that are fed in these slots; the run's results."""
         for array, copy in self._saved:
             copy[...] = array
-        own = [x for x in fed if getattr(x.flags, "writeable", True)]  # others are refused
-        self._before = [*self._saved, *[(array, array.copy()) for array in own]]
+        fed = [values[slot] for slot in slots]
+        fed = [x for x in fed if getattr(x.flags, "writeable", True)]  # others are refused
+        self._before = [*self._saved, *[(array, array.copy()) for array in fed]]
         if notes.begun is not None:
             notes.begun()
         self._run(values, notes.steps)
