@@ -54,7 +54,7 @@ def new_handle() -> int:
 
 
 def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
-    """A context and whose it is; nobody else finds it from here on."""
+    """Remove a context by its handle; it, and the operator's contexts that it was in."""
     with _shared.lock:
         owner = _owners.pop(handle, None)
         if owner is not None:

@@ -164,7 +164,7 @@ def python_op(op: str, name: str) -> Function:
 
 
 def triton_op(op: str, name: str) -> Callee:
-    """The same of a TritonOp."""
+    """The function of a TritonOp; ArgumentError where none has the name."""
     return _look_up(op, name, _triton_ops, "register_triton_op")
 
 
@@ -212,7 +212,7 @@ def _require_callable(function: str, argument: str, value: object) -> None:
 
 
 def _is_autograd_function(value: object) -> bool:
-    """Who has such a class has imported PyTorch."""
+    """Return True for a subclass of torch.autograd.Function, whose owner has imported PyTorch."""
     torch = sys.modules.get("torch")
     return (
         torch is not None and isinstance(value, type) and issubclass(value, torch.autograd.Function)

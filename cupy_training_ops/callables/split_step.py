@@ -50,7 +50,7 @@ class _Turn(Locked):
     is_taken = False
 
     def interrupted(self) -> None:
-        """The thread that runs the function is not in the child."""
+        """A forked child has no thread that runs the function."""
         self.is_taken = False
 
 
@@ -79,7 +79,7 @@ class SplitStep:
         self._yielded: Yielded | None = None
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
-        """Run the function up to its YieldOp; the arrays that were given to that."""
+        """Run the function up to its YieldOp; the arrays that it yields there."""
         with self._alone():
             self._end("new")
             generator = self._function(*inputs)
@@ -95,7 +95,7 @@ class SplitStep:
             return value.outputs
 
     def run_backward(self, *gradients: object) -> Any:
-        """Send the function its gradients and run the rest; what it returns.
+        """Send the function its gradients, run the rest, and return its result.
 
         gradients: one for each output that has one, of its dtype and in its place. For None it is
         zeros: of the output's shape where YieldOp's `full_shape_outputs` has it, else a scalar.
@@ -115,7 +115,7 @@ class SplitStep:
             return value
 
     def _end(self, state: State) -> None:
-        """Give up a function that waits for its gradients."""
+        """Close a function that waits for its gradients."""
         generator, self._generator, self._yielded = self._generator, None, None
         self._state = state
         if generator is not None:
@@ -137,7 +137,7 @@ class SplitStep:
 
     @contextlib.contextmanager
     def _inside(self, run: object) -> Iterator[None]:
-        """YieldOp knows the function; errors that leave it say whose they are."""
+        """Let YieldOp know the function; errors that leave it get its name."""
         runs = _running.__dict__.setdefault("runs", [])
         runs.append(run)
         try:

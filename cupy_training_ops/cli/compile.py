@@ -69,7 +69,7 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
 
 
 def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
-    """Compile for architectures that need not be here."""
+    """Compile for architectures of which no GPU needs to be here."""
     supported = offline.supported_architectures()
     listed = list(samples)
     failures = []
@@ -83,7 +83,7 @@ def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Att
 def _failures(
     wanted: list[Module], target: str, attempt: Callable[[list[Module]], Iterable[Outcome]]
 ) -> list[str]:
-    """Compile modules; the messages of those that did not."""
+    """Compile modules; the messages of those that failed."""
     start = time.perf_counter()
     # The longest source takes longest; what is begun last should not be what ends last.
     outcomes = attempt(sorted(wanted, key=lambda module: len(module.source.code), reverse=True))
@@ -98,7 +98,7 @@ def _failures(
 
 
 def _compile_cached(index: int, module: Module) -> str | None:
-    """Compile and load as a call on this GPU does; what went wrong, or None."""
+    """Compile and load as a call on this GPU does; the error in words, or None."""
     from ..device.cuda import BACKEND
 
     try:
@@ -111,7 +111,7 @@ def _compile_cached(index: int, module: Module) -> str | None:
 
 
 def _compiles(architecture: str, module: Module) -> str | None:
-    """Compile and forget; what went wrong, or None."""
+    """Compile without the cache; the error in words, or None."""
     try:
         offline.compile_for(module.source, slot_options(module.slots), architecture)
     except CompileError as error:

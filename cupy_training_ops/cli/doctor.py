@@ -193,12 +193,12 @@ def driver_version() -> int | None:
 
 
 def _install() -> str:
-    """CuPy, NVRTC and headers come together, for the CUDA that the driver runs."""
+    """The command that installs CuPy, NVRTC and headers, for the CUDA that the driver runs."""
     return f"pip install 'cupy-training-ops[cuda{_cuda_major()}x]'"
 
 
 def _mend(error: Exception, otherwise: str) -> str:
-    """CuPy is here if it is its cache that it wants."""
+    """The command that mends an error of CuPy: of its cache, or `otherwise`."""
     return kernel_cache.REMEDY if kernel_cache.REMEDY in str(error) else otherwise
 
 

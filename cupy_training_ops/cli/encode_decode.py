@@ -47,13 +47,13 @@ Arrays = Sequence[tuple[str, Packed]]
 
 
 def format_of(out: str) -> str:
-    """By the ending of OUT; npy where that says nothing."""
+    """The format by the ending of OUT, or npy."""
     ending = Path(out).suffix.removeprefix(".")
     return ending if ending in WRITERS else "npy"
 
 
 def size_of(arrays: Arrays) -> int:
-    """Elements of them all."""
+    """The number of elements of all arrays."""
     return sum(math.prod(packed.shape) for _, packed in arrays)
 
 
@@ -79,7 +79,7 @@ def _write_safetensors(stream: IO[bytes], arrays: Arrays, advance: Advance) -> N
 
 
 def _write_elements(stream: IO[bytes], packed: Packed, advance: Advance) -> None:
-    """Part by part: the whole array is never in memory. NumPy's header says V2 of bfloat16."""
+    """Write an array part by part, so that memory never holds all of it."""
     write_header(stream, packed.shape, to_dtype(packed.dtype))
     for part in decoded(packed, advance):
         stream.write(part.view(np.uint8).data)
@@ -158,7 +158,7 @@ def encode(
 
 
 def _check_options(codec: str, options: Mapping[str, object]) -> None:
-    """Refuse an option of other codecs."""
+    """Refuse options that the codec does not have."""
     known = {
         name: {attribute.name for attribute in each.encoder.declaration.attributes}
         for name, each in CODECS.items()
@@ -250,7 +250,7 @@ def _refuse_names(names: list[str], out: str, form: str) -> None:
 def _select(
     members: list[Member], names: tuple[str, ...], several: bool, codec: str, raw: bool
 ) -> list[Member]:
-    """The arrays that are asked for; all that the codec takes, where there is room for several."""
+    """The arrays of these names; without names the only one, or for a folder all that fit."""
     chosen = select(members, names) if names else members
     if several and not names:
         chosen = _fitting(members, codec, raw)

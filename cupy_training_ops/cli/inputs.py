@@ -46,7 +46,7 @@ class Member(NamedTuple):
     unread: Unread
 
     def dtype(self, raw: bool) -> np.dtype[np.generic] | None:
-        """Its type, bfloat16 for `raw` two-byte elements; None for what is no array."""
+        """Its type, bfloat16 for `raw` two-byte elements; None if it is no array."""
         with reading(self.file):
             if not self.unread.is_array():
                 return None
@@ -56,7 +56,7 @@ class Member(NamedTuple):
     def read(self, raw: bool) -> NumpyArray:
         """The array in row-major order and this machine's byte order, as operators take it.
 
-        That of a `.npy` file which has both is read when it is looked at.
+        An array of a `.npy` file that has both is mapped, and read where it is used.
         """
         with reading(self.file):
             stored = self.unread.mapped()
@@ -133,13 +133,13 @@ def about(files: tuple[str, ...]) -> Iterator[None]:
 
 
 def names_hint(names: list[str]) -> str:
-    """The names there are, as far as they fit a hint."""
+    """The names as a hint, of at most MAX_LISTED characters."""
     shortened = textwrap.shorten(", ".join(names), MAX_LISTED, placeholder=" ...")
     return f"there are: {shortened or 'none'}"
 
 
 def _load(stream: BinaryFile, file: str) -> Packed:
-    """A pipe has been read; it is named in messages by `str`, as a path is."""
+    """The packed array of a file, or of a pipe that was read."""
     stream.seek(0)
     return Packed.load(stream if isinstance(stream, Piped) else file)
 
@@ -199,5 +199,5 @@ def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | No
 
 
 def is_floating(dtype: Dtype) -> bool:
-    """Also of a type that no codec takes; bfloat16 has no such kind."""
+    """Return True for any floating-point type, bfloat16 too, whose kind is not "f"."""
     return dtype.kind == "f" or dtype == BFLOAT16

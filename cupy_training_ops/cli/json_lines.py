@@ -15,7 +15,7 @@ SCHEMA = 1  # goes up when a field changes its meaning or goes away
 
 
 class JsonLines:
-    """The objects of one command; each says its schema, its type and what it was made on."""
+    """The objects of one command, each with schema, type and machine."""
 
     def __init__(self, command: str, machine: str, with_cuda: bool = False, **about: Any) -> None:
         self._machine = machine

@@ -151,7 +151,7 @@ def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Eve
 
 
 def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
-    """Until the pipe ends; once all is over, as long as something comes."""
+    """The lines of a pipe until it ends, or until nothing more comes once `over` is set."""
     left = bytearray()  # of a line without an end
     while (is_ready := wait([stream.fileno()], REST / 5)) or not over.is_set():
         data = os.read(stream.fileno(), 2**16) if is_ready else None
@@ -167,7 +167,7 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
 
 
 def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
-    """The statuses of all, once they have ended, or it is over."""
+    """The statuses of all, when all have ended, `is_over` says so, or time is up."""
     deadline = time.monotonic() + seconds
     while True:
         statuses = [rank.status for rank in started]
@@ -177,14 +177,14 @@ def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bo
 
 
 def _signal(started: Sequence[_Rank], number: int) -> None:
-    """A signal for processes and all that they started, as far as these stayed in their groups."""
+    """Send a signal to the processes and to those that they started in their groups."""
     for rank in started:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.process.pid, number)
 
 
 def _end(started: Sequence[_Rank]) -> None:
-    """End whoever still runs, at last whether it wants to or not; Ctrl-C hastens it."""
+    """End all that still run: by SIGTERM, then by SIGKILL; at once on Ctrl-C."""
     hasten = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda *_: hasten.set()) if is_main else None

@@ -63,7 +63,7 @@ def why_no_gpu() -> str | None:
 
 
 def versions(with_cuda: bool) -> dict[str, str]:
-    """This package, Python, NumPy; with CUDA also what of it answers."""
+    """Versions by name: this package, Python, NumPy; with CUDA those of its parts that answer."""
     result = {
         "cupy-training-ops": __version__,
         "python": platform.python_version(),
@@ -94,7 +94,7 @@ def processor() -> str:
 
 
 def computing(xp: Any) -> str:
-    """The name of what computes: the CPU for NumPy, else the current GPU."""
+    """The name of the CPU for NumPy, of the current GPU for CuPy."""
     if xp is np:
         return processor()
     runtime = xp.cuda.runtime
@@ -103,12 +103,12 @@ def computing(xp: Any) -> str:
 
 
 def system() -> dict[str, Any]:
-    """The machine beside its GPU."""
+    """Operating system, CPU and cores."""
     return {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()}
 
 
 def _driver_version(runtime: Any) -> int:
-    """CUDA says 0 where there is none."""
+    """The driver's version; ProviderError where there is none, of which CUDA says 0."""
     version: int = runtime.driverGetVersion()
     if not version:
         raise ProviderError("no driver")
@@ -116,7 +116,7 @@ def _driver_version(runtime: Any) -> int:
 
 
 def _cuda_versions() -> dict[str, str]:
-    """A part of CUDA that is not here, or does not answer, has none."""
+    """Versions of the parts of CUDA that are here and answer."""
     try:
         cuda_backend()
     except ProviderError:

@@ -43,12 +43,12 @@ def places(out: str, names: list[str], ending: str) -> list[str]:
 
 
 def name_of(file_stem: str) -> str:
-    """The name of the array that `places` made a file's name of."""
+    """The name of an array by its file's, the inverse of `places`."""
     return unquote(file_stem, errors="backslashreplace")
 
 
 def check(outs: list[str], files: tuple[str, ...], force: bool) -> None:
-    """Refuse, before anything is read, what would be lost by writing."""
+    """Refuse outputs that would overwrite inputs, each other, or (without force) files."""
     for out in outs:
         if out == STREAM:
             if sys.stdout is None or sys.stdout.isatty():
@@ -84,7 +84,7 @@ def say_done(out: str, done: str) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name without what leads elsewhere or hides: that is written as in an address."""
+    """A name as a file's: "a/b" as "a%2Fb", ".a" as "%2Ea"."""
     plain = "".join(
         c if c.isprintable() and c not in "/\\%" else quote(c, safe="", errors="surrogatepass")
         for c in name or NAMELESS
@@ -105,7 +105,7 @@ def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
 
 
 def _refuse_same(file: str, out: str) -> None:
-    """An OUT that is FILE, by whatever names, would take the place of what was read."""
+    """Refuse an OUT that is FILE, by whatever names."""
     with contextlib.suppress(OSError):  # one of them is not there
         if file != STREAM and os.path.samefile(file, out):
             raise Failure(f"{out}: OUT is FILE itself ({file}); expected another place")

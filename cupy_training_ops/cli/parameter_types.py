@@ -20,7 +20,7 @@ from .inputs import names_hint, open_arrays
 
 
 class OneOf(click.Choice[str]):
-    """One of some names, of which a hint shows those that are like a wrong one."""
+    """One of some names; the error for another one shows those that are like it."""
 
     def __init__(self, kind: str, known: Iterable[str]) -> None:
         super().__init__(list(known))
@@ -42,20 +42,20 @@ class OperatorName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Registered names; functions' where one is begun in small letters."""
-        known = OPERATORS if incomplete[:1].islower() else names()
-        return _starting(known, incomplete)
+        """Registered names, or functions' if the beginning is in small letters."""
+        operators = OPERATORS if incomplete[:1].islower() else names()
+        return _starting(operators, incomplete)
 
 
 class ArrayName(click.types.StringParamType):
-    """An array of the files that are given before it."""
+    """An array of the files that stand before it."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names in the files; of what cannot be read there are none.
+        """The names in those files that can be read.
 
-        As long as the name is missing, Click has not told files from options.
+        Click has them in `ctx.args` as long as the name is missing.
         """
         known: list[str] = []
         for file in ctx.args:

@@ -32,8 +32,8 @@ Attempts = Callable[[Attempt, Iterable[Any]], Iterator[Outcome]]
 def workers(count: int) -> Iterator[Attempts]:
     """A function that attempts items in `count` processes, which end with the context.
 
-    Outcomes come as items are done. With one process that is this one, and exceptions are raised;
-    others report them as what went wrong, and so is reported which item a process died of.
+    Outcomes come as items are done. One process is this one, and exceptions are raised. In several,
+    exceptions are outcomes, and so is the end of a process.
     """
     if count == 1:
         yield lambda attempt, items: ((item, attempt(item)) for item in items)
@@ -53,7 +53,7 @@ class _Pool:
         self._workers: list[_Worker] = []
 
     def attempts(self, attempt: Attempt, items: Iterable[Any]) -> Iterator[Outcome]:
-        """Every item with what went wrong, in the order in which they are done."""
+        """Every item with its error in words or None, in the order in which they are done."""
         waiting, idle = deque(items), list(self._workers)
         busy: dict[Any, tuple[_Worker, Any]] = {}
         while waiting or busy:
@@ -100,7 +100,7 @@ class _Worker:
         its_end.close()
 
     def give(self, attempt: Attempt, item: Any) -> None:
-        """Have an item attempted; a process that is gone shows when asked for the outcome."""
+        """Send an item; `outcome` raises if the process is gone."""
         with contextlib.suppress(ConnectionError):
             self.pipe.send((attempt, item))
 
@@ -144,7 +144,7 @@ def _try(attempt: Attempt, item: Any) -> str | None:
 
 @contextlib.contextmanager
 def ends_with(clean: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
-    """Clean up at the end, by whatever it comes: a signal ends the process as it always does.
+    """Clean up at the end of the context, also when a signal ends the process.
 
     Ctrl-C is an exception, and may come where a context has just begun or ended: hence `clean` and
     not only what the contexts inside do. A signal that the process ignores stays ignored.

@@ -33,7 +33,7 @@ TOTAL_HEADINGS = ("codec", "arrays", "bytes before", "bytes after", "ratio", "lo
 
 
 def array_lines(subject: Subject, tried: Tried) -> Iterator[str]:
-    """A line about the array, a row for each codec, a line for each that did not do well."""
+    """A line about the array, a row for each codec, a line for each bad verdict."""
     trials = trials_of(tried)
     yield from wrap(_title(subject, trials))
     if trials:
@@ -161,7 +161,7 @@ plot_option = click.option(
 
 
 class Plot:
-    """A place that can be drawn to, before anything is measured."""
+    """The file of a plot, checked before anything is measured."""
 
     def __init__(self, out: str, files: tuple[str, ...], force: bool) -> None:
         self._out = out
@@ -213,7 +213,7 @@ def _draw(figure: Any, points: dict[str, list[Point]], quality: Quality) -> None
 
 
 def _edges(snrs: Iterable[float]) -> dict[float, float]:
-    """Where infinite ratios are drawn, of those there are: beyond all others."""
+    """The heights at which infinite ratios are drawn: beyond all finite ones."""
     ratios = set(snrs)
     finite = [snr for snr in ratios if math.isfinite(snr)] or [0.0]
     heights = {math.inf: max(finite) + BEYOND, -math.inf: min(finite) - BEYOND}

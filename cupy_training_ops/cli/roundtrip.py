@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`roundtrip`: every codec on every array, held to the bound it states."""
+"""`roundtrip`: every codec on every array, checked against the bound that it states."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
 
 
 def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """A number, which NaN is not: nothing is more or less."""
+    """The number of an option; NaN is refused."""
     if value is not None and math.isnan(value):
         raise click.BadParameter("expected a number, got nan")
     return value

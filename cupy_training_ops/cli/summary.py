@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All arrays together: what each codec saved, and which one each array is best kept in."""
+"""All arrays together: the bytes that each codec saved, and a recommendation for each array."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class OneArray:
 
 
 class Summary:
-    """Arrays one after the other; recommends for the quality asked, or for a stated one."""
+    """Sums over arrays; recommends codecs for the quality asked, or for 30 dB."""
 
     def __init__(self, asked: Quality) -> None:
         self.quality = Quality(min_snr=ENOUGH_DB) if asked == Quality() else asked
         self.arrays: list[OneArray] = []
 
     def add(self, subject: Subject, trials: Sequence[Trial]) -> OneArray:
-        """One more array."""
+        """Add an array."""
         array, advice = subject.array, recommend(trials, self.quality)
         added = OneArray(subject.name, array.size, array.nbytes, trials, advice)
         self.arrays.append(added)
@@ -73,7 +73,7 @@ class Summary:
         return sum(a.nbytes for a in arrays), sum(a.recommended_nbytes() for a in arrays)
 
     def ratio(self) -> float:
-        """The one over the other."""
+        """Bytes before over bytes after."""
         return _ratio(*self.recommended_nbytes())
 
     def sign_codec(self) -> Total | None:
@@ -128,7 +128,7 @@ class Recommendation:
 def recommend(measured: Sequence[Measured], quality: Quality) -> Recommendation:
     """The codec that keeps values at this quality in the fewest bytes; of equals the most faithful.
 
-    One that keeps the sign alone is never recommended: whether that is enough, no figure says.
+    Codecs of the sign alone are never recommended: no figure says if that is enough.
     """
     values = [m for m in measured if keeps_values(m.fidelity) or m.fidelity.lost]
     smaller = [m for m in values if m.ratio > 1]
@@ -145,7 +145,7 @@ def _figures(one: Measured) -> str:
 
 
 def _why_not(rivals: Sequence[Measured]) -> str:
-    """The most faithful of what is as small or smaller."""
+    """Codecs that are as small or smaller, the most faithful first."""
     if not rivals:
         return "the smallest"
     named = sorted(rivals, key=lambda m: snr_db(m.fidelity), reverse=True)[:RIVALS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""JsonLines for people: with names escaped, in columns, as wide as a terminal; and progress bars.
+"""Lines for people: with names escaped, in columns, as wide as a terminal; and progress bars.
 
 A bar is on stderr, only where that is a terminal, and not before a second has gone.
 """
@@ -29,13 +29,13 @@ def say(line: str, err: bool = False) -> None:
 
 
 def align(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ") -> list[str]:
-    """JsonLines with every column as wide as its widest cell, the first `left` ones flush left."""
+    """Lines with every column as wide as its widest cell, the first `left` ones flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [gap.join(_cells(row, widths, left)).rstrip() for row in rows]
 
 
 def fit_to_terminal(line: str) -> list[str]:
-    """A line as wide as the terminal; as it is where there is none, for other programs."""
+    """A line wrapped to the terminal's width; as it is where no terminal reads it."""
     width = shutil.get_terminal_size((0, 0)).columns if sys.stdout and sys.stdout.isatty() else 0
     if len(line) <= width or not width:
         return [line]
@@ -44,7 +44,7 @@ def fit_to_terminal(line: str) -> list[str]:
 
 
 def wrap(text: str, width: int = WIDTH) -> list[str]:
-    """One paragraph; what does not fit goes on, indented."""
+    """One paragraph as lines, the second and later ones indented."""
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -63,7 +63,7 @@ def progress(
 ) -> AbstractContextManager[Any]:
     """A context whose value yields the items; the bar shows the `name` of the current one.
 
-    An iterator does not know its length, so that it has to be given.
+    length: of an iterator, which does not know its own.
     """
     if not sys.stderr.isatty():
         return contextlib.nullcontext(items)
@@ -78,7 +78,7 @@ def progress(
 
 @contextlib.contextmanager
 def advancing(length: int, label: str) -> Iterator[Callable[[int], None]]:
-    """A context whose value is told how much more of the length is done; a second shows the bar."""
+    """A context whose value advances the bar by n: `advance(n)`; it is shown after a second."""
     with contextlib.ExitStack() as bars:
         start, waiting, bar = time.monotonic(), 0, None
 
@@ -86,8 +86,8 @@ def advancing(length: int, label: str) -> Iterator[Callable[[int], None]]:
             nonlocal waiting, bar
             waiting += steps
             if bar is None and sys.stderr.isatty() and time.monotonic() >= start + DELAY_S:
-                shown = click.progressbar(length=length, label=label, file=sys.stderr)
-                bar = bars.enter_context(shown)
+                new = click.progressbar(length=length, label=label, file=sys.stderr)
+                bar = bars.enter_context(new)
             if bar is not None:
                 bar.update(waiting)
                 waiting = 0

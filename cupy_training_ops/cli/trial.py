@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One array through one codec and back: what it saved, kept and cost, and the verdict."""
+"""One array through one codec and back: bytes, errors, times, and the verdict."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def snr_db(fidelity: Fidelity) -> float:
 
 
 def in_words(fidelity: Fidelity) -> str:
-    """How faithful, for people."""
+    """The signal-to-noise ratio in words."""
     if fidelity.lost:
         return f"{fidelity.lost} values lost"
     snr = snr_db(fidelity)
@@ -113,7 +113,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Trial:
-    """A codec that was tried; notes say what was outside its bound, and what was asked for."""
+    """A codec that was tried. broken: outside its bound, in words; missed: below the quality."""
 
     codec: Codec
     nbytes: int
@@ -211,7 +211,7 @@ class _Tally:
 
 
 def measure(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple[Any, float]:
-    """A result and how long it takes: once for a part of an array, with care for a whole one."""
+    """A result and its seconds: of one call for a part of an array, a median for a whole one."""
     start = time.perf_counter()
     result = operator(x)
     duration = time.perf_counter() - start
@@ -219,7 +219,7 @@ def measure(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple
 
 
 def seconds(call: Callable[[], Any], xp: Any) -> float:
-    """The time of one call, on the host's clock for NumPy and between CUDA events for CuPy."""
+    """Seconds of one call: by the host's clock for NumPy, between CUDA events for CuPy."""
     call()
     return _host_seconds(call) if xp is np else _device_seconds(call, xp)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One plan of all memory that a step takes: recorded in one step, the same in all others.
+"""One plan of all memory that a step allocates: recorded in one step, the same in all others.
 
-Between steps nothing but results and what lives longer anyway has memory, so blocks of which one
-is let go before the other is taken may be at the same place.
+Two blocks may have the same place if one is freed before the other is allocated.
+
+    a = malloc(512); free(a); b = malloc(512)      both at offset 0
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FOREVER = 1 << 62
 
 
 class Block(NamedTuple):
-    """Memory that a step takes: its bytes, and when it is taken and let go."""
+    """Memory of a step: its bytes, and when it is allocated and freed."""
 
     nbytes: int
     start: int
@@ -27,7 +28,7 @@ class Block(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where each block is, in the order in which they are taken, and how much all take."""
+    """The offset of each block, in order of allocation, and the bytes of all together."""
 
     sizes: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -35,7 +36,7 @@ class Plan(NamedTuple):
 
 
 def place_blocks(blocks: Sequence[Block]) -> Plan:
-    """Large ones first, each at the lowest place that is free as long as it lives."""
+    """A plan: large blocks first, each at the lowest offset that is free as long as it lives."""
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, i))
     sizes = np.array([-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in blocks], np.int64)
     starts = np.array([b.start for b in blocks], np.int64)
@@ -61,7 +62,7 @@ def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
 
 
 class Recorder:
-    """An allocator over a pool that notes what is taken, and when it is let go."""
+    """An allocator over a pool that records when each block is allocated and freed."""
 
     def __init__(self, pool: Any) -> None:
         import cupy
@@ -90,8 +91,8 @@ class Recorder:
         self._blocks[place][2] = self._time
 
     def plan(self, results: Sequence[Any]) -> Plan:
-        """That of the step, now that all but its results is let go; what else is still there was
-        made once, for later steps too."""
+        """The plan of the step, when all but its results is freed; what else is still there was
+        made once, for later steps too, and is left out."""
         lasting = {self._places.get(array.data.mem.ptr) for array in results}
         blocks = [
             Block(*block)
@@ -102,7 +103,7 @@ class Recorder:
 
 
 class _Lease:
-    """Keeps memory of a pool until an array lets go of it."""
+    """A pool's memory as long as an array uses it."""
 
     __slots__ = ("_memory", "_place", "_recorder")
 
@@ -114,11 +115,11 @@ class _Lease:
 
 
 class OtherMemoryError(ProviderError):
-    """A step takes other memory than the one that its plan is of."""
+    """A step allocates other blocks than its plan has."""
 
 
 class Arena:
-    """An allocator that gives what a plan says, in one piece of memory."""
+    """An allocator that gives the blocks of a plan, in one piece of memory."""
 
     def __init__(self, plan: Plan, memory: Any) -> None:
         import cupy
@@ -127,7 +128,7 @@ class Arena:
         self._plan, self._memory, self._next = plan, memory, 0
 
     def malloc(self, nbytes: int) -> Any:
-        """The next block; OtherMemoryError where it is to have another size."""
+        """The next block; OtherMemoryError if it has another size in the plan."""
         i = self._next
         if not nbytes:
             return self._pointer(self._memory, 0)

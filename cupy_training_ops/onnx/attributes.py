@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attributes of nodes held against the annotations of what takes them."""
+"""Checks attributes of nodes by annotations, those of functions and of classes."""
 
 from __future__ import annotations
 

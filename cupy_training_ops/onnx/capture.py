@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs of a session as CUDA graphs: made once for each form of what goes in, then replayed.
+"""Runs of a session as CUDA graphs: captured once for each form of its feeds, then replayed.
 
 A first run is an ordinary one that notes what memory it takes; the next one like it is captured
 into memory of its own, and replayed from then on. What a replay reads is at places that stay: feeds

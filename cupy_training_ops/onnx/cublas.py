@@ -61,7 +61,7 @@ def product(
     out: Any = None,
     tf32: bool = False,
 ) -> Any:
-    """alpha a @ b + beta out, with NumPy's broadcasting of what is before the last two dimensions.
+    """alpha a @ b + beta out, with NumPy's broadcasting of the dimensions before the last two.
 
     a, b: arrays of one type of KINDS and two dimensions at least. out: contiguous.
     """

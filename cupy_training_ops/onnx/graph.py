@@ -51,13 +51,15 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in an order in which they can run, and what goes in and out."""
+    """Nodes in an order in which they can run, inputs, outputs and constants."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     constants: Mapping[str, HostArray]
-    types: Mapping[str, Dtype] = field(default_factory=dict)  # that the model says of values
+    types: Mapping[str, Dtype] = field(
+        default_factory=dict
+    )  # of values, as the model declares them
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)  # the same
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
@@ -73,7 +75,7 @@ class Problems:
         self.lines: list[str] = []
 
     def add(self, where: str, what: object) -> None:
-        """One more."""
+        """Add a reason."""
         self.lines.append(f"{where}: {what}")
 
     def refuse(self) -> None:
@@ -86,7 +88,7 @@ class Problems:
 
 
 def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> tuple[Node, ...]:
-    """The nodes so that each comes after those whose outputs it takes; circles are problems."""
+    """The nodes, each behind the makers of its inputs; circles are problems."""
     nodes = tuple(nodes)
     makers = _makers(nodes, set(known), problems)
     waiting = [len({makers[name] for name in node.inputs if name in makers}) for node in nodes]

@@ -66,7 +66,7 @@ def part(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes that these values are made by, in their order."""
+    """The nodes that make these values, in their order."""
     wanted, makers = set(names), []
     for node in reversed(nodes):
         if wanted.intersection(filter(None, node.outputs)):

@@ -40,7 +40,7 @@ Place = tuple[str, bool]  # a value, and whether it is on the host
 
 
 class Program(NamedTuple):
-    """Steps, and what is in the slots before the first one."""
+    """Steps, and the values of their slots before the first one."""
 
     steps: tuple[Step, ...]
     values: list[Any]
@@ -231,7 +231,7 @@ class Compiler:
         return slot
 
     def _slot_of(self, name: str, host: bool, node: Node) -> int:
-        """The slot of a value in a place, copied there if it is not."""
+        """The slot of a value on the host or the device; a step copies it there if need be."""
         if not name:
             return ABSENT
         if (name, host) in self._slots:

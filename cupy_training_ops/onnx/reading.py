@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""From a model's file, its bytes or its protobuf to a Graph. No code of a model's is run.
+"""Reads a model's file, its bytes or its protobuf as a Graph. No code of a model's is run.
 
 What is read is bounded: a file by its size, an array by the bytes that are there for it, and no
 file is opened outside the model's folder.
@@ -48,7 +48,7 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:
-    """The protobuf, the folder that external data may be in, and what messages call it."""
+    """The protobuf, the folder that external data may be in, and the model's name in messages."""
     onnx = onnx_package()
     if isinstance(model, onnx.ModelProto):
         return model, None, "the model"
@@ -61,7 +61,7 @@ def parse(model: Source) -> tuple[Proto, Path | None, str]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe is opened though nobody writes into it."""
+    """Open a file, or a pipe without a wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -109,14 +109,14 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     for item in outputs:
         if item.name not in made:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
-    said = (*map(_value, graph.value_info), *inputs, *outputs)
-    types = {v.name: v.dtype for v in said if v.dtype and not v.is_sequence}
-    shapes = {v.name: v.shape for v in said if v.shape is not None}
+    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
+    shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
 def _inline_functions(proto: Proto) -> Iterator[Proto]:
-    """The nodes, with functions of the model's own put in their places."""
+    """The nodes, with the bodies of the model's own functions in place of their calls."""
     if not proto.functions:
         return iter(proto.graph.node)
     if _n_inlined(proto) > MOST_NODES:
@@ -131,7 +131,7 @@ def _inline_functions(proto: Proto) -> Iterator[Proto]:
 
 
 def _n_inlined(proto: Proto) -> int:
-    """How many nodes there are once functions are in place; one that calls itself is refused."""
+    """The number of nodes with functions inlined; a function that calls itself is refused."""
     functions = {(f.domain, f.name): f for f in proto.functions}
     counts: dict[tuple[str, str], int] = {}
     waiting = [(key, False) for key in functions]
@@ -273,12 +273,12 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
 def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
     """The bytes of a tensor in another file of the model's folder, of which all tensors together
     take no more than twice its size: some share their bytes."""
-    said = {_text(item.key): _text(item.value) for item in tensor.external_data}
-    path = inside(folder, said.get("location", ""))
+    entries = {_text(item.key): _text(item.value) for item in tensor.external_data}
+    path = inside(folder, entries.get("location", ""))
     try:
-        offset, length = int(said.get("offset", 0)), int(said.get("length", nbytes))
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
     except ValueError:
-        raise ArgumentError(f"external data: offset and length are no numbers: {said}") from None
+        raise ArgumentError(f"external data: offset and length are no numbers: {entries}") from None
     if length != nbytes:
         raise ArgumentError(f"external data: expected {nbytes} bytes, got a length of {length}")
     read[path] += nbytes

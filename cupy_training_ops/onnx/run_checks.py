@@ -66,7 +66,7 @@ class Extents:
 
 
 def _contradictions(graph: Graph) -> Iterator[str]:
-    """Labels that are declared otherwise than scores, or whose scores nothing is known of."""
+    """Labels whose declared shape is not that of their scores, or whose scores have none."""
     declared = {item.name: item.shape for item in graph.inputs}
     for node in graph.nodes:
         labels = declared.get(node.inputs[1]) if node.op_type in LOSSES else None

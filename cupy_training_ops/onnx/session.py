@@ -116,7 +116,7 @@ class Session:
         self._is_begun = False
 
     def _save_all(self, written: tuple[Any, ...]) -> None:
-        """Have memory to save all that runs write, whatever is fed."""
+        """Allocate copies of all arrays that runs write, whatever is fed."""
         self._written = written
         self._saved = [(array, array.copy()) for array in written]
         self._before = self._saved  # and what was fed to the last run
@@ -128,7 +128,7 @@ class Session:
         return {name: self.program.values[slot] for name, slot in self.program.states.items()}
 
     def share(self, other: Session) -> None:
-        """Take the constants that another session updates for those of the same name."""
+        """Use another session's updated constants in place of one's own of the same names."""
         for name, array in other.states.items():
             slot = self.program.constants.get(name)
             if slot is not None:
@@ -164,7 +164,7 @@ class Session:
         return tuple(name for name, _ in self.program.results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The graph's outputs by name; arrays that it updates in place are those given."""
+        """The graph's outputs by name; arrays of `feeds` that it updates are updated in place."""
         if not isinstance(feeds, Mapping):
             names = cut(str(sorted(self.program.feeds)))
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)

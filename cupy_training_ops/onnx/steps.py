@@ -128,7 +128,7 @@ def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
 
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
-    """Over the first that all inputs are broadcast to."""
+    """Run over the first input that all are broadcast to."""
     shape, dtype = values[0].shape, values[0].dtype
     for value in values:
         if value.shape != shape or value.dtype != dtype:
@@ -229,6 +229,6 @@ class _IntoBuffers:
 
 
 def _accumulate(run: Run, values: list[Any]) -> Sequence[Any]:
-    """The run of an accumulator, whose value may be in the buffer already."""
+    """Run an accumulator, whose value may be in the buffer already."""
     buffer, value, _ = values
     return (np.ones(1, bool), buffer) if value is buffer else run(values)

@@ -34,7 +34,7 @@ Run = Callable[[Arrays, Notes], dict[str, Any]]
 
 
 class TrainingSession(Progressing):
-    """Trains what `generate_artifacts` wrote into a folder, on NumPy or CuPy arrays.
+    """Trains the artifacts in a folder of `generate_artifacts`, on NumPy or CuPy arrays.
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
     `step` and `apply`, with eval_model.onnx for `eval` and `export`. xp: numpy or cupy. prefix:
@@ -112,7 +112,7 @@ class TrainingSession(Progressing):
         return make(self._training, fixed), make(self._optimizer, own)
 
     def _take(self, checkpoint: Checkpoint) -> None:
-        """Parameters and states of optimizers, held against what the graphs say."""
+        """Take parameters and states of optimizers, checked against the graphs."""
         graph = self._training.graph
         inputs = {item.name: item for item in graph.inputs}
         self._trained = tuple(name.removesuffix(BUFFER) for name in inputs if name.endswith(BUFFER))
@@ -242,7 +242,7 @@ class TrainingSession(Progressing):
         self._apply(optimizer, run)
 
     def _forward_backward(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
-        """The loss of a forward and backward part, which is still to be put back."""
+        """The loss of a forward and backward pass, whose states can still be put back."""
         feeds = self._by_name(call, self._user, inputs, named)
         feeds[RESET] = np.array([self._point.is_reset])
         begun = self._point._replace(is_begun=True)
@@ -255,7 +255,7 @@ class TrainingSession(Progressing):
         return next(iter(self.outputs.values()))
 
     def _apply(self, optimizer: Session, run: Run) -> None:
-        """The optimizer's step, which is noted at once with what it writes."""
+        """Make the optimizer's step, with notes that are made together with its writes."""
         before, made = self._point, Point(self.step_count + 1)
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),
@@ -352,7 +352,7 @@ class TrainingSession(Progressing):
 
     @alone
     def load(self, file: StrPath | BinaryFile) -> None:
-        """Go on from what `save` wrote of a session of the same artifacts."""
+        """Go on from a file that `save` wrote for the same artifacts."""
         arrays = self._state_arrays()
         numbers, values = read_state(file, arrays, self._numbers())
         self._point = Point(is_torn=True)

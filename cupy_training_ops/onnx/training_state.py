@@ -47,7 +47,7 @@ class Point(NamedTuple):
 
 
 class Progressing(Locked):
-    """Something that goes from point to point, by one call at a time."""
+    """A session that goes from point to point, by one call at a time."""
 
     _point: Point
     _is_called = False
@@ -62,14 +62,14 @@ class Progressing(Locked):
         return partial(setattr, self, "_point", point)
 
     def _put_back(self) -> None:
-        """Give states that a step has changed the values from before, if it was stopped."""
+        """Give states their values before a step that was stopped."""
         raise NotImplementedError
 
 
 def alone(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], T]:
-    """A call that other threads' calls wait for, and that has a whole state to begin with."""
+    """A method that runs alone: other threads wait, and a stopped call is put back first."""
     call = method.__name__
 
     @functools.wraps(method)
@@ -156,5 +156,5 @@ def _on_host(array: Any) -> NumpyArray:
 
 
 def _raw(array: NumpyArray) -> NumpyArray:
-    """NumPy's files have no bfloat16: its elements are kept as they are."""
+    """An array for NumPy's files, which have no bfloat16: its bits as integers."""
     return array.view(_RAW) if array.dtype == BFLOAT16 else array

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Types through a graph before it runs, and divisors: which node takes elements that it cannot
-compute."""
+"""Follows types through a graph before it runs, so that a node with wrong ones is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ Known = Mapping[str, Dtype]
 
 
 def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems) -> None:
-    """Types from inputs and constants on; where nothing says one, nothing is refused."""
+    """Follow types from inputs and constants on; values of unknown type are not refused."""
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
@@ -50,7 +49,7 @@ def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems)
 
 
 def check_divisors(graph: Graph, problems: Problems) -> None:
-    """Constants that integers are divided by are not 0."""
+    """Refuse a constant 0 that integers are divided by."""
     for node in graph.nodes:
         if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
             divisor = graph.constants.get(node.inputs[1])
