@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
+from ..dtypes import HostArray
 from .graph import Graph, Node
 
 PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
@@ -27,10 +29,42 @@ def with_tf32(graph: Graph) -> Graph:
 def fuse_products(graph: Graph) -> Graph:
     """Take transposes and factors beside products of matrices into the products.
 
-    Transpose(MatMul(x, w)) / 8 becomes FusedMatMul(x, w, transY=1, alpha=1/8).
+    Mul(MatMul(Transpose(a), b), 0.5) becomes FusedMatMul(a, b, transA=1, alpha=0.5).
     """
-    graph = _with_transposed_products(_without_other_names(graph))
-    return _with_scaled_factors(_with_scaled_products(_with_transposed_factors(graph)))
+    graph = _without_other_names(graph)
+    graph = _fold_readers(graph, _is_product, _transposed_input, _transpose_product)
+    graph = _with_transposed_factors(graph)
+    graph = _fold_readers(graph, _has_alpha, partial(_factor_of, graph.constants), _with_alpha)
+    return _with_scaled_factors(graph)
+
+
+def _fold_readers(
+    graph: Graph,
+    is_product: Callable[[Node], bool],
+    read: Callable[[Node], tuple[str, float] | None],
+    fold: Callable[[Node, float], Node],
+) -> Graph:
+    """Fold the only reader of a product into it.
+
+    read: the value that a node transposes or multiplies, and the number that `fold` needs.
+    """
+    reads = _reads(graph)
+    products = {node.outputs[0] for node in graph.nodes if is_product(node)}
+    readers: dict[str, tuple[str, float]] = {}
+    for node in graph.nodes:
+        work = read(node)
+        if work is not None and work[0] in products and reads[work[0]] == 1:
+            readers[work[0]] = node.outputs[0], work[1]
+    outputs = {output for output, _ in readers.values()}
+    nodes = []
+    for node in graph.nodes:
+        if outputs.intersection(node.outputs):
+            continue
+        if node.outputs[:1] and node.outputs[0] in readers:
+            output, number = readers[node.outputs[0]]
+            node = fold(replace(node, outputs=(output,)), number)
+        nodes.append(node)
+    return graph.with_nodes(nodes)
 
 
 def _without_other_names(graph: Graph) -> Graph:
@@ -47,33 +81,17 @@ def _without_other_names(graph: Graph) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _with_transposed_products(graph: Graph) -> Graph:
-    """(A B)^T = B^T A^T, where a product is needed transposed alone."""
-    reads = _reads(graph)
-    products = {node.outputs[0]: node for node in graph.nodes if _is_product(node)}
-    turned = {
-        node.inputs[0]: node.outputs[0]
-        for node in graph.nodes
-        if _is_transpose(node) and node.inputs[0] in products and reads[node.inputs[0]] == 1
-    }
-    gone = set(turned.values())
-    nodes = [node for node in graph.nodes if not gone.intersection(node.outputs)]
-    return graph.with_nodes(
-        _transpose_product(node, turned[node.outputs[0]])
-        if node.outputs[:1] and node.outputs[0] in turned
-        else node
-        for node in nodes
-    )
-
-
 def _is_plain_gemm(node: Node) -> bool:
     return node.op_type == "Gemm" and node.is_standard and not any(node.inputs[2:])
 
 
 def _is_product(node: Node) -> bool:
     """Return True if a node is a product of matrices, or of batches of them in front."""
-    moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
-    return _is_plain_gemm(node) or (node.op_type == "FusedMatMul" and not moves)
+    return _is_plain_gemm(node) or (node.op_type == "FusedMatMul" and not _swaps_batch(node))
+
+
+def _swaps_batch(node: Node) -> bool:
+    return bool(node.attributes.get("transBatchA") or node.attributes.get("transBatchB"))
 
 
 def _is_transpose(node: Node) -> bool:
@@ -84,15 +102,18 @@ def _is_transpose(node: Node) -> bool:
     return node.op_type == "Transpose" and node.is_standard and rank > 1 and perm == last
 
 
-def _transpose_product(node: Node, name: str) -> Node:
-    """The product of the transposed factors in the other order; where factors may be vectors,
-    transY decides that as it runs."""
+def _transposed_input(node: Node) -> tuple[str, float] | None:
+    return (node.inputs[0], 1) if _is_transpose(node) else None
+
+
+def _transpose_product(node: Node, _: float) -> Node:
+    """(A B)^T = B^T A^T; where A or B may be a vector, transY decides that as it runs."""
     attributes = node.attributes
     if node.op_type == "FusedMatMul":
-        return replace(node, outputs=(name,), attributes={**attributes, "transY": 1})
+        return replace(node, attributes={**attributes, "transY": 1})
     flags = {"transA": not attributes.get("transB"), "transB": not attributes.get("transA")}
     a, b = node.inputs[:2]
-    return replace(node, inputs=(b, a), outputs=(name,), attributes={**attributes, **flags})
+    return replace(node, inputs=(b, a), attributes={**attributes, **flags})
 
 
 def _with_transposed_factors(graph: Graph) -> Graph:
@@ -111,33 +132,13 @@ def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
     """The product of the sources of its transposed factors."""
     flags = [bool(node.attributes.get(f"trans{x}")) for x in "AB"]  # any integer but 0
     are_transposed = [name in sources for name in node.inputs[:2]]
-    moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
-    if moves or not any(are_transposed):
+    if _swaps_batch(node) or not any(are_transposed):
         return node
     inputs = tuple(sources.get(name, name) for name in node.inputs[:2])
     new = [flag ^ swaps for flag, swaps in zip(flags, are_transposed, strict=True)]
     product = _with_alpha(replace(node, inputs=(*inputs, *node.inputs[2:])), 1.0)
     attributes = {**product.attributes, "transA": new[0], "transB": new[1]}
     return replace(product, attributes=attributes)
-
-
-def _with_scaled_products(graph: Graph) -> Graph:
-    """Multiply or divide a product by a number as its alpha."""
-    reads = _reads(graph)
-    products = {node.outputs[0]: node for node in graph.nodes if _has_alpha(node)}
-    scaled: dict[str, tuple[str, float]] = {}
-    for node in graph.nodes:
-        factor = _factor_of(graph, node)
-        if factor is not None and factor[0] in products and reads[factor[0]] == 1:
-            scaled[factor[0]] = node.outputs[0], factor[1]
-    gone = {name for name, _ in scaled.values()}
-    return graph.with_nodes(
-        _with_alpha(replace(node, outputs=scaled[node.outputs[0]][:1]), scaled[node.outputs[0]][1])
-        if node.outputs[:1] and node.outputs[0] in scaled
-        else node
-        for node in graph.nodes
-        if not gone.intersection(node.outputs)
-    )
 
 
 def _with_scaled_factors(graph: Graph) -> Graph:
@@ -148,7 +149,7 @@ def _with_scaled_factors(graph: Graph) -> Graph:
     reads = _reads(graph)
     scaled: dict[str, tuple[str, float]] = {}
     for node in graph.nodes:
-        factor = _factor_of(graph, node)
+        factor = _factor_of(graph.constants, node)
         name = node.outputs[0] if node.outputs else ""
         if factor is not None and name not in outside and reads[name]:
             scaled[name] = factor
@@ -188,14 +189,14 @@ def _with_alpha(node: Node, scale: float) -> Node:
     return replace(node, attributes=attributes)
 
 
-def _factor_of(graph: Graph, node: Node) -> tuple[str, float] | None:
+def _factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, float] | None:
     """The value that a node multiplies by a number, and the number."""
     if not node.is_standard or node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
         return None
     x, y = node.inputs
-    if node.op_type == "Mul" and y not in graph.constants:
+    if node.op_type == "Mul" and y not in constants:
         x, y = y, x
-    array = graph.constants.get(y)  # a factor of shape (1,) makes a vector of a scalar
+    array = constants.get(y)  # a factor of shape (1,) makes a vector of a scalar
     if array is None or array.ndim or array.dtype.kind != "f":
         return None
     number = float(array.reshape(-1)[0])
