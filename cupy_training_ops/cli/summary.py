@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from ..codecs.fidelity import SIGN_CODECS, Fidelity
+from ..codecs.fidelity import SIGN_CODECS
 from .trial import Quality, Subject, Trial, in_words, keeps_values, snr_db
 
 ENOUGH_DB = 30.0  # noise of a thousandth of the signal's power
@@ -106,17 +105,6 @@ def _ratio(before: int, after: int) -> float:
 # ---- which codec for an array --------------------------------------------------------------------
 
 
-class Measured(Protocol):
-    """A codec on an array, as it was measured."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ratio(self) -> float: ...
-    @property
-    def fidelity(self) -> Fidelity: ...
-
-
 @dataclass(frozen=True)
 class Recommendation:
     """A codec's name, or None where none is worth it."""
@@ -125,12 +113,12 @@ class Recommendation:
     reason: str
 
 
-def recommend(measured: Sequence[Measured], quality: Quality) -> Recommendation:
+def recommend(trials: Sequence[Trial], quality: Quality) -> Recommendation:
     """The codec that keeps values at this quality in the fewest bytes; of equals the most faithful.
 
     Codecs of the sign alone are never recommended: no figure says if that is enough.
     """
-    values = [m for m in measured if keeps_values(m.fidelity) or m.fidelity.lost]
+    values = [t for t in trials if keeps_values(t.fidelity) or t.fidelity.lost]
     smaller = [m for m in values if m.ratio > 1]
     good = [m for m in smaller if not m.fidelity.violations and not quality.shortfall(m.fidelity)]
     if not good:
@@ -140,11 +128,11 @@ def recommend(measured: Sequence[Measured], quality: Quality) -> Recommendation:
     return Recommendation(best.name, f"{_figures(best)}; {_why_not(rivals)}")
 
 
-def _figures(one: Measured) -> str:
-    return f"ratio {one.ratio:.1f}, {in_words(one.fidelity)}"
+def _figures(trial: Trial) -> str:
+    return f"ratio {trial.ratio:.1f}, {in_words(trial.fidelity)}"
 
 
-def _why_not(rivals: Sequence[Measured]) -> str:
+def _why_not(rivals: Sequence[Trial]) -> str:
     """Codecs that are as small or smaller, the most faithful first."""
     if not rivals:
         return "the smallest"
@@ -152,7 +140,7 @@ def _why_not(rivals: Sequence[Measured]) -> str:
     return "no larger: " + ", ".join(f"{m.name} ({in_words(m.fidelity)})" for m in named)
 
 
-def _why_none(smaller: Sequence[Measured], quality: Quality) -> str:
+def _why_none(smaller: Sequence[Trial], quality: Quality) -> str:
     if not smaller:
         return "nothing tried that keeps values makes it smaller"
     closest = max(smaller, key=lambda m: (snr_db(m.fidelity), m.ratio))
