@@ -12,9 +12,8 @@ import importlib
 
 from . import registry, tracing
 from .callables.contexts import release_context
-from .callables.functions import register_python_op, register_triton_op
+from .callables.functions import register_python_op, register_triton_op, triton_args
 from .callables.split_step import SplitStep
-from .callables.triton import triton_args
 from .codecs import CODECS, Packed, compress
 from .errors import (
     ArgumentError,

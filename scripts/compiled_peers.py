@@ -26,7 +26,7 @@ from families import family_option
 from machine import torch_version
 
 from cupy_training_ops.cli.processes import workers
-from cupy_training_ops.cli.progress import progress
+from cupy_training_ops.cli.terminal import progress
 
 Action = Callable[[], Any]
 LIMIT = 120  # seconds

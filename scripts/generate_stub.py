@@ -45,8 +45,8 @@ from . import torch as torch
 from .callables.contexts import release_context as release_context
 from .callables.functions import register_python_op as register_python_op
 from .callables.functions import register_triton_op as register_triton_op
+from .callables.functions import triton_args as triton_args
 from .callables.split_step import SplitStep as SplitStep
-from .callables.triton import triton_args as triton_args
 from .codecs import Packed as Packed
 from .codecs.table import Codec
 from .errors import ArgumentError as ArgumentError

@@ -21,7 +21,7 @@ import click
 import numpy as np
 from train_digits import Result, share, train
 
-from cupy_training_ops.cli.provider import array_library
+from cupy_training_ops.cli.machine import array_library
 
 POLICIES = (None, "default", "small")
 WINDOW = 30  # steps of an epoch, over which a curve is the mean

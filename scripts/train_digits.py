@@ -27,8 +27,8 @@ import click
 import numpy as np
 
 import cupy_training_ops as cto
-from cupy_training_ops.cli.progress import progress
-from cupy_training_ops.cli.provider import array_library
+from cupy_training_ops.cli.machine import array_library
+from cupy_training_ops.cli.terminal import progress
 
 HELD_OUT = 297
 SIDE, CLASSES, BATCH = 8, 10, 50

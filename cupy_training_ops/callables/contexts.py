@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a forward keeps for its backward, by handles: numbers that a graph can hold."""
+"""Contexts, which forwards save for backwards, by handles: numbers that a graph can hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _shared = Locked()
 
 
 class Context(NamedTuple):
-    """One forward: its function, what that keeps, and what is known of its outputs."""
+    """One forward: its function, what that saved, and its outputs' forms."""
 
     name: str
     function: Function
@@ -29,7 +29,7 @@ class Context(NamedTuple):
 
 
 class Contexts:
-    """Those of one operator's forwards; they die with it, or end one by one."""
+    """The contexts of one operator's forwards; they die with it, or end one by one."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Context] = {}
@@ -54,7 +54,7 @@ def new_handle() -> int:
 
 
 def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
-    """A context and whose it is; nobody else finds it from here on."""
+    """Remove a context by its handle; it, and the operator's contexts that it was in."""
     with _shared.lock:
         owner = _owners.pop(handle, None)
         if owner is not None:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Functions of the caller's, registered by name, and what is run of them."""
+"""Functions of the caller's, registered by name: plain ones, PyTorch's, launchers of Triton.
+
+PyTorch is not imported here: who has one of its functions has imported it.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from ..call.arrays import adopt
+from ..call.backends import info
+from ..call.foreign import as_tensor, has_same_stream
+from ..dtypes import Dtype, dtype_name
 from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, shown
-from .tensors import TorchFunction
 
 T = TypeVar("T")
-
-
 Callee = Callable[..., Any]  # of the caller's: on what arrays it takes and gives nothing is known
-Kept = tuple[Any, Any]  # what a forward returns, and what it keeps
+Forward = tuple[Any, Any]  # what a forward returns, and what it saves
 
 
 class Function(Protocol):
@@ -27,14 +31,14 @@ class Function(Protocol):
         tensors: Sequence[bool],
         grads: Sequence[bool],
         keeps: bool,
-    ) -> Kept:
-        """What the forward returns, and what is kept for a backward; None where nothing is.
+    ) -> Forward:
+        """The forward's results, and what a backward needs of it, or None.
 
         tensors: which arguments are arrays; grads: of which a gradient is wanted.
         """
 
-    def backward(self, kept: Any, gradients: Sequence[object]) -> object:
-        """What the backward returns: one result for each argument of the forward."""
+    def backward(self, saved: Any, gradients: Sequence[object]) -> object:
+        """The backward's results: one for each argument of the forward."""
 
 
 class PlainFunction:
@@ -50,17 +54,75 @@ class PlainFunction:
         tensors: Sequence[bool],
         grads: Sequence[bool],
         keeps: bool,
-    ) -> Kept:
+    ) -> Forward:
         """The forward, with a context that takes any attribute."""
         context = SimpleNamespace(needs_input_grad=tuple(grads))
         returned = self._forward(context, *arguments)
         return returned, context if keeps and self._backward is not None else None
 
-    def backward(self, kept: Any, gradients: Sequence[object]) -> object:
+    def backward(self, saved: Any, gradients: Sequence[object]) -> object:
         """The backward."""
-        assert self._backward is not None  # else nothing is kept
-        return self._backward(kept, *gradients)
+        assert self._backward is not None  # else nothing is saved
+        return self._backward(saved, *gradients)
 
+
+class Graph(NamedTuple):
+    """The tensors of a forward, whose graph PyTorch keeps."""
+
+    arguments: tuple[Any, ...]  # tensors in the places of arrays
+    outputs: tuple[Any, ...]
+
+
+class TorchFunction:
+    """A subclass of torch.autograd.Function."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def forward(
+        self,
+        arguments: Sequence[object],
+        tensors: Sequence[bool],
+        grads: Sequence[bool],
+        keeps: bool,
+    ) -> tuple[object, Graph | None]:
+        """The results of `apply`, and its graph if there is one."""
+        torch = sys.modules["torch"]
+        rows = zip(arguments, tensors, grads, strict=True)
+        with torch.set_grad_enabled(keeps):
+            values = tuple(
+                as_tensor(value).requires_grad_(keeps and grad) if is_tensor else value
+                for value, is_tensor, grad in rows
+            )
+            returned = self._function.apply(*values)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        has_graph = any(getattr(output, "requires_grad", False) for output in outputs)
+        return returned, Graph(values, outputs) if has_graph else None
+
+    def backward(self, saved: Graph, gradients: Sequence[object]) -> object:
+        """The gradient of each argument; None where there is none."""
+        torch = sys.modules["torch"]
+        pairs = zip(saved.outputs, gradients, strict=True)
+        asked = [(output, g) for output, g in pairs if g is not None and output.requires_grad]
+        wanted = [
+            (i, tensor)
+            for i, tensor in enumerate(saved.arguments)
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+        ]
+        result: list[object] = [None] * len(saved.arguments)
+        if asked and wanted:
+            results = torch.autograd.grad(
+                [output for output, _ in asked],
+                [tensor for _, tensor in wanted],
+                [as_tensor(gradient) for _, gradient in asked],
+                allow_unused=True,
+            )
+            for (i, _), gradient in zip(wanted, results, strict=True):
+                result[i] = gradient
+        return tuple(result)
+
+
+# ---- registered functions ------------------------------------------------------------------------
 
 _python_ops: dict[str, Function] = {}
 _triton_ops: dict[str, Callee] = {}
@@ -98,35 +160,37 @@ def register_triton_op(name: str, function: Callable[..., object]) -> None:
 
 def python_op(op: str, name: str) -> Function:
     """The function of a PythonOp; ArgumentError where none has the name."""
-    return _found(op, name, _python_ops, "register_python_op")
+    return _look_up(op, name, _python_ops, "register_python_op")
 
 
 def triton_op(op: str, name: str) -> Callee:
-    """The same of a TritonOp."""
-    return _found(op, name, _triton_ops, "register_triton_op")
+    """The function of a TritonOp; ArgumentError where none has the name."""
+    return _look_up(op, name, _triton_ops, "register_triton_op")
 
 
-def run(op: str, name: str, function: Callable[..., T], *given: object, **keywords: object) -> T:
-    """What a caller's function returns; ProviderError with its name where it raises."""
+def run(
+    op: str, name: str, function: Callable[..., T], *arguments: object, **keywords: object
+) -> T:
+    """The result of a caller's function; ProviderError with its name where it raises."""
     try:
-        return function(*given, **keywords)
+        return function(*arguments, **keywords)
     except MemoryError:
         raise
     except Exception as error:  # of any kind
         pass_on(error)
-        said = cut(f"{type(error).__name__}: {error}")
-        raise ProviderError(f"{op}: {name} raised {said}") from error
+        words = cut(f"{type(error).__name__}: {error}")
+        raise ProviderError(f"{op}: {name} raised {words}") from error
 
 
 def results(op: str, name: str, returned: object, n: int) -> tuple[Any, ...]:
-    """What a caller's function returned as a tuple of n."""
+    """The results of a caller's function as a tuple of n."""
     values = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
     if len(values) != n:
         refuse(op, f"results of {name}", str(n), str(len(values)))
     return values
 
 
-def _found(op: str, name: str, table: Mapping[str, T], register: str) -> T:
+def _look_up(op: str, name: str, table: Mapping[str, T], register: str) -> T:
     try:
         return table[name]
     except KeyError:
@@ -148,8 +212,53 @@ def _require_callable(function: str, argument: str, value: object) -> None:
 
 
 def _is_autograd_function(value: object) -> bool:
-    """Who has such a class has imported PyTorch."""
+    """Return True for a subclass of torch.autograd.Function, whose owner has imported PyTorch."""
     torch = sys.modules.get("torch")
     return (
         torch is not None and isinstance(value, type) and issubclass(value, torch.autograd.Function)
     )
+
+
+# ---- arrays for Triton ---------------------------------------------------------------------------
+
+
+class TritonArray:
+    """An array as a Triton kernel takes it: an address, and the name of a type."""
+
+    def __init__(self, array: Any, dtype: Dtype) -> None:
+        self._array = array  # the address is good as long as it lives
+        self.dtype = dtype_name(dtype)
+        self.shape: tuple[int, ...] = array.shape
+        self._strides: tuple[int, ...] = tuple(n // dtype.itemsize for n in array.strides)
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        address: int = self._array.data.ptr
+        return address
+
+    def stride(self, axis: int) -> int:
+        """Elements from one place along an axis to the next."""
+        return self._strides[axis]
+
+
+def triton_args(*arrays: Any) -> tuple[TritonArray, ...]:
+    """CuPy's arrays for a Triton kernel, over the same memory.
+
+    Triton launches on PyTorch's current stream. In a function that TritonOp runs that is CuPy's
+    too, if Triton was imported before the call; elsewhere a stream that differs is an error.
+    """
+    wrapped = []
+    for i, value in enumerate(arrays):
+        array = adopt("triton_args", f"arrays[{i}]", value)
+        _, dtype, _, _, _, device = info(array)
+        if device < 0:
+            raise ProviderError(
+                f"triton_args: arrays[{i}]: expected an array on a GPU, got NumPy's"
+            )
+        if not has_same_stream(device):
+            raise ProviderError(
+                "triton_args: expected PyTorch's current stream to be CuPy's, got another one "
+                "(import triton before the operator is called)"
+            )
+        wrapped.append(TritonArray(array, dtype))
+    return tuple(wrapped)

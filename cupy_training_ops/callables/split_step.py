@@ -26,7 +26,7 @@ _running = threading.local()
 
 
 class Yielded(NamedTuple):
-    """What YieldOp gives its function to yield."""
+    """The result of a YieldOp, for its function to yield."""
 
     run: object  # of the function, in which it was made
     outputs: tuple[Any, ...]
@@ -50,7 +50,7 @@ class _Turn(Locked):
     is_taken = False
 
     def interrupted(self) -> None:
-        """The thread that runs the function is not in the child."""
+        """A forked child has no thread that runs the function."""
         self.is_taken = False
 
 
@@ -79,13 +79,13 @@ class SplitStep:
         self._yielded: Yielded | None = None
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
-        """Run the function up to its YieldOp; the arrays that were given to that."""
+        """Run the function up to its YieldOp; the arrays that it yields there."""
         with self._alone():
             self._end("new")
             generator = self._function(*inputs)
             if not isinstance(generator, Generator):
                 refuse(_NAME, self._called, "a generator function", _kind(generator))
-            yields, value = self._resumed(generator, None)
+            yields, value = self._resume(generator, None)
             if not yields:
                 refuse(_NAME, self._called, "one YieldOp", "a function that returned before it")
             if not isinstance(value, Yielded) or value.run is not generator:
@@ -95,7 +95,7 @@ class SplitStep:
             return value.outputs
 
     def run_backward(self, *gradients: object) -> Any:
-        """Send the function its gradients and run the rest; what it returns.
+        """Send the function its gradients, run the rest, and return its result.
 
         gradients: one for each output that has one, of its dtype and in its place. For None it is
         zeros: of the output's shape where YieldOp's `full_shape_outputs` has it, else a scalar.
@@ -108,23 +108,23 @@ class SplitStep:
             sent = _gradients(self._yielded, gradients)
             generator, self._generator, self._yielded = self._generator, None, None
             self._state = "done"
-            yields, value = self._resumed(generator, sent)
+            yields, value = self._resume(generator, sent)
             if yields:
                 self._close(generator)
                 refuse(_NAME, self._called, "one YieldOp", "a function that yields once more")
             return value
 
     def _end(self, state: State) -> None:
-        """Give up a function that waits for its gradients."""
+        """Close a function that waits for its gradients."""
         generator, self._generator, self._yielded = self._generator, None, None
         self._state = state
         if generator is not None:
             self._close(generator)
 
-    def _resumed(
+    def _resume(
         self, generator: Generator[object, object, object], sent: object
     ) -> tuple[bool, object]:
-        """Whether the function yields, and what; else what it returns."""
+        """True and what the function yields, or False and what it returns."""
         with self._inside(generator):
             try:
                 return True, generator.send(sent)
@@ -137,7 +137,7 @@ class SplitStep:
 
     @contextlib.contextmanager
     def _inside(self, run: object) -> Iterator[None]:
-        """YieldOp knows the function; errors that leave it say whose they are."""
+        """Let YieldOp know the function; errors that leave it get its name."""
         runs = _running.__dict__.setdefault("runs", [])
         runs.append(run)
         try:
@@ -161,42 +161,42 @@ class SplitStep:
             turn.lock.release()
 
 
-def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[object, ...]:
-    """What the function is sent; refuses what does not fit the outputs."""
+def _gradients(yielded: Yielded, gradients: Sequence[object]) -> tuple[object, ...]:
+    """The gradients for the function; refused where they do not fit the outputs."""
     outputs = yielded.differentiable
-    if len(given) != len(outputs):
-        refuse(_NAME, "gradients", f"{len(outputs)}, one for each output", str(len(given)))
-    rows = zip(outputs, yielded.full_shape, given, strict=True)
+    if len(gradients) != len(outputs):
+        refuse(_NAME, "gradients", f"{len(outputs)}, one for each output", str(len(gradients)))
+    rows = zip(outputs, yielded.full_shape, gradients, strict=True)
     return tuple(
-        _zeros(output, full) if gradient is None else _checked(i, output, full, gradient)
+        _zeros(output, full) if gradient is None else _check(i, output, full, gradient)
         for i, (output, full, gradient) in enumerate(rows)
     )
 
 
-def _checked(i: int, output: object, full: bool, gradient: object) -> object:
+def _check(i: int, output: object, full: bool, gradient: object) -> object:
     name, wanted = f"gradients[{i}]", _info(f"outputs[{i}]", output)
-    found = _info(name, gradient)
-    if found.dtype != wanted.dtype:
-        expected, got = dtype_name(wanted.dtype), dtype_name(found.dtype)
+    actual = _info(name, gradient)
+    if actual.dtype != wanted.dtype:
+        expected, got = dtype_name(wanted.dtype), dtype_name(actual.dtype)
         raise DtypeError(f"{_NAME}: {name}: expected dtype {expected}, got {got}")
-    if found.shape != wanted.shape and (full or found.shape):
+    if actual.shape != wanted.shape and (full or actual.shape):
         expected = f"shape {wanted.shape}" if full else f"shape {wanted.shape} or ()"
-        refuse(_NAME, name, expected, f"shape {found.shape}")
-    if found.place != wanted.place:
-        refuse(_NAME, name, f"an array on {wanted.place}", f"one on {found.place}")
+        refuse(_NAME, name, expected, f"shape {actual.shape}")
+    if actual.place != wanted.place:
+        refuse(_NAME, name, f"an array on {wanted.place}", f"one on {actual.place}")
     return gradient
 
 
 def _zeros(output: object, full: bool) -> object:
     """Zeros in the place of a gradient, of the output's library."""
-    found = _info("outputs", output)
-    backend, shape = found.backend, found.shape if full else ()
-    if backend.capturing(found.device):
+    like = _info("outputs", output)
+    backend, shape = like.backend, like.shape if full else ()
+    if backend.capturing(like.device):
         raise ProviderError(f"{_NAME}: gradients: a backward under graph capture needs all of them")
-    spec = Spec(shape, found.dtype)
-    zeros: Any = backend.empty(spec, found.device)
+    spec = Spec(shape, like.dtype)
+    zeros: Any = backend.empty(spec, like.device)
     if spec.size:
-        zeros = backend.zeros(spec.nbytes, found.device)
+        zeros = backend.zeros(spec.nbytes, like.device)
         zeros = zeros.view(spec.dtype).reshape(shape)
     return as_tensor(zeros) if is_tensor(output) else zeros
 

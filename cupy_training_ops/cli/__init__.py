@@ -6,7 +6,18 @@ from __future__ import annotations
 import click
 
 from .. import __version__
-from . import compile, completion, doctor, files, graphs, info, launch, ops, roundtrip, verify
+from . import (
+    compile,
+    completion,
+    doctor,
+    encode_decode,
+    info,
+    launch,
+    onnx,
+    ops,
+    roundtrip,
+    verify,
+)
 from .errors import Group
 
 
@@ -25,13 +36,13 @@ def main() -> None:
 
 
 main.add_command(roundtrip.roundtrip)
-main.add_command(files.encode)
-main.add_command(files.decode)
+main.add_command(encode_decode.encode)
+main.add_command(encode_decode.decode)
 main.add_command(info.info)
 main.add_command(ops.ops)
 main.add_command(verify.verify)
 main.add_command(compile.compile_kernels)
 main.add_command(doctor.doctor)
-main.add_command(graphs.onnx)
+main.add_command(onnx.onnx)
 main.add_command(launch.launch)
 main.add_command(completion.completion)

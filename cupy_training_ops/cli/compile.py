@@ -16,10 +16,10 @@ from ..device.compiler import kernel, slot_options
 from ..errors import CompileError
 from ..testing.idle import Module, modules
 from .errors import CHECK_FAILED
+from .machine import require_gpu
+from .parameter_types import chosen_samples, op_option
 from .processes import Attempts, Outcome, workers
-from .progress import progress
-from .provider import require_gpu
-from .sampling import chosen_samples, op_option
+from .terminal import progress
 
 
 @click.command("compile")
@@ -65,11 +65,11 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
     index = cupy.cuda.runtime.getDevice()
     target = f"sm_{cupy.cuda.Device(index).compute_capability}"
     wanted = modules(samples, BACKEND.device(index))
-    return _failures(wanted, target, partial(attempts, partial(_cached, index)))
+    return _failures(wanted, target, partial(attempts, partial(_compile_cached, index)))
 
 
 def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
-    """Compile for architectures that need not be here."""
+    """Compile for architectures of which no GPU needs to be here."""
     supported = offline.supported_architectures()
     listed = list(samples)
     failures = []
@@ -83,7 +83,7 @@ def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Att
 def _failures(
     wanted: list[Module], target: str, attempt: Callable[[list[Module]], Iterable[Outcome]]
 ) -> list[str]:
-    """Compile modules; the messages of those that did not."""
+    """Compile modules; the messages of those that failed."""
     start = time.perf_counter()
     # The longest source takes longest; what is begun last should not be what ends last.
     outcomes = attempt(sorted(wanted, key=lambda module: len(module.source.code), reverse=True))
@@ -97,8 +97,8 @@ def _failures(
     return failures
 
 
-def _cached(index: int, module: Module) -> str | None:
-    """Compile and load as a call on this GPU does; what went wrong, or None."""
+def _compile_cached(index: int, module: Module) -> str | None:
+    """Compile and load as a call on this GPU does; the error in words, or None."""
     from ..device.cuda import BACKEND
 
     try:
@@ -111,7 +111,7 @@ def _cached(index: int, module: Module) -> str | None:
 
 
 def _compiles(architecture: str, module: Module) -> str | None:
-    """Compile and forget; what went wrong, or None."""
+    """Compile without the cache; the error in words, or None."""
     try:
         offline.compile_for(module.source, slot_options(module.slots), architecture)
     except CompileError as error:

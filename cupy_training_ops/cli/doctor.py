@@ -21,10 +21,9 @@ from ..device.offline import supported_architectures
 from ..errors import OpError, ProviderError
 from ..process_group import nccl
 from .errors import CHECK_FAILED
-from .lines import Lines, json_option
-from .machine import nccl_released, processor, released
-from .provider import NO_DEVICE, why_no_gpu
-from .table import aligned
+from .json_lines import JsonLines, json_option
+from .machine import NO_DEVICE, nccl_version_text, processor, version_text, why_no_gpu
+from .terminal import align
 
 INSTALL_DRIVER = (
     "sudo ubuntu-drivers install (or your distribution's NVIDIA driver; a container: --gpus all)"
@@ -37,9 +36,9 @@ OLDEST_DRIVER = 12_000  # of the CUDA it runs: there is no extra for CUDA 11
 
 
 class Finding(NamedTuple):
-    """What was found, and, where something is missing, the command that mends it."""
+    """A part of the installation, and, where it is missing, the command that mends it."""
 
-    found: str
+    text: str
     mend: str = ""
     required: bool = True
 
@@ -66,14 +65,14 @@ def doctor(as_json: bool) -> None:
 
 def _print_json(findings: Mapping[str, Finding]) -> None:
     gpu = findings["GPU"]
-    lines = Lines("doctor", processor() if gpu.mend else gpu.found, with_cuda=True)
+    lines = JsonLines("doctor", processor() if gpu.mend else gpu.text, with_cuda=True)
     for name, finding in findings.items():
-        about = {"state": finding.state, "found": finding.found, "mend": finding.mend or None}
-        lines.put("part", part=name, **about)
+        about = {"state": finding.state, "found": finding.text, "mend": finding.mend or None}
+        lines.write("part", part=name, **about)
 
 
 def _print(findings: Mapping[str, Finding]) -> None:
-    for line in aligned([(name, f.state, f.found) for name, f in findings.items()], left=3):
+    for line in align([(name, f.state, f.text) for name, f in findings.items()], left=3):
         click.echo(line)
     for mend in dict.fromkeys(f.mend for f in findings.values() if f.mend):
         mended = ", ".join(name for name, f in findings.items() if f.mend == mend)
@@ -96,7 +95,7 @@ def _gpu() -> Finding:
 
 
 def _gpu_mend(reason: str) -> str:
-    """What a GPU rests on comes first: the driver, then CuPy, then what the process may see."""
+    """The first that mends something: the driver, then CuPy, then what the process may see."""
     hidden = reason == NO_DEVICE and "CUDA_VISIBLE_DEVICES" in os.environ
     here = "unset CUDA_VISIBLE_DEVICES" if hidden else INSTALL_DRIVER
     return _driver().mend or _cupy().mend or here
@@ -106,10 +105,10 @@ def _driver() -> Finding:
     version = driver_version()
     if version is None:
         return Finding("libcuda.so.1 is not here", INSTALL_DRIVER)
-    found = f"runs CUDA up to {released(version)}"
+    text = f"runs CUDA up to {version_text(version)}"
     if version < OLDEST_DRIVER:
-        return Finding(f"{found}, {released(OLDEST_DRIVER)} is needed", NEWER_DRIVER)
-    return Finding(found)
+        return Finding(f"{text}, {version_text(OLDEST_DRIVER)} is needed", NEWER_DRIVER)
+    return Finding(text)
 
 
 def _cupy() -> Finding:
@@ -120,10 +119,10 @@ def _cupy() -> Finding:
     import cupy
 
     version = cupy.cuda.runtime.runtimeGetVersion()
-    found = f"{cupy.__version__} for CUDA {released(version)}"
+    text = f"{cupy.__version__} for CUDA {version_text(version)}"
     if (driver_version() or version) // 1000 < version // 1000:
-        return Finding(f"{found}, newer than the driver", _driver().mend or _install())
-    return Finding(found)
+        return Finding(f"{text}, newer than the driver", _driver().mend or _install())
+    return Finding(text)
 
 
 def _nvrtc() -> Finding:
@@ -149,14 +148,14 @@ def _nccl() -> Finding:
         version = nccl.library().get_version()
     except (ImportError, ProviderError) as error:
         return Finding(_without_advice(error), _mend(error, mend), required=False)
-    return Finding(f"version {nccl_released(version)}")
+    return Finding(f"version {nccl_version_text(version)}")
 
 
 def _ranks() -> Finding:
-    """What can carry the messages of ranks; nothing is loaded."""
+    """The libraries that can carry the messages of ranks; nothing is loaded."""
     others = {"torch": "torch (torchrun)", "mpi4py": "MPI (mpirun, srun)"}
-    found = [text for name, text in others.items() if importlib.util.find_spec(name)]
-    return Finding(", ".join(["embedded (launch)", *found]))
+    here = [text for name, text in others.items() if importlib.util.find_spec(name)]
+    return Finding(", ".join(["embedded (launch)", *here]))
 
 
 def _cache() -> Finding:
@@ -194,17 +193,17 @@ def driver_version() -> int | None:
 
 
 def _install() -> str:
-    """CuPy, NVRTC and headers come together, for the CUDA that the driver runs."""
+    """The command that installs CuPy, NVRTC and headers, for the CUDA that the driver runs."""
     return f"pip install 'cupy-training-ops[cuda{_cuda_major()}x]'"
 
 
 def _mend(error: Exception, otherwise: str) -> str:
-    """CuPy is here if it is its cache that it wants."""
+    """The command that mends an error of CuPy: of its cache, or `otherwise`."""
     return kernel_cache.REMEDY if kernel_cache.REMEDY in str(error) else otherwise
 
 
 def _without_advice(reason: object) -> str:
-    """What is wrong: an error's own advice does not know which CUDA the driver runs."""
+    """An error without its own advice, which does not know which CUDA the driver runs."""
     return re.split("; (install it|name another folder) with: ", str(reason))[0]
 
 

@@ -18,7 +18,7 @@ CHECK_FAILED, BAD_USAGE, NO_GPU, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 
 
 class Failure(click.ClickException):
-    """Bad input or output that a command finds by itself."""
+    """Bad input or output, noticed by a command."""
 
 
 class Group(click.Group):
@@ -41,7 +41,7 @@ class Group(click.Group):
 
 
 def end_as(status: int) -> NoReturn:
-    """End as a process did that the command has started."""
+    """End with the status of a process that the command started."""
     raise click.exceptions.Exit(status)
 
 
@@ -67,7 +67,7 @@ def writing(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exits() -> Iterator[None]:
-    """Everything that is no bug, as a line and a status."""
+    """End with a line and a status on every exception that is no bug."""
     try:
         yield
     except click.exceptions.Exit:
@@ -91,7 +91,7 @@ def _line(error: object) -> str:
 
 
 def _log(error: object) -> str:
-    """A compiler's log has lines of its own."""
+    """A compiler's log, line by line."""
     return "\n".join(printable(line) for line in f"Error: {error}".splitlines())
 
 
@@ -100,7 +100,7 @@ def _memory(error: object) -> str:
 
 
 def _system(error: Any) -> str:
-    """Without a file's name it is a stream's."""
+    """An error of the operating system, with the file's name if it has one."""
     place = f"{error.filename}: " if error.filename else ""
     return _line(f"{place}{error.strerror or error}")
 

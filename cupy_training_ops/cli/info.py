@@ -11,11 +11,10 @@ import click
 
 from ..codecs import Packed, get_codec
 from ..errors import printable
-from .inputs import Member, contents, file_type
-from .lines import Lines, json_option
+from .inputs import Member, file_type, open_contents
+from .json_lines import JsonLines, json_option
 from .machine import processor
-from .printable import say
-from .table import aligned, wrapped
+from .terminal import align, say, wrap
 
 
 @click.command()
@@ -27,41 +26,41 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
     FILE is a packed array, .npy, .npz or .safetensors; "-" is stdin. A packed array is read whole,
     so that a damaged one is found.
     """
-    lines = Lines("info", processor()) if as_json else None
+    lines = JsonLines("info", processor()) if as_json else None
     for file in files:
-        with contents(file) as found:
+        with open_contents(file) as content:
             if lines is None:
-                _print(file, found)
-            elif isinstance(found, Packed):
-                lines.put("packed", file=file, **_of_packed(found))
+                _print(file, content)
+            elif isinstance(content, Packed):
+                lines.write("packed", file=file, **_packed_fields(content))
             else:
-                for member in found:
-                    lines.put("array", file=file, **_of_array(member))
+                for member in content:
+                    lines.write("array", file=file, **_array_fields(member))
 
 
-def _print(file: str, found: Packed | Sequence[Member]) -> None:
-    if isinstance(found, Packed):
+def _print(file: str, content: Packed | Sequence[Member]) -> None:
+    if isinstance(content, Packed):
         say(f"{file}: packed array")
-        for line in _about(found):
+        for line in _packed_lines(content):
             click.echo(f"  {line}")
     else:
-        rows = [tuple(map(_shown, _of_array(member).values())) for member in found]
-        say(f"{file}: {len(found)} array{'s' * (len(found) != 1)}")
-        for line in aligned([("array", "dtype", "shape", "bytes"), *rows], left=3):
+        rows = [tuple(map(_cell, _array_fields(member).values())) for member in content]
+        say(f"{file}: {len(content)} array{'s' * (len(content) != 1)}")
+        for line in align([("array", "dtype", "shape", "bytes"), *rows], left=3):
             click.echo(f"  {line}")
 
 
-def _about(packed: Packed) -> Iterator[str]:
+def _packed_lines(packed: Packed) -> Iterator[str]:
     codec = get_codec(packed.codec)
     options = "".join(f", {name} {value}" for name, value in packed.options.items())
     yield f"array    {packed.dtype} {packed.shape}, {packed.original_nbytes} bytes"
     yield f"codes    {packed.nbytes} bytes, {packed.ratio:.1f} times smaller"
     yield f"codec    {codec.name}{options}"
     for name, text in (("formula", codec.formula), ("error", f"at most {codec.bound}")):
-        yield from wrapped(f"{name:8} {text}", 76)
+        yield from wrap(f"{name:8} {text}", 76)
 
 
-def _of_packed(packed: Packed) -> dict[str, Any]:
+def _packed_fields(packed: Packed) -> dict[str, Any]:
     return {
         "codec": packed.codec,
         "options": packed.options,
@@ -73,7 +72,7 @@ def _of_packed(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _of_array(member: Member) -> dict[str, Any]:
+def _array_fields(member: Member) -> dict[str, Any]:
     """Null where a member is no array."""
     if not member.unread.is_array():
         return {"array": member.name, "dtype": None, "shape": None, "nbytes": None}
@@ -82,5 +81,5 @@ def _of_array(member: Member) -> dict[str, Any]:
     return {"array": member.name, "dtype": str(dtype), "shape": shape, "nbytes": nbytes}
 
 
-def _shown(value: object) -> str:
+def _cell(value: object) -> str:
     return "-" if value is None else printable(str(value))

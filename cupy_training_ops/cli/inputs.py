@@ -7,7 +7,7 @@ import contextlib
 import io
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from ..codecs import Packed
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored
-from ..codecs.safetensors_file import is_safetensors, tensors
-from ..dtypes import BFLOAT16
+from ..codecs.safetensors_file import UNREAD, is_safetensors, tensors
+from ..codecs.table import Codec
+from ..dtypes import BFLOAT16, Dtype
 from ..errors import cut, unknown
 from .errors import Failure, reading
-from .printable import say
+from .terminal import say
 
 STREAM = "-"  # stdin as FILE, stdout as OUT; `./-` is a file of that name
 MAX_LISTED = 100  # characters of the names of arrays in a message
@@ -45,7 +46,7 @@ class Member(NamedTuple):
     unread: Unread
 
     def dtype(self, raw: bool) -> np.dtype[np.generic] | None:
-        """Its type, bfloat16 for `raw` two-byte elements; None for what is no array."""
+        """Its type, bfloat16 for `raw` two-byte elements; None if it is no array."""
         with reading(self.file):
             if not self.unread.is_array():
                 return None
@@ -55,11 +56,11 @@ class Member(NamedTuple):
     def read(self, raw: bool) -> NumpyArray:
         """The array in row-major order and this machine's byte order, as operators take it.
 
-        That of a `.npy` file which has both is read when it is looked at.
+        An array of a `.npy` file that has both is mapped, and read where it is used.
         """
         with reading(self.file):
-            found = self.unread.mapped()
-        array = np.asarray(found, found.dtype.newbyteorder("="), order="C")
+            stored = self.unread.mapped()
+        array = np.asarray(stored, stored.dtype.newbyteorder("="), order="C")
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
     def skip(self, reason: str) -> None:
@@ -68,7 +69,7 @@ class Member(NamedTuple):
 
 
 class Piped(io.BytesIO):
-    """What came through a pipe, read in any order, under the name that messages give it."""
+    """The content of a pipe, read in any order, under the name that messages give it."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -79,46 +80,46 @@ class Piped(io.BytesIO):
 
 
 @contextlib.contextmanager
-def opened(file: str) -> Iterator[list[Member]]:
+def open_arrays(file: str) -> Iterator[list[Member]]:
     """The unread arrays of a file; the one of a `.npy` file has the file's stem."""
     with contextlib.ExitStack() as stack:
         with reading(file):  # and not what is done with them
-            _, members = _entered(stack, file)
+            _, members = _enter(stack, file)
         yield members
 
 
 @contextlib.contextmanager
-def contents(file: str) -> Iterator[Packed | list[Member]]:
+def open_contents(file: str) -> Iterator[Packed | list[Member]]:
     """The packed array of a file that says it is one, else its unread arrays."""
     with contextlib.ExitStack() as stack:
         with reading(file):
-            stream, members = _entered(stack, file)
-            packed = _loaded(stream, file) if _has_description(members) else None
+            stream, members = _enter(stack, file)
+            packed = _load(stream, file) if _has_description(members) else None
         yield members if packed is None else packed
 
 
-def unpacked(file: str) -> Packed:
+def read_packed(file: str) -> Packed:
     """The packed array of a file."""
     with reading(file), _stream(file) as stream:
-        return _loaded(stream, file)
+        return _load(stream, file)
 
 
 def stem(file: str) -> str:
-    """What an array is called whose file names none."""
+    """The name of an array whose file names none."""
     return NAMELESS if file == STREAM else Path(file).stem
 
 
 def is_raw(dtype: np.dtype[np.generic]) -> bool:
-    """Whether elements of this type may be bfloat16 as it is kept in NumPy's files."""
+    """Return True if elements of this type may be bfloat16 in one of NumPy's files."""
     return dtype.itemsize == 2 and dtype.kind in "iuV"
 
 
-def named(members: list[Member], names: tuple[str, ...]) -> list[Member]:
-    """Those of these names, each of which has to be among them."""
+def select(members: list[Member], names: tuple[str, ...]) -> list[Member]:
+    """The members of these names, each of which has to be there."""
     there = [member.name for member in members]
     for name in names:
         if name not in there:
-            raise Failure(unknown("array", name, there, listed(there)))
+            raise Failure(unknown("array", name, there, names_hint(there)))
     return [member for member in members if member.name in names]
 
 
@@ -131,35 +132,35 @@ def about(files: tuple[str, ...]) -> Iterator[None]:
         raise Failure(f"{', '.join(files)}: {failure.message}") from None
 
 
-def listed(names: list[str]) -> str:
-    """The names there are, as far as they fit a hint."""
+def names_hint(names: list[str]) -> str:
+    """The names as a hint, of at most MAX_LISTED characters."""
     shortened = textwrap.shorten(", ".join(names), MAX_LISTED, placeholder=" ...")
     return f"there are: {shortened or 'none'}"
 
 
-def _loaded(stream: BinaryFile, file: str) -> Packed:
-    """A pipe has been read; it is named in messages by `str`, as a path is."""
+def _load(stream: BinaryFile, file: str) -> Packed:
+    """The packed array of a file, or of a pipe that was read."""
     stream.seek(0)
     return Packed.load(stream if isinstance(stream, Piped) else file)
 
 
 def _has_description(members: list[Member]) -> bool:
-    """Whether the file says that it is more than its arrays."""
+    """Return True if the file says that it is more than its arrays."""
     headers = [member.dtype(raw=False) for member in members if member.name == "header"]
     return any(dtype is not None and dtype.kind == "U" for dtype in headers)
 
 
-def _entered(stack: contextlib.ExitStack, file: str) -> tuple[BinaryFile, list[Member]]:
+def _enter(stack: contextlib.ExitStack, file: str) -> tuple[BinaryFile, list[Member]]:
     stream = stack.enter_context(_stream(file))
-    found = stack.enter_context(_arrays(file, stream))
-    return stream, [Member(file, name, unread) for name, unread in found.items()]
+    arrays = stack.enter_context(_arrays(file, stream))
+    return stream, [Member(file, name, unread) for name, unread in arrays.items()]
 
 
 @contextlib.contextmanager
 def _arrays(file: str, stream: BinaryFile) -> Iterator[Mapping[str, Unread]]:
     if is_safetensors(stream):
-        with tensors(None if isinstance(stream, Piped) else file, stream, file) as found:
-            yield found
+        with tensors(None if isinstance(stream, Piped) else file, stream, file) as arrays:
+            yield arrays
     else:
         one_or_more = stored(stream, file, ".npy, .npz or .safetensors")
         yield {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
@@ -175,3 +176,28 @@ def _stream(file: str) -> Iterator[BinaryFile]:
         return
     with open(file, "rb") as stream:
         yield stream if stream.seekable() else Piped(stream.read(), file)
+
+
+# ---- the codec filter ----------------------------------------------------------------------------
+
+
+def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
+    """The reason to leave out an array, without reading it; or None.
+
+    Where no codecs are asked for, floating-point arrays alone are of interest.
+    """
+    dtype = member.dtype(raw)
+    if dtype is None:
+        return "no array"
+    if dtype in UNREAD.values():
+        return f"{dtype} cannot be read"
+    if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating(dtype)):
+        return None
+    hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
+    what = "no type that a codec asked for takes" if codecs else "no floating-point type"
+    return f"{cut(str(dtype))} is {what}{hint}"
+
+
+def is_floating(dtype: Dtype) -> bool:
+    """Return True for any floating-point type, bfloat16 too, whose kind is not "f"."""
+    return dtype.kind == "f" or dtype == BFLOAT16

@@ -23,7 +23,7 @@ import click
 from ..errors import GroupError
 from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, connected
 from .errors import Failure, end_as
-from .signals import ends_with
+from .processes import ends_with
 
 LOOPBACK = "127.0.0.1"
 REPORTING = 2.0  # seconds that the other ranks have to say what they were told of a failure
@@ -76,7 +76,7 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
         try:
             statuses = _wait(started, math.inf, any)
         except KeyboardInterrupt:  # as a terminal would tell them
-            _tell(started, signal.SIGINT)
+            _signal(started, signal.SIGINT)
             raise
         finally:
             _wait(started, REPORTING, lambda _: False)
@@ -119,14 +119,14 @@ class _Rank:
     @property
     def status(self) -> int | None:
         """Its exit code as a shell has it; None while it runs."""
-        found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return found and found.si_status + (0 if found.si_code == os.CLD_EXITED else 128)
+        end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return end and end.si_status + (0 if end.si_code == os.CLD_EXITED else 128)
 
     def end(self) -> None:
         """Hand on what is left, and end whatever still runs."""
         self._over.set()
         self._join()
-        _tell([self], signal.SIGKILL)
+        _signal([self], signal.SIGKILL)
         self.process.wait()
         self._join()
 
@@ -136,7 +136,7 @@ class _Rank:
 
 
 def _die_with(launcher: int) -> None:
-    """What a new process does first: end with its launcher, however that ends."""
+    """Have this new process end with its launcher, however that ends."""
     PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(1)
@@ -151,7 +151,7 @@ def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Eve
 
 
 def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
-    """Until the pipe ends; once all is over, as long as something comes."""
+    """The lines of a pipe until it ends, or until nothing more comes once `over` is set."""
     left = bytearray()  # of a line without an end
     while (is_ready := wait([stream.fileno()], REST / 5)) or not over.is_set():
         data = os.read(stream.fileno(), 2**16) if is_ready else None
@@ -167,7 +167,7 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
 
 
 def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
-    """The statuses of all, once they have ended, or it is over."""
+    """The statuses of all, when all have ended, `is_over` says so, or time is up."""
     deadline = time.monotonic() + seconds
     while True:
         statuses = [rank.status for rank in started]
@@ -176,20 +176,20 @@ def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bo
         time.sleep(PAUSE)
 
 
-def _tell(started: Sequence[_Rank], number: int) -> None:
-    """A signal for processes and all that they started, as far as these stayed in their groups."""
+def _signal(started: Sequence[_Rank], number: int) -> None:
+    """Send a signal to the processes and to those that they started in their groups."""
     for rank in started:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.process.pid, number)
 
 
 def _end(started: Sequence[_Rank]) -> None:
-    """End whoever still runs, at last whether it wants to or not; Ctrl-C hastens it."""
+    """End all that still run: by SIGTERM, then by SIGKILL; at once on Ctrl-C."""
     hasten = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda *_: hasten.set()) if is_main else None
     try:
-        _tell(started, signal.SIGTERM)
+        _signal(started, signal.SIGTERM)
         _wait(started, ENDING, lambda _: hasten.is_set())
         for rank in started:
             rank.end()

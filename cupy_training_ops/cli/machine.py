@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a result was made on: the machine, and the versions of all that had a part in it."""
+"""This machine: its GPU, if one answers, its names, and the versions of all that computes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import ml_dtypes
 import numpy as np
 
@@ -19,24 +20,65 @@ from ..call.backends import cuda_backend
 from ..errors import ProviderError
 from ..process_group import nccl
 
+NO_DEVICE = "CUDA finds no device"
+
+provider_option = click.option(
+    "--provider",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute; auto is cuda where a GPU can be used, else cpu.",
+)
+
+
+def array_library(provider: str) -> Any:
+    """CuPy for "cuda", NumPy for "cpu", the one of the two that works here for "auto"."""
+    if provider == "cpu" or (provider == "auto" and why_no_gpu()):
+        return np
+    return require_gpu()
+
+
+def require_gpu() -> Any:
+    """CuPy on a GPU that answers."""
+    reason = why_no_gpu()
+    if reason:
+        raise ProviderError(f"no GPU: {reason}; `cupy-training-ops doctor` says more")
+    import cupy
+
+    return cupy
+
+
+def why_no_gpu() -> str | None:
+    """The reason why this process has no GPU, or None."""
+    try:
+        cuda_backend()
+    except ProviderError as error:
+        return str(error)
+    from cupy.cuda import runtime
+
+    try:
+        return None if runtime.getDeviceCount() else NO_DEVICE
+    except runtime.CUDARuntimeError as error:
+        return NO_DEVICE if "cudaErrorNoDevice" in str(error) else str(error)
+
 
 def versions(with_cuda: bool) -> dict[str, str]:
-    """This package, Python, NumPy; with CUDA also what of it answers."""
-    found = {
+    """Versions by name: this package, Python, NumPy; with CUDA those of its parts that answer."""
+    result = {
         "cupy-training-ops": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "ml_dtypes": ml_dtypes.__version__,
     }
-    return found | (_cuda_versions() if with_cuda else {})
+    return result | (_cuda_versions() if with_cuda else {})
 
 
-def released(version: int) -> str:
+def version_text(version: int) -> str:
     """CUDA's 12090 as 12.9."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def nccl_released(version: int) -> str:
+def nccl_version_text(version: int) -> str:
     """NCCL's 22703 as 2.27.3."""
     return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
 
@@ -52,7 +94,7 @@ def processor() -> str:
 
 
 def computing(xp: Any) -> str:
-    """The name of what computes: the CPU for NumPy, else the current GPU."""
+    """The name of the CPU for NumPy, of the current GPU for CuPy."""
     if xp is np:
         return processor()
     runtime = xp.cuda.runtime
@@ -61,12 +103,12 @@ def computing(xp: Any) -> str:
 
 
 def system() -> dict[str, Any]:
-    """The machine beside its GPU."""
+    """Operating system, CPU and cores."""
     return {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()}
 
 
 def _driver_version(runtime: Any) -> int:
-    """CUDA says 0 where there is none."""
+    """The driver's version; ProviderError where there is none, of which CUDA says 0."""
     version: int = runtime.driverGetVersion()
     if not version:
         raise ProviderError("no driver")
@@ -74,7 +116,7 @@ def _driver_version(runtime: Any) -> int:
 
 
 def _cuda_versions() -> dict[str, str]:
-    """A part of CUDA that is not here, or does not answer, has none."""
+    """Versions of the parts of CUDA that are here and answer."""
     try:
         cuda_backend()
     except ProviderError:
@@ -84,13 +126,13 @@ def _cuda_versions() -> dict[str, str]:
     runtime = cupy.cuda.runtime
     asked: dict[str, Callable[[], str]] = {
         "cupy": lambda: str(cupy.__version__),
-        "cuda runtime": lambda: released(runtime.runtimeGetVersion()),
-        "cuda driver": lambda: released(_driver_version(runtime)),
+        "cuda runtime": lambda: version_text(runtime.runtimeGetVersion()),
+        "cuda driver": lambda: version_text(_driver_version(runtime)),
         "nvrtc": lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
-        "nccl": lambda: nccl_released(nccl.library().get_version()),
+        "nccl": lambda: nccl_version_text(nccl.library().get_version()),
     }
-    found = {}
+    answers = {}
     for name, ask in asked.items():
         with contextlib.suppress(ImportError, OSError, RuntimeError):
-            found[name] = ask()
-    return found
+            answers[name] = ask()
+    return answers

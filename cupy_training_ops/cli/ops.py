@@ -10,8 +10,8 @@ import click
 from ..call.op import Op
 from ..declare.type_rows import combinations
 from ..registry import REGISTRY
-from .choice import OperatorName, operator
-from .table import aligned, fitted
+from .parameter_types import OperatorName, operator
+from .terminal import align, fit_to_terminal
 
 
 @click.command()
@@ -24,16 +24,16 @@ def ops(name: str | None, opset: int | None) -> None:
     """
     if name is None and opset is not None:
         raise click.UsageError("--opset goes with the NAME of an operator")
-    lines = _listed() if name is None else _described(operator(name, opset))
+    lines = _table() if name is None else _help_lines(operator(name, opset))
     for line in lines:
-        for fitting in fitted(line):
+        for fitting in fit_to_terminal(line):
             click.echo(fitting)
 
 
-def _listed() -> list[str]:
+def _table() -> list[str]:
     heading = ("operator", "family", "domain", "opset", "types", "formula")
     rows = [_row(REGISTRY[key]) for key in sorted(REGISTRY, key=lambda key: key[1:])]
-    return aligned([heading, *rows], left=6)
+    return align([heading, *rows], left=6)
 
 
 def _row(cls: type[Op]) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def _row(cls: type[Op]) -> tuple[str, ...]:
     return (cls.name, cls.family, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
 
 
-def _described(cls: type[Op]) -> Iterator[str]:
+def _help_lines(cls: type[Op]) -> Iterator[str]:
     yield f"{cls.name}  {cls.domain}, opset {_opset(cls)}, family {cls.family}"
     yield from ("", *_doc(cls).splitlines())
 

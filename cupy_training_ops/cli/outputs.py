@@ -17,8 +17,8 @@ import click
 from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
 from .errors import Failure, writing
 from .inputs import NAMELESS, STREAM
-from .printable import say
-from .signals import ends_with
+from .processes import ends_with
+from .terminal import say
 
 force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
 
@@ -31,7 +31,7 @@ sync_option = click.option(
 
 
 def is_folder(out: str) -> bool:
-    """Whether files are to be made in it: a folder, or what ends like one."""
+    """Return True if files are to be made in it: a folder, or a path that ends like one."""
     return out.endswith(("/", os.sep)) or os.path.isdir(out)
 
 
@@ -43,12 +43,12 @@ def places(out: str, names: list[str], ending: str) -> list[str]:
 
 
 def name_of(file_stem: str) -> str:
-    """The name of the array that `places` made a file's name of."""
+    """The name of an array by its file's, the inverse of `places`."""
     return unquote(file_stem, errors="backslashreplace")
 
 
 def check(outs: list[str], files: tuple[str, ...], force: bool) -> None:
-    """Refuse, before anything is read, what would be lost by writing."""
+    """Refuse outputs that would overwrite inputs, each other, or (without force) files."""
     for out in outs:
         if out == STREAM:
             if sys.stdout is None or sys.stdout.isatty():
@@ -72,19 +72,19 @@ def make_folder(out: str) -> None:
 
 
 @contextlib.contextmanager
-def replaced(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
+def open_out(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
     with ends_with(remove_unfinished), writing(out), _stream(out, sync) as stream:
         yield stream
 
 
 def say_done(out: str, done: str) -> None:
-    """What was done: on stderr where OUT is no file of its own, for that may be stdout."""
+    """Say so: on stderr where OUT is no file of its own, for that may be stdout."""
     say(f"{out}: {done}", err=out == STREAM or not is_replaced(Path(out)))
 
 
 def _plain(name: str) -> str:
-    """A name without what leads elsewhere or hides: that is written as in an address."""
+    """A name as a file's: "a/b" as "a%2Fb", ".a" as "%2Ea"."""
     plain = "".join(
         c if c.isprintable() and c not in "/\\%" else quote(c, safe="", errors="surrogatepass")
         for c in name or NAMELESS
@@ -105,7 +105,7 @@ def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
 
 
 def _refuse_same(file: str, out: str) -> None:
-    """An OUT that is FILE, by whatever names, would take the place of what was read."""
+    """Refuse an OUT that is FILE, by whatever names."""
     with contextlib.suppress(OSError):  # one of them is not there
         if file != STREAM and os.path.samefile(file, out):
             raise Failure(f"{out}: OUT is FILE itself ({file}); expected another place")

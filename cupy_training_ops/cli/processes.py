@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""Processes that work through a list: each has one item at a time and gets the next when done."""
+"""Worker processes, and signals that end a process.
+
+Workers go through a list: each has one item at a time, and gets the next when it is done.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any
+
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 # A forked process could not use CUDA, which does not survive a fork.
 CONTEXT = multiprocessing.get_context("spawn")
@@ -25,8 +32,8 @@ Attempts = Callable[[Attempt, Iterable[Any]], Iterator[Outcome]]
 def workers(count: int) -> Iterator[Attempts]:
     """A function that attempts items in `count` processes, which end with the context.
 
-    Outcomes come as items are done. With one process that is this one, and exceptions are raised;
-    others report them as what went wrong, and so is reported which item a process died of.
+    Outcomes come as items are done. One process is this one, and exceptions are raised. In several,
+    exceptions are outcomes, and so is the end of a process.
     """
     if count == 1:
         yield lambda attempt, items: ((item, attempt(item)) for item in items)
@@ -46,12 +53,12 @@ class _Pool:
         self._workers: list[_Worker] = []
 
     def attempts(self, attempt: Attempt, items: Iterable[Any]) -> Iterator[Outcome]:
-        """Every item with what went wrong, in the order in which they are done."""
+        """Every item with its error in words or None, in the order in which they are done."""
         waiting, idle = deque(items), list(self._workers)
         busy: dict[Any, tuple[_Worker, Any]] = {}
         while waiting or busy:
             while waiting and (idle or len(self._workers) < self._count):
-                worker, item = idle.pop() if idle else self._started(), waiting.popleft()
+                worker, item = idle.pop() if idle else self._start(), waiting.popleft()
                 worker.give(attempt, item)
                 busy[worker.pipe] = worker, item
             for pipe in wait(busy):
@@ -60,7 +67,7 @@ class _Pool:
                     yield item, worker.outcome()
                     idle.append(worker)
                 except (EOFError, ConnectionError):
-                    yield item, self._lost(worker)
+                    yield item, self._bury(worker)
 
     def end(self) -> None:
         """Stop the workers, whatever they are doing."""
@@ -70,13 +77,13 @@ class _Pool:
             worker.process.join()
             worker.pipe.close()
 
-    def _started(self) -> _Worker:
-        with _interrupts_held():
+    def _start(self) -> _Worker:
+        with _interrupts_later():
             self._workers.append(_Worker())
         return self._workers[-1]
 
-    def _lost(self, worker: _Worker) -> str:
-        """What a worker died of; another may be started in its place."""
+    def _bury(self, worker: _Worker) -> str:
+        """The words for how a worker died; another may be started in its place."""
         self._workers.remove(worker)
         worker.process.join()
         worker.pipe.close()
@@ -93,31 +100,31 @@ class _Worker:
         its_end.close()
 
     def give(self, attempt: Attempt, item: Any) -> None:
-        """Have an item attempted; a process that is gone shows when asked for the outcome."""
+        """Send an item; `outcome` raises if the process is gone."""
         with contextlib.suppress(ConnectionError):
             self.pipe.send((attempt, item))
 
     def outcome(self) -> str | None:
-        """What went wrong with the item."""
+        """The item's error in words, or None."""
         return self.pipe.recv()  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_later() -> Iterator[None]:
     """Ctrl-C waits for the end of the context.
 
     What is started in it has Ctrl-C blocked: that is for the process that ends it.
     """
     resource_tracker.ensure_running()  # which lets Ctrl-C through again as it begins
-    held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    pending: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, before)
-        if held:
+        if pending:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -125,11 +132,35 @@ def _serve(pipe: Connection) -> None:
     """A worker's life: it ends when the other process closes the pipe, or is gone."""
     with contextlib.suppress(EOFError):
         while True:
-            pipe.send(_attempted(*pipe.recv()))
+            pipe.send(_try(*pipe.recv()))
 
 
-def _attempted(attempt: Attempt, item: Any) -> str | None:
+def _try(attempt: Attempt, item: Any) -> str | None:
     try:
         return attempt(item)
     except Exception:  # a worker reports whatever it is
         return traceback.format_exc()
+
+
+@contextlib.contextmanager
+def ends_with(clean: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
+    """Clean up at the end of the context, also when a signal ends the process.
+
+    Ctrl-C is an exception, and may come where a context has just begun or ended: hence `clean` and
+    not only what the contexts inside do. A signal that the process ignores stays ignored.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        clean()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    handled = [number for number in (*ENDING, *also) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        clean()

@@ -1,43 +1,53 @@
 # SPDX-License-Identifier: MIT
-"""Trials as tables of 80 columns for people, and as fields for JSON."""
+"""Trials as tables of 80 columns for people, as fields for JSON, and as plots."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import click
 
 from ..dtypes import dtype_name
 from ..errors import printable
-from .recommend import snr_db
-from .summary import Summary
-from .table import aligned, wrapped
-from .trial import Refusal, Subject, Trial
+from .errors import Failure
+from .outputs import check, open_out
+from .summary import OneArray, Summary
+from .terminal import align, say, wrap
+from .trial import Quality, Refusal, Subject, Trial, keeps_values, snr_db
 
+Point = tuple[float, float]  # bits per value, dB
+MARKERS = "osD^vPX*<>hpd"
+EDGES = {math.inf: "nothing lost", -math.inf: "values lost"}
+BEYOND = 10.0  # dB
 Tried = Sequence[Trial | Refusal]
 HEADINGS = (
     ("", "", "max abs", "", "", "SNR", "zeros", "encode", "decode", ""),
     ("codec", "ratio", "error", "RMSE", "cosine", "dB", "kept", "ms", "ms", "verdict"),
 )
-OF_CODECS = ("codec", "arrays", "bytes before", "bytes after", "ratio", "lowest dB", "verdict")
+TOTAL_HEADINGS = ("codec", "arrays", "bytes before", "bytes after", "ratio", "lowest dB", "verdict")
 
 
-def of_array(subject: Subject, tried: Tried) -> Iterator[str]:
-    """A line about the array, a row for each codec, a line for each that did not do well."""
+def array_lines(subject: Subject, tried: Tried) -> Iterator[str]:
+    """A line about the array, a row for each codec, a line for each bad verdict."""
     trials = trials_of(tried)
-    yield from wrapped(_title(subject, trials))
+    yield from wrap(_title(subject, trials))
     if trials:
-        yield from aligned([*HEADINGS, *map(_row, trials)], gap=" ")
+        yield from align([*HEADINGS, *map(_row, trials)], gap=" ")
     for trial in trials:
         if trial.note:
-            yield from wrapped(f"{trial.name}: {trial.note}")
+            yield from wrap(f"{trial.name}: {trial.note}")
     refusing = [one.name for one in tried if isinstance(one, Refusal)]
     if refusing:
-        yield from wrapped(f"not for {dtype_name(subject.array.dtype)}: {', '.join(refusing)}")
+        yield from wrap(f"not for {dtype_name(subject.array.dtype)}: {', '.join(refusing)}")
 
 
-def of_all(summary: Summary, provider: str) -> Iterator[str]:
-    """What each codec saved in all, and which one each array is best kept in."""
+def summary_lines(summary: Summary, provider: str) -> Iterator[str]:
+    """The bytes that each codec saved in all, and the codec recommended for each array."""
     count = len(summary.arrays)
     yield f"{count} array{'s' * (count != 1)}, provider {provider}"
     rows = [
@@ -46,25 +56,25 @@ def of_all(summary: Summary, provider: str) -> Iterator[str]:
         for t in summary.codecs()
     ]  # fmt: skip
     if rows:
-        yield from aligned([OF_CODECS, *rows])
+        yield from align([TOTAL_HEADINGS, *rows])
     yield ""
     yield f"recommended for {summary.quality} (--min-snr and --max-abs ask for more or less):"
     best = [(array.name, array.recommendation) for array in summary.arrays]
     cells = [(printable(name), r.codec or "as it is", r.reason) for name, r in best]
-    for line in aligned(cells, left=3):
-        yield from wrapped(line)
+    for line in align(cells, left=3):
+        yield from wrap(line)
     before, after = summary.recommended_nbytes()
-    yield from wrapped(f"together {before} to {after} bytes, {summary.ratio():.1f} times smaller")
+    yield from wrap(f"together {before} to {after} bytes, {summary.ratio():.1f} times smaller")
     sign = summary.sign_codec()
     if sign:
-        yield from wrapped(
+        yield from wrap(
             f"where the backward pass needs x > 0 alone, as ReLU's: {sign.codec}, "
             f"{sign.ratio:.1f} times smaller"
         )
 
 
-def fields(subject: Subject, trial: Trial | Refusal, provider: str) -> dict[str, Any]:
-    """What JSON says of a codec on an array."""
+def trial_fields(subject: Subject, trial: Trial | Refusal, provider: str) -> dict[str, Any]:
+    """A codec on an array as JSON fields."""
     about = {
         "array": subject.name,
         "dtype": dtype_name(subject.array.dtype),
@@ -78,7 +88,7 @@ def fields(subject: Subject, trial: Trial | Refusal, provider: str) -> dict[str,
 
 
 def trials_of(tried: Tried) -> list[Trial]:
-    """Those that were not refused."""
+    """The trials among them, without refusals."""
     return [one for one in tried if isinstance(one, Trial)]
 
 
@@ -140,3 +150,81 @@ def _duration(seconds: float) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+# ---- plots ---------------------------------------------------------------------------------------
+
+
+plot_option = click.option(
+    "--plot", metavar="OUT", help="Draw rate against distortion into OUT (.png, .svg, .pdf)."
+)
+
+
+class Plot:
+    """The file of a plot, checked before anything is measured."""
+
+    def __init__(self, out: str, files: tuple[str, ...], force: bool) -> None:
+        self._out = out
+        self._figure = _figure(out)
+        self._format = Path(out).suffix.removeprefix(".").lower()
+        known = self._figure.canvas.get_supported_filetypes()
+        if self._format not in known:
+            raise Failure(f"{out}: expected an ending among {', '.join(sorted(known))}")
+        check([out], files, force)
+
+    def draw(self, summary: Summary) -> None:
+        """Draw the codecs that keep values."""
+        points = points_of(summary.arrays)
+        if not points:
+            raise Failure(f"{self._out}: nothing to draw: no codec tried keeps values")
+        _draw(self._figure, points, summary.quality)
+        with open_out(self._out) as stream:
+            self._figure.savefig(stream, format=self._format, dpi=150)
+        drawn = f"{sum(map(len, points.values()))} points of {len(points)} codecs"
+        say(f"{self._out}: {drawn}", err=True)
+
+
+def points_of(arrays: Sequence[OneArray]) -> dict[str, list[Point]]:
+    """Codec to its points; infinite where nothing was lost."""
+    points: dict[str, list[Point]] = {}
+    for array in arrays:
+        for trial in array.trials:
+            has_values = keeps_values(trial.fidelity) or trial.fidelity.lost
+            if has_values and array.size:
+                point = (8 * trial.nbytes / array.size, snr_db(trial.fidelity))
+                points.setdefault(trial.name, []).append(point)
+    return points
+
+
+def _draw(figure: Any, points: dict[str, list[Point]], quality: Quality) -> None:
+    axes = figure.add_subplot(xlabel="bits per value", ylabel="signal to noise, dB")
+    edges = _edges(snr for of_codec in points.values() for _, snr in of_codec)
+    for marker, (codec, of_codec) in zip(itertools.cycle(MARKERS), points.items(), strict=False):
+        bits, heights = zip(*of_codec, strict=True)
+        axes.plot(bits, [edges.get(h, h) for h in heights], marker, label=codec, alpha=0.7)
+    for snr, height in edges.items():
+        axes.axhline(height, color="gray", linestyle=":", label=EDGES[snr])
+    if quality.min_snr is not None:
+        label = f"{quality.min_snr:g} dB"
+        axes.axhline(quality.min_snr, color="gray", linestyle="--", label=label)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _edges(snrs: Iterable[float]) -> dict[float, float]:
+    """The heights at which infinite ratios are drawn: beyond all finite ones."""
+    ratios = set(snrs)
+    finite = [snr for snr in ratios if math.isfinite(snr)] or [0.0]
+    heights = {math.inf: max(finite) + BEYOND, -math.inf: min(finite) - BEYOND}
+    return {snr: height for snr, height in heights.items() if snr in ratios}
+
+
+def _figure(out: str) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Failure(
+            f"{out}: matplotlib is not here; install it with: pip install 'cupy-training-ops[plot]'"
+        ) from None
+    return Figure(figsize=(7, 5), layout="constrained")

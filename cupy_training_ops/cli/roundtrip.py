@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`roundtrip`: every codec on every array, held to the bound it states."""
+"""`roundtrip`: every codec on every array, checked against the bound that it states."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from ..codecs import CODECS
 from ..declare import schema
 from ..dtypes import BFLOAT16, FLOAT32, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError, printable
-from .choice import Known
 from .errors import CHECK_FAILED, Failure
-from .generate import DISTRIBUTIONS, generate
-from .inputs import file_type, opened
-from .lines import Lines, json_option
-from .machine import computing
+from .inputs import file_type, open_arrays, why_left_out
+from .json_lines import JsonLines, json_option
+from .machine import array_library, computing, provider_option
 from .outputs import force_option
-from .plot import Plot, plot_option
-from .progress import advancing
-from .provider import array_library, provider_option
-from .recommend import Quality
-from .report import Tried, fields, of_all, of_array, trials_of
+from .parameter_types import OneOf
+from .report import (
+    Plot,
+    Tried,
+    array_lines,
+    plot_option,
+    summary_lines,
+    trial_fields,
+    trials_of,
+)
 from .summary import Summary
-from .taken import not_taken
-from .trial import Settings, Subject, run
+from .terminal import advancing
+from .trial import DISTRIBUTIONS, Quality, Settings, Subject, generate, run
 
 OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in codec.dtypes)
 
@@ -45,7 +48,7 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
 
 
 def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """A number, which NaN is not: nothing is more or less."""
+    """The number of an option; NaN is refused."""
     if value is not None and math.isnan(value):
         raise click.BadParameter("expected a number, got nan")
     return value
@@ -57,7 +60,7 @@ def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float
     "--codec",
     "codecs",
     multiple=True,
-    type=Known("codec", CODECS),
+    type=OneOf("codec", CODECS),
     metavar="CODEC",
     help=f"Only this codec, of {', '.join(CODECS)}; may be given more than once.",
 )
@@ -95,7 +98,7 @@ def roundtrip(
     plot: str | None,
     force: bool,
     dtype: str | None,
-    **making: Any,
+    **random: Any,
 ) -> None:
     """Try codecs on arrays: what each saves, keeps and costs.
 
@@ -123,16 +126,16 @@ def roundtrip(
     xp = array_library(provider)
     used = "cpu" if xp is np else "cuda"
     settings = Settings(keep_nonfinite, Quality(min_snr, max_abs))
-    trials = _trials(_subjects(files, codecs, dtype, making), codecs or OF_FLOATS, settings, xp)
+    trials = _trials(_subjects(files, codecs, dtype, random), codecs or OF_FLOATS, settings, xp)
     summary = Summary(settings.quality)
     if as_json:
-        lines = Lines("roundtrip", computing(xp), xp is not np, asked=str(summary.quality))
+        lines = JsonLines("roundtrip", computing(xp), xp is not np, asked=str(summary.quality))
         _print_json(trials, summary, used, lines)
     else:
         _print_tables(trials, summary, used)
     if drawing:
         drawing.draw(summary)
-    if summary.failed():
+    if summary.has_failed():
         raise click.exceptions.Exit(CHECK_FAILED)
 
 
@@ -152,41 +155,41 @@ def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
     """Each array's table as soon as it is there, and the summary."""
     for subject, tried in trials:
         summary.add(subject, trials_of(tried))
-        click.echo("\n".join(of_array(subject, tried)) + "\n")
-    click.echo("\n".join(of_all(summary, provider)))
+        click.echo("\n".join(array_lines(subject, tried)) + "\n")
+    click.echo("\n".join(summary_lines(summary, provider)))
 
 
-def _print_json(trials: Trials, summary: Summary, provider: str, lines: Lines) -> None:
+def _print_json(trials: Trials, summary: Summary, provider: str, lines: JsonLines) -> None:
     for subject, tried in trials:
         for trial in tried:
-            lines.put("trial", **fields(subject, trial, provider))
+            lines.write("trial", **trial_fields(subject, trial, provider))
         added = summary.add(subject, trials_of(tried))
-        lines.put("recommendation", array=added.name, **asdict(added.recommendation))
+        lines.write("recommendation", array=added.name, **asdict(added.recommendation))
     for total in summary.codecs():
-        lines.put("total", **asdict(total), ratio=total.ratio)
+        lines.write("total", **asdict(total), ratio=total.ratio)
     before, after = summary.recommended_nbytes()
-    lines.put("recommended", nbytes_before=before, nbytes_after=after, ratio=summary.ratio())
+    lines.write("recommended", nbytes_before=before, nbytes_after=after, ratio=summary.ratio())
 
 
 def _subjects(
-    files: tuple[str, ...], codecs: tuple[str, ...], dtype: str | None, making: dict[str, Any]
+    files: tuple[str, ...], codecs: tuple[str, ...], dtype: str | None, random: dict[str, Any]
 ) -> list[Subject]:
     if not files:
-        return [_made(dtype or "float32", **making)]
-    if dtype not in (None, "bfloat16") or any(value is not None for value in making.values()):
+        return [_random_subject(dtype or "float32", **random)]
+    if dtype not in (None, "bfloat16") or any(value is not None for value in random.values()):
         raise click.UsageError(
             "with FILE there is no --shape, --distribution or --seed, and --dtype is bfloat16"
         )
     raw = dtype is not None
-    found = [s for file in files for s in _of_file(file, codecs, raw, len(files) > 1)]
-    if not found:
+    subjects = [s for file in files for s in _subjects_of(file, codecs, raw, len(files) > 1)]
+    if not subjects:
         raise Failure(f"{', '.join(files)}: no array to try")
-    if raw and all(subject.array.dtype != BFLOAT16 for subject in found):
+    if raw and all(subject.array.dtype != BFLOAT16 for subject in subjects):
         raise Failure(f"{', '.join(files)}: --dtype: no raw two-byte elements")
-    return found
+    return subjects
 
 
-def _made(
+def _random_subject(
     dtype: str, shape: Any = None, distribution: str | None = None, seed: int | None = None
 ) -> Subject:
     distribution = distribution or "normal"
@@ -194,11 +197,11 @@ def _made(
     return Subject(distribution, generate(distribution, shape, to_dtype(dtype), seed or 0))
 
 
-def _of_file(file: str, codecs: tuple[str, ...], raw: bool, several: bool) -> Iterator[Subject]:
+def _subjects_of(file: str, codecs: tuple[str, ...], raw: bool, several: bool) -> Iterator[Subject]:
     """The arrays of a file that a codec takes; says on stderr what it leaves out."""
-    with opened(file) as members:
+    with open_arrays(file) as members:
         for member in members:
-            reason = not_taken(member, [CODECS[name] for name in codecs], raw)
+            reason = why_left_out(member, [CODECS[name] for name in codecs], raw)
             if reason is None:
                 name = f"{file}:{member.name}" if several else member.name
                 yield Subject(name, member.read(raw))

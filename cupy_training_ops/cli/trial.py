@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""One array through one codec and back: what it saved, kept and cost, and the verdict."""
+"""One array through one codec and back: bytes, errors, times, and the verdict."""
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..call.backends import to_host
@@ -14,8 +19,61 @@ from ..codecs.fidelity import Fidelity, Measurement
 from ..codecs.parts import Advance, parts
 from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
-from .recommend import Quality
-from .timing import timed
+from ..families.gist.samples import SPECIALS
+
+DISTRIBUTIONS = ("normal", "relu", "uniform", "denormal", "special")
+RUNS = 5
+LAUNCHES = 20  # between two CUDA events, so that the events' own time does not show
+BUDGET_S = 1.0  # of runs on the CPU, warm-up aside
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The quality asked of every codec that keeps values."""
+
+    min_snr: float | None = None  # dB
+    max_abs: float | None = None
+
+    def shortfall(self, fidelity: Fidelity) -> str | None:
+        """The words for what falls short, or None; an error that nobody measured does not."""
+        if self == Quality():
+            return None
+        if fidelity.lost:
+            return f"{fidelity.lost} finite values became infinite or NaN"
+        if not keeps_values(fidelity):
+            return None
+        if self.min_snr is not None and snr_db(fidelity) < self.min_snr:
+            return f"{in_words(fidelity)}, asked for at least {self.min_snr:g}"
+        if self.max_abs is not None and not (fidelity.max_abs_error or 0.0) <= self.max_abs:
+            return f"error {fidelity.max_abs_error:.2g}, asked for at most {self.max_abs:g}"
+        return None
+
+    def __str__(self) -> str:
+        snr = None if self.min_snr is None else f"at least {self.min_snr:g} dB"
+        error = None if self.max_abs is None else f"error at most {self.max_abs:g}"
+        return " and ".join(part for part in (snr, error) if part)
+
+
+def keeps_values(fidelity: Fidelity) -> bool:
+    """Return True if there is an error to speak of: not of a sign, nor of an empty array."""
+    return fidelity.max_abs_error is not None
+
+
+def snr_db(fidelity: Fidelity) -> float:
+    """The signal-to-noise ratio, also where there is no signal: then all is right or all wrong."""
+    if fidelity.lost:
+        return -math.inf
+    if fidelity.snr_db is not None:
+        return fidelity.snr_db
+    return -math.inf if fidelity.max_abs_error else math.inf
+
+
+def in_words(fidelity: Fidelity) -> str:
+    """The signal-to-noise ratio in words."""
+    if fidelity.lost:
+        return f"{fidelity.lost} values lost"
+    snr = snr_db(fidelity)
+    return "nothing lost" if snr == math.inf else f"{snr:.1f} dB"
 
 
 @dataclass(frozen=True)
@@ -28,13 +86,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for every codec that is tried."""
+    """Settings of every codec that is tried."""
 
     keep_nonfinite: bool
     quality: Quality
 
     def options(self, codec: Codec) -> dict[str, object]:
-        """What of it a codec knows."""
+        """The options among them that a codec has."""
         known = {attribute.name for attribute in codec.encoder.attributes}
         return {"keep_nonfinite": self.keep_nonfinite} if "keep_nonfinite" in known else {}
 
@@ -55,7 +113,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Trial:
-    """A codec that was tried; notes say what was outside its bound, and what was asked for."""
+    """A codec that was tried. broken: outside its bound, in words; missed: below the quality."""
 
     codec: Codec
     nbytes: int
@@ -73,12 +131,12 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """Whether every value is within the codec's bound, and what was asked for is met."""
+        """FAIL outside the codec's bound, MISSED below the quality asked for, else ok."""
         return "FAIL" if self.broken else "MISSED" if self.missed else "ok"
 
     @property
     def note(self) -> str | None:
-        """What is behind a verdict that is not "ok"."""
+        """The words behind a verdict that is not "ok"."""
         return self.broken or self.missed
 
 
@@ -100,12 +158,12 @@ def run(
         tally.add(piece, options, xp, whole=piece.size == original.size)
         advance(piece.size)
     trial = tally.trial(subject)
-    return replace(trial, missed=settings.quality.missed(trial.fidelity))
+    return replace(trial, missed=settings.quality.shortfall(trial.fidelity))
 
 
 @dataclass
 class _Tally:
-    """What the parts of an array have shown so far."""
+    """The sums over the parts of an array so far."""
 
     codec: Codec
     measurement: Measurement
@@ -119,8 +177,8 @@ class _Tally:
         x = xp.asarray(original)
         encode = self.codec.encoding(**options)
         decode = self.codec.decoder.shared(to=original.dtype, shape=original.shape, **options)
-        code, encode_s = timed(encode, x, xp, whole)
-        decoded, decode_s = timed(decode, code, xp, whole)
+        code, encode_s = measure(encode, x, xp, whole)
+        decoded, decode_s = measure(decode, code, xp, whole)
         self.nbytes += (
             self.codec.length(to_host(code[:8])) if self.codec.leaves_room else code.nbytes
         )
@@ -147,3 +205,66 @@ class _Tally:
             f"{violations} of {original.size} values outside the bound "
             f"({self.codec.bound}), the first at {place}: {original[place]} became {self.violating}"
         )
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+
+def measure(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple[Any, float]:
+    """A result and its seconds: of one call for a part of an array, a median for a whole one."""
+    start = time.perf_counter()
+    result = operator(x)
+    duration = time.perf_counter() - start
+    return result, seconds(lambda: operator(x, out=result), xp) if whole else duration
+
+
+def seconds(call: Callable[[], Any], xp: Any) -> float:
+    """Seconds of one call: by the host's clock for NumPy, between CUDA events for CuPy."""
+    call()
+    return _host_seconds(call) if xp is np else _device_seconds(call, xp)
+
+
+def _host_seconds(call: Callable[[], Any]) -> float:
+    times: list[float] = []
+    while len(times) < RUNS and sum(times) < BUDGET_S:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _device_seconds(call: Callable[[], Any], cupy: Any) -> float:
+    return statistics.median(_between_events(call, cupy) for _ in range(RUNS))
+
+
+def _between_events(call: Callable[[], Any], cupy: Any) -> float:
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(LAUNCHES):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / LAUNCHES
+
+
+# ---- arrays to try -------------------------------------------------------------------------------
+
+
+def generate(distribution: str, shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    """An array of the distribution; the same seed gives the same values.
+
+    uniform is over [-1, 1), denormal below the dtype's smallest normal number, special one special
+    value (NaN, infinite, at the edge of a rounding) among fifteen normal ones.
+    """
+    rng = np.random.default_rng(seed)
+    values = rng.uniform(-1, 1, shape)
+    if distribution == "denormal":
+        values *= float(ml_dtypes.finfo(dtype).smallest_normal)
+    if distribution in ("normal", "relu", "special"):
+        values = rng.standard_normal(shape)
+    if distribution == "relu":
+        values = np.maximum(values, 0)
+    if distribution == "special":
+        values = np.where(rng.random(shape) < 1 / 16, rng.choice(SPECIALS, shape), values)
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(dtype)

@@ -20,12 +20,10 @@ from ..samples import Sample
 from ..testing.compare import assert_matches, poison
 from ..testing.samples import blank, flat, mapped_outputs, placed_inputs, tolerance
 from .errors import CHECK_FAILED
-from .lines import Lines, json_option
-from .machine import computing
-from .progress import progress
-from .provider import require_gpu
-from .sampling import chosen_samples, op_option
-from .table import aligned
+from .json_lines import JsonLines, json_option
+from .machine import computing, require_gpu
+from .parameter_types import chosen_samples, op_option
+from .terminal import align, progress
 
 
 @dataclass
@@ -51,13 +49,13 @@ def verify(names: tuple[str, ...], as_json: bool, seed: int) -> None:
     """
     samples = chosen_samples(names)
     xp = require_gpu()
-    lines = Lines("verify", computing(xp), True, seed=seed) if as_json else None
+    lines = JsonLines("verify", computing(xp), True, seed=seed) if as_json else None
     outcomes = []
     with progress(samples.items(), "operators", lambda item: item[0]) as steps:
         for name, of_op in steps:
             outcomes.append(_outcome(name, of_op, seed, xp))
             if lines:
-                lines.put("operator", **_fields(outcomes[-1]))
+                lines.write("operator", **_fields(outcomes[-1]))
     if not as_json:
         _report(outcomes)
     if any(outcome.failures for outcome in outcomes):
@@ -71,7 +69,7 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 
 def _report(outcomes: Sequence[Outcome]) -> None:
     rows = [(o.op, str(o.passed), str(len(o.failures))) for o in outcomes]
-    for line in aligned([("operator", "passed", "failed"), *rows]):
+    for line in align([("operator", "passed", "failed"), *rows]):
         click.echo(line)
     for outcome in outcomes:
         if outcome.failures:
@@ -92,7 +90,7 @@ def _outcome(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Outcom
 
 
 def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
-    """What a sample's results in `xp` have wrong, measured by the CPU provider; or None."""
+    """The words for where a sample's results in `xp` differ from the CPU provider's; or None."""
     op = get_op(sample.op).shared(**sample.attributes)
     inputs = sample.make(np.random.default_rng(seed))
     try:
@@ -115,9 +113,9 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
 
 def _targets(op: Op, inputs: Sequence[Any], expected: Any, offset: int, xp: Any) -> tuple[Any, ...]:
     """A poisoned array for each result on the device."""
-    make = partial(_poisoned, offset=offset, xp=xp)
+    make = partial(_poison_like, offset=offset, xp=xp)
     return mapped_outputs(op, inputs, expected, make)
 
 
-def _poisoned(array: Any, offset: int, xp: Any) -> Any:
+def _poison_like(array: Any, offset: int, xp: Any) -> Any:
     return poison(blank(Spec(array.shape, array.dtype), offset, xp))

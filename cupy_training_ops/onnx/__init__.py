@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .runner import call as call
+    from .runner import reference_ops as reference_ops
     from .session import Session as Session
-    from .single import call as call
-    from .single import reference_ops as reference_ops
     from .training import TrainingSession as TrainingSession
 
 _NAMES = {
     "Session": ".session",
     "TrainingSession": ".training",
-    "call": ".single",
-    "reference_ops": ".single",
+    "call": ".runner",
+    "reference_ops": ".runner",
 }
 
 __all__ = [*_NAMES]

@@ -16,8 +16,8 @@ from ..codecs.kept.policies import POLICIES
 from ..errors import refuse, shown
 from ..stash import ActivationStash
 from .graph import Graph, Node
-from .kinds import Runner
-from .ours import dense
+from .runner import Runner
+from .standard.arrays import dense
 
 PUT, GET = "::put", "::get"  # no operator has such a name
 LEAST = 64 << 10  # bytes; smaller arrays are kept as they are

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One plan of all memory that a step takes: recorded in one step, the same in all others.
+"""One plan of all memory that a step allocates: recorded in one step, the same in all others.
 
-Between steps nothing but results and what lives longer anyway has memory, so blocks of which one
-is let go before the other is taken may be at the same place.
+Two blocks may have the same place if one is freed before the other is allocated.
+
+    a = malloc(512); free(a); b = malloc(512)      both at offset 0
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FOREVER = 1 << 62
 
 
 class Block(NamedTuple):
-    """Memory that a step takes: its bytes, and when it is taken and let go."""
+    """Memory of a step: its bytes, and when it is allocated and freed."""
 
     nbytes: int
     start: int
@@ -27,15 +28,15 @@ class Block(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where each block is, in the order in which they are taken, and how much all take."""
+    """The offset of each block, in order of allocation, and the bytes of all together."""
 
     sizes: tuple[int, ...]
     offsets: tuple[int, ...]
     nbytes: int
 
 
-def planned(blocks: Sequence[Block]) -> Plan:
-    """Large ones first, each at the lowest place that is free as long as it lives."""
+def place_blocks(blocks: Sequence[Block]) -> Plan:
+    """A plan: large blocks first, each at the lowest offset that is free as long as it lives."""
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, i))
     sizes = np.array([-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in blocks], np.int64)
     starts = np.array([b.start for b in blocks], np.int64)
@@ -61,13 +62,13 @@ def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
 
 
 class Recorder:
-    """An allocator over a pool that notes what is taken, and when it is let go."""
+    """An allocator over a pool that records when each block is allocated and freed."""
 
     def __init__(self, pool: Any) -> None:
         import cupy
 
         self._pool, self._cuda, self._device = pool, cupy.cuda, cupy.cuda.runtime.getDevice()
-        self._taken: list[list[int]] = []
+        self._blocks: list[list[int]] = []
         self._places: dict[int, int] = {}
         self._time = 0
 
@@ -77,30 +78,32 @@ class Recorder:
         if not nbytes:
             return memory
         self._time += 1
-        place = len(self._taken)
-        self._taken.append([nbytes, self._time, FOREVER])
+        place = len(self._blocks)
+        self._blocks.append([nbytes, self._time, FOREVER])
         self._places[memory.ptr] = place
-        held = _Held(self, place, memory)
-        owned = self._cuda.UnownedMemory(memory.ptr, nbytes, held, self._device)
+        lease = _Lease(self, place, memory)
+        owned = self._cuda.UnownedMemory(memory.ptr, nbytes, lease, self._device)
         return self._cuda.MemoryPointer(owned, 0)
 
-    def let_go(self, place: int) -> None:
-        """What was taken as the so many-th is free."""
+    def free(self, place: int) -> None:
+        """Note that a block is free, by its place among all."""
         self._time += 1
-        self._taken[place][2] = self._time
+        self._blocks[place][2] = self._time
 
     def plan(self, results: Sequence[Any]) -> Plan:
-        """That of the step, now that all but its results is let go; what else is still there was
-        made once, for later steps too."""
-        kept = {self._places.get(array.data.mem.ptr) for array in results}
+        """The plan of the step, when all but its results is freed; what else is still there was
+        made once, for later steps too, and is left out."""
+        lasting = {self._places.get(array.data.mem.ptr) for array in results}
         blocks = [
-            Block(*taken) for i, taken in enumerate(self._taken) if taken[2] != FOREVER or i in kept
+            Block(*block)
+            for i, block in enumerate(self._blocks)
+            if block[2] != FOREVER or i in lasting
         ]
-        return planned(blocks)
+        return place_blocks(blocks)
 
 
-class _Held:
-    """Keeps memory of a pool until an array lets go of it."""
+class _Lease:
+    """A pool's memory as long as an array uses it."""
 
     __slots__ = ("_memory", "_place", "_recorder")
 
@@ -108,15 +111,15 @@ class _Held:
         self._recorder, self._place, self._memory = recorder, place, memory
 
     def __del__(self) -> None:
-        self._recorder.let_go(self._place)
+        self._recorder.free(self._place)
 
 
 class OtherMemoryError(ProviderError):
-    """A step takes other memory than the one that its plan is of."""
+    """A step allocates other blocks than its plan has."""
 
 
 class Arena:
-    """An allocator that gives what a plan says, in one piece of memory."""
+    """An allocator that gives the blocks of a plan, in one piece of memory."""
 
     def __init__(self, plan: Plan, memory: Any) -> None:
         import cupy
@@ -125,7 +128,7 @@ class Arena:
         self._plan, self._memory, self._next = plan, memory, 0
 
     def malloc(self, nbytes: int) -> Any:
-        """The next block; OtherMemoryError where it is to have another size."""
+        """The next block; OtherMemoryError if it has another size in the plan."""
         i = self._next
         if not nbytes:
             return self._pointer(self._memory, 0)
@@ -138,5 +141,5 @@ class Arena:
 
     @property
     def is_used(self) -> bool:
-        """Whether all of the plan was taken."""
+        """True if all of the plan was taken."""
         return self._next == len(self._plan.sizes)

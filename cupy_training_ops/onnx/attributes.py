@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attributes of nodes held against the annotations of what takes them."""
+"""Checks attributes of nodes by annotations, those of functions and of classes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _is(value: object, kind: Any) -> bool:
 
 
 def _item(kind: Any) -> type | None:
-    """What a list of numbers has; None of other kinds."""
+    """The type of the numbers in a list; None of other kinds."""
     item = get_args(kind)[0] if get_args(kind) else None
     return item if item in _LISTS else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs of a session as CUDA graphs: made once for each form of what goes in, then replayed.
+"""Runs of a session as CUDA graphs: captured once for each form of its feeds, then replayed.
 
 A first run is an ordinary one that notes what memory it takes; the next one like it is captured
 into memory of its own, and replayed from then on. What a replay reads is at places that stay: feeds
@@ -39,21 +39,21 @@ class Captures:
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
         """The session's results; of its feeds those that are not fixed are given."""
-        given = {name: self._session.checked(name, value) for name, value in feeds.items()}
-        self._session.extents.check(given)
-        for name, value in given.items():
+        arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
+        self._session.extents.check(arrays)
+        for name, value in arrays.items():
             self._session.labels.look_at(name, value)
-        form = self._form(given)
+        form = self._form(arrays)
         self._side = self._side or graphs.side_stream(self)
         self._side.go_on(cupy.cuda.get_current_stream())
         if form.graph is None:
-            return self._first_runs(form, given, self._side, notes)
+            return self._first_runs(form, arrays, self._side, notes)
         self._session.labels.check(form.classes)
-        form.take(given)
+        form.copy_feeds(arrays)
         return form.replay(notes)
 
-    def _form(self, given: Arrays) -> _Form:
-        key = tuple([self._form_of(name, value) for name, value in given.items()])
+    def _form(self, arrays: Arrays) -> _Form:
+        key = tuple([self._form_of(name, value) for name, value in arrays.items()])
         if key not in self._forms:
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
@@ -61,17 +61,17 @@ class Captures:
         return self._forms[key]
 
     def _form_of(self, name: str, value: Any) -> object:
-        """What makes a form another: of what is read on the host all of it."""
+        """A feed's part of a form's key: dtype, shape, and the values where the host reads them."""
         if self._session.is_on_host(name):
             return name, value.dtype, value.shape, value.tobytes()
         return name, value.dtype, value.shape
 
     def _first_runs(
-        self, form: _Form, given: Arrays, side: graphs.SideStream, notes: Notes
+        self, form: _Form, arrays: Arrays, side: graphs.SideStream, notes: Notes
     ) -> dict[str, Any]:
         """One that notes its memory, or is captured; where that is another it is noted again."""
         with side.beside(), workspace.behind_graphs():
-            if form.plan is not None and self._is_captured(form, given, side.stream):
+            if form.plan is not None and self._capture(form, arrays, side.stream):
                 return form.replay(notes)
             if form.tries == MOST_TRIES:
                 raise ProviderError(
@@ -79,31 +79,31 @@ class Captures:
                     "before, so that none can be captured"
                 )
             try:
-                return self._noted(form, given, notes)
+                return self._record(form, arrays, notes)
             except BaseException:  # replays would count on zeros that it has not left behind
                 self._forms.clear()
                 raise
 
-    def _noted(self, form: _Form, given: Arrays, notes: Notes) -> dict[str, Any]:
+    def _record(self, form: _Form, arrays: Arrays, notes: Notes) -> dict[str, Any]:
         recorder = Recorder(self._pool)
-        feeds = self._copies(given)
+        feeds = self._copies(arrays)
         with cupy.cuda.using_allocator(recorder.malloc):
-            results = self._session.run_seen({**self._fixed, **feeds}, notes)
+            results = self._session.run_checked({**self._fixed, **feeds}, notes)
         form.tries += 1
-        arrays = [a for item in results.values() for a in _each(item)]
-        form.plan = recorder.plan([a for a in arrays if isinstance(a, cupy.ndarray)])
+        made = [a for item in results.values() for a in _each(item)]
+        form.plan = recorder.plan([a for a in made if isinstance(a, cupy.ndarray)])
         return results
 
-    def _is_captured(self, form: _Form, given: Arrays, stream: Any) -> bool:
-        """Whether a run was captured: False where it took other memory."""
+    def _capture(self, form: _Form, arrays: Arrays, stream: Any) -> bool:
+        """Capture a run; False where it took other memory."""
         plan = form.plan
         assert plan is not None
         self._pool.free_all_blocks()
-        form.inputs = self._copies(given)
+        form.inputs = self._copies(arrays)
         arena = Arena(plan, self._room(plan))
         try:
             with cupy.cuda.using_allocator(arena.malloc), graphs.capture(stream) as captured:
-                results = self._session.run_seen({**self._fixed, **form.inputs})
+                results = self._session.run_checked({**self._fixed, **form.inputs})
             is_same = arena.is_used
         except OtherMemoryError:
             is_same = False
@@ -116,16 +116,16 @@ class Captures:
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
-        form.sent = [array for s in self._session.program.senders for array in s.known.values()]
+        form.sent = [array for s in self._session.program.senders for array in s.copies.values()]
         form.own = frozenset(n for n, a in results.items() if self._is_own(a))
         return True
 
-    def _copies(self, given: Arrays) -> dict[str, Any]:
+    def _copies(self, arrays: Arrays) -> dict[str, Any]:
         """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
-        return {n: self._session.placed(n, value).copy() for n, value in given.items()}
+        return {n: self._session.on_place(n, value).copy() for n, value in arrays.items()}
 
     def _is_own(self, item: Any) -> bool:
-        """Whether it is the graph's, which the caller may neither see changed nor change."""
+        """Return True for an array of the graph's, of which the caller needs a copy."""
         return any(id(array) not in self._fixed_arrays for array in _each(item))
 
     def _room(self, plan: Plan) -> Any:
@@ -150,9 +150,9 @@ class _Form:
         self.own: frozenset[str] = frozenset()
         self.classes: dict[str, int] = {}  # of labels
 
-    def take(self, given: Arrays) -> None:
+    def copy_feeds(self, arrays: Arrays) -> None:
         """Copy feeds to where replays read them; what is read on the host is the same."""
-        for name, value in given.items():
+        for name, value in arrays.items():
             target = self.inputs[name]
             if isinstance(target, np.ndarray):
                 continue
@@ -166,12 +166,12 @@ class _Form:
     def replay(self, notes: Notes) -> dict[str, Any]:
         """A run on the current stream; its results are the caller's."""
         in_turn([self.graph.launch], notes.replay)
-        return {n: _copied(a) if n in self.own else a for n, a in self.results.items()}
+        return {n: _copy(a) if n in self.own else a for n, a in self.results.items()}
 
 
 def _each(item: Any) -> list[Any]:
     return item if isinstance(item, list) else [item]
 
 
-def _copied(item: Any) -> Any:
+def _copy(item: Any) -> Any:
     return [array.copy() for array in item] if isinstance(item, list) else item.copy()

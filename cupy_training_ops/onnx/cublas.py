@@ -61,7 +61,7 @@ def product(
     out: Any = None,
     tf32: bool = False,
 ) -> Any:
-    """alpha a @ b + beta out, with NumPy's broadcasting of what is before the last two dimensions.
+    """alpha a @ b + beta out, with NumPy's broadcasting of the dimensions before the last two.
 
     a, b: arrays of one type of KINDS and two dimensions at least. out: contiguous.
     """
@@ -91,14 +91,14 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None
         return a
     if not a:
         return b
-    found = []
+    extents = []
     rank = max(len(a), len(b))
     padded = ((1,) * (rank - len(shape)) + shape for shape in (a, b))
     for x, y in zip(*padded, strict=True):
         if x != y and 1 not in (x, y):
             return None
-        found.append(y if x == 1 else x)
-    return tuple(found)
+        extents.append(y if x == 1 else x)
+    return tuple(extents)
 
 
 def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
@@ -115,7 +115,7 @@ def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
 
 
 def _layout(array: Any) -> tuple[bool, int] | None:
-    """Whether columns are what is contiguous, and how far rows, or they, are apart."""
+    """True with how far columns are apart where columns are contiguous, else False with rows."""
     (rows, columns), (down, right), size = array.shape[-2:], array.strides[-2:], array.itemsize
     if (columns == 1 or right == size) and (rows == 1 or down >= columns * size):
         return False, max(down // size if rows > 1 else 0, columns)
@@ -168,7 +168,7 @@ def _number(kind: Any, value: float) -> Any:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """That which CuPy has loaded."""
+    """The library that CuPy has loaded."""
     importlib.import_module("cupy_backends.cuda.libs.cublas")
     for name in _SONAMES:
         try:
@@ -191,44 +191,43 @@ class _Handles(threading.local):
     """A thread's handles by device and stream, each with scratch memory of its own."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}
+        self.by_stream: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}
 
 
 _HANDLES = _Handles()
-_of_graphs: dict[
-    int, Any
-] = {}  # scratch memory by address: graphs outlive the threads that made them
+# Scratch memory by address: graphs outlive the threads that made them.
+_of_graphs: dict[int, Any] = {}
 
 
 def _handle() -> ctypes.c_void_p:
     device = cupy.cuda.runtime.getDevice()
     stream = cupy.cuda.get_current_stream(device).ptr
-    found = _HANDLES.known.get((device, stream))
-    if found is None:
-        found = _HANDLES.known[device, stream] = _opened(stream)
-    handle, memory = found
+    opened = _HANDLES.by_stream.get((device, stream))
+    if opened is None:
+        opened = _HANDLES.by_stream[device, stream] = _open_handle(stream)
+    handle, memory = opened
     if graphs.owns_memory():
         _of_graphs[memory.ptr] = memory
     return handle
 
 
-def _opened(stream: int) -> tuple[ctypes.c_void_p, Any]:
+def _open_handle(stream: int) -> tuple[ctypes.c_void_p, Any]:
     """A handle that is never closed."""
     library, handle = _library(), ctypes.c_void_p()
     memory = cupy.cuda.Memory(WORKSPACE)
-    _checked("cublasCreate", library.cublasCreate_v2(ctypes.byref(handle)))
-    _checked("cublasSetStream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
+    _check("cublasCreate", library.cublasCreate_v2(ctypes.byref(handle)))
+    _check("cublasSetStream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
     size = ctypes.c_size_t(WORKSPACE)
-    given = library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(memory.ptr), size)
-    _checked("cublasSetWorkspace", given)
+    status = library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(memory.ptr), size)
+    _check("cublasSetWorkspace", status)
     return handle, memory
 
 
-def _checked(call: str, status: int) -> None:
+def _check(call: str, status: int) -> None:
     if status:
         raise ProviderError(f"cuBLAS: {call}: status {status}")
 
 
 def fits(arrays: Sequence[Any]) -> bool:
-    """Whether `product` takes these arrays."""
+    """Return True if `product` takes these arrays."""
     return all(x.ndim > 1 and x.dtype == arrays[0].dtype and x.dtype in KINDS for x in arrays)

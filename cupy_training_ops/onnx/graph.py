@@ -30,18 +30,18 @@ class Node:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """The name of the node in messages."""
         name = self.name or next((f"{o} =" for o in self.outputs if o), "")
         return f"node {self.place} {cut(name)!r} ({cut(self.op_type)})"
 
     @property
     def is_standard(self) -> bool:
-        """Whether it is of ONNX's own domain."""
+        """True of a node of ONNX's own domain."""
         return self.domain in STANDARD
 
 
 class Value(NamedTuple):
-    """What a graph says of an input or output: None for what it does not say."""
+    """An input or output; dtype and shape are None where the graph does not say them."""
 
     name: str
     dtype: Dtype | None
@@ -51,13 +51,15 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in an order in which they can run, and what goes in and out."""
+    """Nodes in an order in which they can run, inputs, outputs and constants."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     constants: Mapping[str, HostArray]
-    types: Mapping[str, Dtype] = field(default_factory=dict)  # that the model says of values
+    types: Mapping[str, Dtype] = field(
+        default_factory=dict
+    )  # of values, as the model declares them
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)  # the same
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
@@ -66,37 +68,36 @@ class Graph:
 
 
 class Problems:
-    """What is wrong with a model, gathered so that all of it is said at once."""
+    """The reasons to refuse a model, gathered so that all of them are said at once."""
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.found: list[str] = []
+        self.lines: list[str] = []
 
     def add(self, where: str, what: object) -> None:
-        """One more."""
-        self.found.append(f"{where}: {what}")
+        """Add a reason."""
+        self.lines.append(f"{where}: {what}")
 
     def refuse(self) -> None:
         """Raise ArgumentError if there are any."""
-        if self.found:
-            shown = self.found[:MOST_SHOWN]
-            if len(self.found) > MOST_SHOWN:
-                shown.append(f"and {len(self.found) - MOST_SHOWN} more")
-            raise ArgumentError("\n  ".join([f"{self.model} cannot be run:", *shown]))
+        if self.lines:
+            lines = self.lines[:MOST_SHOWN]
+            if len(self.lines) > MOST_SHOWN:
+                lines.append(f"and {len(self.lines) - MOST_SHOWN} more")
+            raise ArgumentError("\n  ".join([f"{self.model} cannot be run:", *lines]))
 
 
-def ordered(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> tuple[Node, ...]:
-    """The nodes so that each comes after those whose outputs it takes; circles are problems."""
+def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> tuple[Node, ...]:
+    """The nodes, each behind the makers of its inputs; circles are problems."""
     nodes = tuple(nodes)
-    made = _makers(nodes, set(known), problems)
-    waiting = [len({made[name] for name in node.inputs if name in made}) for node in nodes]
+    makers = _makers(nodes, set(known), problems)
+    waiting = [len({makers[name] for name in node.inputs if name in makers}) for node in nodes]
     readers: dict[int, set[int]] = {}
     for i, node in enumerate(nodes):
         for name in node.inputs:
-            if name in made:
-                readers.setdefault(made[name], set()).add(i)
-    found = [i for i, n in enumerate(waiting) if n == 0]
-    ready = sorted(found, reverse=True)
+            if name in makers:
+                readers.setdefault(makers[name], set()).add(i)
+    ready = [i for i, n in enumerate(waiting) if n == 0][::-1]
     order: list[int] = []
     while ready:
         i = ready.pop()
@@ -109,23 +110,23 @@ def ordered(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> 
     for i in rest:
         problems.add(nodes[i].title, "it is in a circle of nodes, or behind one")
     order += rest
-    return nodes if _is_ordered(nodes, made) else tuple(nodes[i] for i in order)
+    return nodes if _is_sorted(nodes, makers) else tuple(nodes[i] for i in order)
 
 
-def _is_ordered(nodes: tuple[Node, ...], made: Mapping[str, int]) -> bool:
-    return all(made.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs)
+def _is_sorted(nodes: tuple[Node, ...], makers: Mapping[str, int]) -> bool:
+    return all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs)
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
-    """Which node makes what; two of one name and inputs that nothing makes are problems."""
-    made: dict[str, int] = {}
+    """The node that makes each value; two of one name and inputs without a maker are problems."""
+    makers: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for name in filter(None, node.outputs):
-            if name in made or name in known:
+            if name in makers or name in known:
                 problems.add(node.title, f"its output {cut(name)!r} is made twice")
-            made.setdefault(name, i)
+            makers.setdefault(name, i)
     for node in nodes:
         for name in filter(None, node.inputs):
-            if name not in made and name not in known:
+            if name not in makers and name not in known:
                 problems.add(node.title, f"nothing makes its input {cut(name)!r}")
-    return made
+    return makers

@@ -20,7 +20,7 @@ _OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it
 
 
 def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
-    """What a model gives beside its loss; else the values that its loss is computed of.
+    """The outputs of a model beside its loss; else the values that its loss is computed of.
 
     known: the inputs that there are, without which nothing else can be computed.
     """
@@ -44,15 +44,15 @@ def _under_loss(graph: Graph) -> tuple[str, ...]:
     loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
     inside = {name for node in loss for name in node.outputs}
     made = {name for node in graph.nodes for name in node.outputs} - inside
-    found = dict.fromkeys(name for node in loss for name in node.inputs if name in made)
-    if not found:
+    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in made)
+    if not scores:
         raise ArgumentError("the eval model does not show what its loss is computed of: name it")
-    return tuple(found)
+    return tuple(scores)
 
 
 def part(graph: Graph, names: Sequence[str]) -> Graph:
-    """What computes these values."""
-    nodes = needed(graph.nodes, names)
+    """The part of a graph that computes these values."""
+    nodes = makers_of(graph.nodes, names)
     wanted = {name for node in nodes for name in node.inputs}
     inputs = tuple(item for item in graph.inputs if item.name in wanted)
     constants = {n: a for n, a in graph.constants.items() if n in wanted}
@@ -65,17 +65,17 @@ def part(graph: Graph, names: Sequence[str]) -> Graph:
     return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
 
 
-def needed(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes that these values are made by, in their order."""
-    wanted, found = set(names), []
+def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes that make these values, in their order."""
+    wanted, makers = set(names), []
     for node in reversed(nodes):
         if wanted.intersection(filter(None, node.outputs)):
             wanted.update(node.inputs)
-            found.append(node)
-    missing = sorted(set(names) - {o for node in found for o in node.outputs})
+            makers.append(node)
+    missing = sorted(set(names) - {o for node in makers for o in node.outputs})
     if missing:
         raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
-    return tuple(reversed(found))
+    return tuple(reversed(makers))
 
 
 def export(
@@ -90,18 +90,18 @@ def export(
     onnx = onnx_package()
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
     nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
-    kept = {name for node in needed(nodes, names) for name in node.outputs if name}
+    inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _keep(copy.graph.node, lambda node: kept.intersection(node.output))
+    _filter(copy.graph.node, lambda node: inside.intersection(node.output))
     _cut_statistics(copy.graph.node)
     wanted = {name for node in copy.graph.node for name in node.input}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
     copy.graph.output.extend(_output(onnx, known.get(n), n) for n in names)
-    _keep(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
-    _keep(copy.graph.value_info, lambda item: item.name in kept - set(names))
-    _keep(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
+    _filter(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
+    _filter(copy.graph.value_info, lambda item: item.name in inside - set(names))
+    _filter(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
     for name, array in arrays.items():
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(_tensor(onnx, name, array))
@@ -120,7 +120,7 @@ def _cut_statistics(nodes: Iterable[Any]) -> None:
 
 
 def _output(onnx: Any, known: Any, name: str) -> Any:
-    """What a model says of an output; where it says nothing, its type is inferred."""
+    """An output as the model declares it; where it does not, its type is inferred."""
     return known if known is not None else onnx.helper.make_empty_tensor_value_info(name)
 
 
@@ -129,7 +129,7 @@ def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
     return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
 
 
-def _keep(items: Any, is_kept: Any) -> None:
-    chosen = [item for item in items if is_kept(item)]
+def _filter(items: Any, is_wanted: Any) -> None:
+    rest = [item for item in items if is_wanted(item)]
     del items[:]
-    items.extend(chosen)
+    items.extend(rest)

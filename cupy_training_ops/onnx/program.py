@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """A graph as a list of steps over numbered values: where each is computed, and when it is freed.
 
-What is made of shapes alone is computed on the host. A value that is needed in another place than
-where it is made is copied there once, by a step of its own.
+    y = Gemm(x, w); s = Shape(y); z = Reshape(y, s)
+    Step(gemm, (2, 3), (4,))   Step(shape, (4,), (5,))   Step(reshape, (4, 5), (6,))
+
+Shapes, and values that depend on shapes alone, are computed on the host. A value that is needed in
+another place than where it is made is copied there once, by a step of its own.
 """
 
 from __future__ import annotations
@@ -15,22 +18,29 @@ import numpy as np
 
 from ..errors import OpError, ProviderError, pass_on
 from ..plan import SCRATCH_ALIGNMENT, align_up
-from .direct import directly
 from .graph import Graph, Node, Problems
-from .kinds import Runner
-from .memory import UNUSED, Step, in_place, lasting, owned_slots, with_ends, written_slots
-from .runner import runner
+from .runner import Runner, runner_of
+from .steps import (
+    UNUSED,
+    Step,
+    in_place,
+    owned_slots,
+    slots_over,
+    with_ends,
+    with_gradients_in_place,
+    written_slots,
+)
 
 HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
 SMALL = 64  # elements of a constant that may as well be on the host
-LARGEST_KEPT = 64 << 10  # bytes of a copy that is kept for the next run
-MOST_KEPT = 64  # of one value
+LARGEST_COPY = 64 << 10  # bytes of a copy that serves the next run, too
+MOST_COPIES = 64  # of one value
 Place = tuple[str, bool]  # a value, and whether it is on the host
 
 
 class Program(NamedTuple):
-    """Steps, and what is in the slots before the first one."""
+    """Steps, and the values of their slots before the first one."""
 
     steps: tuple[Step, ...]
     values: list[Any]
@@ -45,53 +55,56 @@ class Program(NamedTuple):
     senders: tuple[Sender, ...]
 
 
-def runners(
+def node_runners(
     graph: Graph,
     problems: Problems,
     known: Mapping[int, Runner] = MappingProxyType({}),
     own: Callable[[Node], Runner | None] = lambda _: None,
 ) -> dict[int, Runner]:
-    """What runs each node, of a session's own nodes what `own` gives; nodes that nothing runs are
-    problems. `known` has what runs nodes of a graph before, by their identity."""
-    found = {}
+    """The runner of each node, by its place; nodes that nothing runs are problems.
+
+    known: runners of nodes of a graph before, by their identity. own: gives those of a session's
+    own nodes.
+    """
+    runners = {}
     for i, node in enumerate(graph.nodes):
         try:
-            found[i] = known.get(id(node)) or own(node) or runner(node)
+            runners[i] = known.get(id(node)) or own(node) or runner_of(node)
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:
             pass_on(error)
             problems.add(node.title, f"its attributes do not fit: {error}")
-    return found
+    return runners
 
 
-def on_host(graph: Graph, found: Mapping[int, Runner]) -> set[int]:
+def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
     """The nodes that are computed on the host."""
-    asked = _asked_for(graph, found)
-    there = {name for name, array in graph.constants.items() if array.size <= SMALL}
-    there.update(name for name in graph.constants if name in asked)
-    chosen = set()
+    read = _read_on_host(graph, runners)
+    values = {name for name, array in graph.constants.items() if array.size <= SMALL}
+    values.update(name for name in graph.constants if name in read)
+    places = set()
     for i, node in enumerate(graph.nodes):
-        known = found[i]
-        data = [n for k, n in enumerate(node.inputs) if n and k not in known.host]
-        wanted = any(name in asked for name in node.outputs)
-        fits = known.follows and all(name in there for name in data)
-        if fits and (wanted or not known.grows):
-            chosen.add(i)
-            there.update(node.outputs)
-        there.update(node.outputs[k] for k in known.makes_host if k < len(node.outputs))
-    return chosen
+        runner = runners[i]
+        data = [n for k, n in enumerate(node.inputs) if n and k not in runner.host]
+        wanted = any(name in read for name in node.outputs)
+        fits = runner.follows and all(name in values for name in data)
+        if fits and (wanted or not runner.grows):
+            places.add(i)
+            values.update(node.outputs)
+        values.update(node.outputs[k] for k in runner.makes_host if k < len(node.outputs))
+    return places
 
 
-def _asked_for(graph: Graph, found: Mapping[int, Runner]) -> set[str]:
-    """Values that are read on the host, and what they are made of."""
-    asked: set[str] = set()
+def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
+    """Values that are read on the host, and those that they are computed from there."""
+    read: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
-        node, known = graph.nodes[i], found[i]
-        asked.update(n for k, n in enumerate(node.inputs) if k in known.host)
-        if known.follows and any(name in asked for name in node.outputs):
-            asked.update(node.inputs)
-    return asked
+        node, runner = graph.nodes[i], runners[i]
+        read.update(n for k, n in enumerate(node.inputs) if k in runner.host)
+        if runner.follows and any(name in read for name in node.outputs):
+            read.update(node.inputs)
+    return read
 
 
 def side_by_side(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -110,17 +123,17 @@ class Compiler:
     """Makes a Program of a graph."""
 
     def __init__(
-        self, graph: Graph, xp: Any, found: Mapping[int, Runner], arrays: Collection[str] = ()
+        self, graph: Graph, xp: Any, runners: Mapping[int, Runner], arrays: Collection[str] = ()
     ) -> None:
         """`arrays` are inputs that stay on the device, where nodes take them there."""
         self._arrays = arrays
-        self._graph, self._xp, self._found = graph, xp, found
+        self._graph, self._xp, self._runners = graph, xp, runners
         self._is_host = xp is np
-        self._on_host = on_host(graph, found)
+        self._on_host = on_host(graph, runners)
         self._updated = {
             node.inputs[k]
             for i, node in enumerate(graph.nodes)
-            for k in found[i].updates
+            for k in runners[i].updates
             if k < len(node.inputs)
         } & graph.constants.keys()
         self._values: list[Any] = [None, None]
@@ -131,23 +144,23 @@ class Compiler:
 
     def compile(self) -> Program:
         """The program."""
-        asked = _asked_for(self._graph, self._found)
+        read = _read_on_host(self._graph, self._runners)
         numbers = self._numbers() - set(self._arrays)
         for item in self._graph.inputs:
             if item.name not in self._graph.constants:
-                place = self._is_host or item.name in asked or item.name in numbers
+                place = self._is_host or item.name in read or item.name in numbers
                 self._feeds[item.name] = (self._slot((item.name, place)), place)
         for i, node in enumerate(self._graph.nodes):
-            self._add(node, self._found[i], i in self._on_host or self._is_host)
+            self._add(node, self._runners[i], i in self._on_host or self._is_host)
         results = tuple((item.name, self._any_slot(item.name)) for item in self._graph.outputs)
-        given = {slot for slot, value in enumerate(self._values) if value is not None}
+        filled = {slot for slot, value in enumerate(self._values) if value is not None}
         wanted = {slot for _, slot in results}
-        kept = wanted | given | {slot for slot, _ in self._feeds.values()}
+        lasting = wanted | filled | {slot for slot, _ in self._feeds.values()} | {ABSENT}
         self._let_repeat(wanted)
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         states = {n: slot for n, slot in constants.items() if n in self._updated}
-        steps = with_ends(directly(self._steps, wanted), kept | {ABSENT})
-        steps = in_place(steps, kept | {ABSENT})
+        steps = with_ends(with_gradients_in_place(self._steps, wanted), lasting)
+        steps = in_place(steps, lasting)
         return Program(
             tuple(steps),
             self._values,
@@ -157,18 +170,18 @@ class Compiler:
             states,
             self._side_by_side(states.values()),
             *self._updated_feeds(steps),
-            lasting(self._steps, wanted, given),
+            slots_over(self._steps, wanted, filled),
             tuple(self._senders.values()),
         )
 
     def _side_by_side(self, slots: Collection[int]) -> tuple[Any, ...]:
-        """Arrays on the device in one memory, which one copy keeps; others as they are."""
-        there = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
-        memory, parts = side_by_side(self._xp, [self._values[slot] for slot in there])
-        for slot, part in zip(there, parts, strict=True):
+        """The arrays, those on the device as one memory, which one copy saves."""
+        on_device = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
+        memory, parts = side_by_side(self._xp, [self._values[slot] for slot in on_device])
+        for slot, part in zip(on_device, parts, strict=True):
             self._values[slot] = part
-        others = tuple(self._values[slot] for slot in slots if slot not in there)
-        return (memory, *others) if there else others
+        rest = tuple(self._values[slot] for slot in slots if slot not in on_device)
+        return (memory, *rest) if on_device else rest
 
     def _updated_feeds(
         self, steps: Sequence[Step]
@@ -178,9 +191,9 @@ class Compiler:
         statistics: set[str] = set()
         writers: dict[int, frozenset[str]] = {}
         for i, step in enumerate(steps):
-            updates = step.known.updates if step.known else ()
+            updates = step.runner.updates if step.runner else ()
             fed = {names[s] for k, s in enumerate(step.inputs) if k in updates and s in names}
-            if step.known and step.known.op and step.known.op.family == "batch_norm":
+            if step.runner and step.runner.op and step.runner.op.family == "batch_norm":
                 statistics |= fed
             elif fed:
                 writers[i] = frozenset(fed)
@@ -190,13 +203,13 @@ class Compiler:
         return (name, HOST) in self._slots or (name, DEVICE) in self._slots
 
     def _numbers(self) -> set[str]:
-        """What no node takes as an array, and some take as a number."""
+        """Values that no node takes as an array, and some take as a number."""
         numbers: set[str] = set()
         arrays = {item.name for item in self._graph.outputs}
         for i, node in enumerate(self._graph.nodes):
-            known = self._found[i].host | self._found[i].either
+            places = self._runners[i].host | self._runners[i].either
             for k, name in enumerate(node.inputs):
-                (numbers if k in known else arrays).add(name)
+                (numbers if k in places else arrays).add(name)
         return numbers - arrays
 
     def _slot(self, place: Place) -> int:
@@ -217,8 +230,8 @@ class Compiler:
         self._values[slot] = array if place[1] else self._xp.asarray(array)
         return slot
 
-    def _needed(self, name: str, host: bool, node: Node) -> int:
-        """The slot of a value in a place, copied there if it is not."""
+    def _slot_of(self, name: str, host: bool, node: Node) -> int:
+        """The slot of a value on the host or the device; a step copies it there if need be."""
         if not name:
             return ABSENT
         if (name, host) in self._slots:
@@ -235,48 +248,48 @@ class Compiler:
         return (_each(values[0], self._xp.asnumpy),)
 
     def _let_repeat(self, wanted: set[int]) -> None:
-        """Copies that nobody writes are not made again where they would be the same."""
+        """Let senders repeat the copies that nobody writes."""
         written = written_slots(self._steps) | owned_slots(self._steps, wanted)
         for slot, sender in self._senders.items():
             sender.repeats = slot not in written
 
-    def _add(self, node: Node, known: Runner, host: bool) -> None:
-        inputs = tuple(self._input(node, known, k, host) for k in range(len(node.inputs)))
+    def _add(self, node: Node, runner: Runner, host: bool) -> None:
+        inputs = tuple(self._input(node, runner, k, host) for k in range(len(node.inputs)))
         outputs = tuple(
-            self._slot((name, host or k in known.makes_host)) if name else UNUSED
+            self._slot((name, host or k in runner.makes_host)) if name else UNUSED
             for k, name in enumerate(node.outputs)
         )
-        run = known.make(np if host else self._xp)
-        self._steps.append(Step(run, inputs, outputs, (), node, known))
+        run = runner.make(np if host else self._xp)
+        self._steps.append(Step(run, inputs, outputs, (), node, runner))
 
-    def _input(self, node: Node, known: Runner, k: int, host: bool) -> int:
+    def _input(self, node: Node, runner: Runner, k: int, host: bool) -> int:
         name = node.inputs[k]
-        if known.shapes_only or k in known.either:
+        if runner.shapes_only or k in runner.either:
             for place in (self._is_host, not self._is_host):
                 if (name, place) in self._slots:
                     return self._slots[name, place]
-        return self._needed(name, host or k in known.host, node)
+        return self._slot_of(name, host or k in runner.host, node)
 
 
 class Sender:
-    """Copies a value from the host to the device; what nobody writes is kept for the next run."""
+    """Copies a value from the host to the device; copies that nobody writes serve the next run."""
 
     def __init__(self, xp: Any) -> None:
         self._xp, self.repeats = xp, False
-        self.known: dict[object, Any] = {}
+        self.copies: dict[object, Any] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         value = values[0]
-        if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_KEPT:
+        if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_COPY:
             _refuse_in_graph(self._xp, "a value of the host is made anew in each step")
             return (_each(value, self._xp.asarray),)
         form = value.dtype, value.shape, value.tobytes()
-        if form not in self.known:
+        if form not in self.copies:
             _refuse_in_graph(self._xp, "a value of the host is another than in the step before")
-            if len(self.known) >= MOST_KEPT:
-                self.known.clear()
-            self.known[form] = self._xp.asarray(value)
-        return (self.known[form],)
+            if len(self.copies) >= MOST_COPIES:
+                self.copies.clear()
+            self.copies[form] = self._xp.asarray(value)
+        return (self.copies[form],)
 
 
 def _refuse_in_graph(xp: Any, why: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""From a model's file, its bytes or its protobuf to a Graph. No code of a model's is run.
+"""Reads a model's file, its bytes or its protobuf as a Graph. No code of a model's is run.
 
 What is read is bounded: a file by its size, an array by the bytes that are there for it, and no
 file is opened outside the model's folder.
@@ -19,7 +19,7 @@ import numpy as np
 from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
-from .graph import STANDARD, Extent, Graph, Node, Problems, Value, ordered
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
 from .standard import NEWEST
 
 MOST_BYTES = 1 << 31  # of a protobuf
@@ -40,15 +40,15 @@ def onnx_package() -> Any:
     return onnx
 
 
-def read(model: Source) -> tuple[Graph, Proto, Problems]:
+def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
     """The graph of a model, its protobuf, and the problems that its reading shows."""
-    proto, folder, name = parsed(model)
+    proto, folder, name = parse(model)
     problems = Problems(name)
     return _graph(proto, folder, problems), proto, problems
 
 
-def parsed(model: Source) -> tuple[Proto, Path | None, str]:
-    """The protobuf, the folder that external data may be in, and what messages call it."""
+def parse(model: Source) -> tuple[Proto, Path | None, str]:
+    """The protobuf, the folder that external data may be in, and the model's name in messages."""
     onnx = onnx_package()
     if isinstance(model, onnx.ModelProto):
         return model, None, "the model"
@@ -61,7 +61,7 @@ def parsed(model: Source) -> tuple[Proto, Path | None, str]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe is opened though nobody writes into it."""
+    """Open a file, or a pipe without a wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -97,26 +97,26 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     constants = dict(_initializers(graph, folder, problems))
-    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inlined(proto))]
+    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
     outputs = tuple(_value(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
-    nodes_in_order = ordered(nodes, known, problems)
+    nodes_in_order = sort_nodes(nodes, known, problems)
     made = known.union(*(node.outputs for node in nodes)) - {""}  # of outputs that are left out
     for item in outputs:
         if item.name not in made:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
-    said = (*map(_value, graph.value_info), *inputs, *outputs)
-    types = {v.name: v.dtype for v in said if v.dtype and not v.is_sequence}
-    shapes = {v.name: v.shape for v in said if v.shape is not None}
+    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
+    shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
-def _inlined(proto: Proto) -> Iterator[Proto]:
-    """The nodes, with functions of the model's own put in their places."""
+def _inline_functions(proto: Proto) -> Iterator[Proto]:
+    """The nodes, with the bodies of the model's own functions in place of their calls."""
     if not proto.functions:
         return iter(proto.graph.node)
     if _n_inlined(proto) > MOST_NODES:
@@ -131,7 +131,7 @@ def _inlined(proto: Proto) -> Iterator[Proto]:
 
 
 def _n_inlined(proto: Proto) -> int:
-    """How many nodes there are once functions are in place; one that calls itself is refused."""
+    """The number of nodes with functions inlined; a function that calls itself is refused."""
     functions = {(f.domain, f.name): f for f in proto.functions}
     counts: dict[tuple[str, str], int] = {}
     waiting = [(key, False) for key in functions]
@@ -243,9 +243,9 @@ def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise ArgumentError(f"expected {expected} bytes for shape {shape}, got {len(data)}")
-    found = np.empty(shape, dtype)
-    found.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
-    return found if np.little_endian or dtype.itemsize == 1 else found.byteswap()
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+    return array if np.little_endian or dtype.itemsize == 1 else array.byteswap()
 
 
 def _dtype(number: int) -> Dtype:
@@ -273,12 +273,12 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
 def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
     """The bytes of a tensor in another file of the model's folder, of which all tensors together
     take no more than twice its size: some share their bytes."""
-    said = {_text(item.key): _text(item.value) for item in tensor.external_data}
-    path = inside(folder, said.get("location", ""))
+    entries = {_text(item.key): _text(item.value) for item in tensor.external_data}
+    path = inside(folder, entries.get("location", ""))
     try:
-        offset, length = int(said.get("offset", 0)), int(said.get("length", nbytes))
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
     except ValueError:
-        raise ArgumentError(f"external data: offset and length are no numbers: {said}") from None
+        raise ArgumentError(f"external data: offset and length are no numbers: {entries}") from None
     if length != nbytes:
         raise ArgumentError(f"external data: expected {nbytes} bytes, got a length of {length}")
     read[path] += nbytes
@@ -326,7 +326,7 @@ def _value(proto: Proto) -> Value:
 
 
 def _extent(dim: Proto) -> Extent:
-    """What is said of a dimension; some exporters name what they know nothing of."""
+    """A dimension's number or name; None also of names by which exporters say: unknown."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value) if dim.dim_value >= 0 else None
     name = _text(dim.dim_param)
@@ -334,7 +334,7 @@ def _extent(dim: Proto) -> Extent:
 
 
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
-    """What goes in and out is of types that are computed here, where the model says any."""
+    """Gather inputs and outputs whose types are not computed here, where the model says any."""
     for item in items:
         form = item.type.WhichOneof("value")
         if form not in (None, "tensor_type", "sequence_type"):

@@ -1,22 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""From a node to what runs it: an operator of this package, or a function of the table."""
+"""Runs single nodes: by an operator of this package, or by a function of the table.
+
+runner_of(node).make(xp)([x, y])    the node's outputs, a sequence
+call(node_proto, [x, y])            the same of an onnx.NodeProto
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..call.op import Op
-from ..errors import ArgumentError, cut
+from ..declare.schema import Input, gives
+from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
 from ..registry import REGISTRY
+from .attributes import fitting
 from .graph import Node
-from .kinds import Runner
-from .ours import of_operator
+from .reading import attribute_value, onnx_package
 from .standard import NEWEST, TABLE, Standard, find
+from .standard.arrays import dense
 
+Run = Callable[..., Sequence[Any]]
+
+# Attributes that upstream copies from a forward node to its gradient, which has no use for them.
+COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
+_APART = ("collective", "interop")  # they wait for others, or run the caller's functions
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
 _NAMES = {"ai.onnx": "", "": ""}
 _BY_NAME: dict[str, list[type[Op]]] = {}
@@ -24,31 +37,52 @@ for _key, _cls in REGISTRY.items():
     _BY_NAME.setdefault(_key[1], []).append(_cls)
 
 
-def runner(node: Node) -> Runner:
-    """What runs a node; raises OpError with the reason why nothing does."""
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """How a node is run, and what a session may know of it.
+
+    `make(xp)` gives the function of a list of inputs, which it may change, and of outputs by place
+    as `out`. `host` are inputs that are read on the host, `either` those that may be there,
+    `makes_host` outputs that are always there. `views` says of outputs which input's memory they
+    may be. The rest is as in the table.
+    """
+
+    make: Callable[[Any], Run]
+    host: frozenset[int] = frozenset()
+    either: frozenset[int] = frozenset()
+    makes_host: frozenset[int] = frozenset()
+    follows: bool = False  # is computed on the host where its inputs are
+    shapes_only: bool = False
+    grows: bool = False
+    views: Mapping[int, int] = field(default_factory=dict)
+    updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
+    keeps: bool = False
+    overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
+    op: Op | None = None
+
+
+def runner_of(node: Node) -> Runner:
+    """The runner of a node; OpError with the reason where nothing runs it."""
     cls = _operator(node)
     if cls is not None:
-        return of_operator(node, cls)
+        return _operator_runner(node, cls)
     if node.domain in _CONTRIB:
         item = find(node.op_type, node.version if node.is_standard else NEWEST)
         if item is not None:
-            return _of_table(node, item)
+            return _table_runner(node, item)
         if node.op_type in TABLE:
             raise ArgumentError(f"not in opset {node.version}")
-    raise ArgumentError(f"unknown operator {cut(node.op_type)} of {_shown(node.domain)}")
-
-
-def _shown(domain: str) -> str:
-    return f"domain {cut(domain)!r}" if domain else "ONNX's own domain"
+    domain = f"domain {cut(node.domain)!r}" if node.domain else "ONNX's own domain"
+    raise ArgumentError(f"unknown operator {cut(node.op_type)} of {domain}")
 
 
 def _operator(node: Node) -> type[Op] | None:
     """The class that serves a node: of its domain and version where there is one."""
-    found = _BY_NAME.get(node.op_type, [])
-    own = [cls for cls in found if _NAMES.get(cls.domain, cls.domain) == node.domain]
+    classes = _BY_NAME.get(node.op_type, [])
+    own = [cls for cls in classes if _NAMES.get(cls.domain, cls.domain) == node.domain]
     in_table = node.is_standard and node.op_type in TABLE
     if not own:
-        return None if in_table or not found else found[-1]
+        return None if in_table or not classes else classes[-1]
     if not node.is_standard:
         return max(own, key=lambda cls: cls.since)
     serving = [c for c in own if c.since <= node.version <= (c.until or node.version)]
@@ -57,13 +91,15 @@ def _operator(node: Node) -> type[Op] | None:
     return max(serving, key=lambda cls: cls.since, default=None)
 
 
-def _of_table(node: Node, item: Standard) -> Runner:
-    """What runs a node by a function of the table, whose signature says what it takes."""
+# ---- functions of the table ----------------------------------------------------------------------
+
+
+def _table_runner(node: Node, item: Standard) -> Runner:
+    """A runner by a function of the table, whose signature says what it takes."""
     count = {"n_outputs": len(node.outputs)} if item.takes_count else {}
-    given = [bool(name) for name in node.inputs]
-    attributes = item.checked(given, {**node.attributes, **count})
+    attributes = item.check([bool(name) for name in node.inputs], {**node.attributes, **count})
     return Runner(
-        lambda xp: partial(_tabled, partial(item.function, xp, **attributes)),
+        lambda xp: partial(_run_function, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),
         makes_host=frozenset({0} if item.shapes_only and not item.grows else ()),
         follows=not item.shapes_only,
@@ -75,13 +111,257 @@ def _of_table(node: Node, item: Standard) -> Runner:
     )
 
 
-def _tabled(function: Any, values: list[Any], out: Any = None) -> Sequence[Any]:
+def _run_function(function: Any, values: list[Any], out: Any = None) -> Sequence[Any]:
     """The results of a function as a sequence; NumPy's scalars become arrays."""
     result = function(*values) if out is None else function(*values, out=out[0])
     if type(result) is tuple:
-        return tuple(map(_array, result))
-    return (_array(result),)
+        return tuple([np.asarray(r) if isinstance(r, np.generic) else r for r in result])
+    return (np.asarray(result) if isinstance(result, np.generic) else result,)
 
 
-def _array(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, np.generic) else value
+# ---- operators of this package -------------------------------------------------------------------
+
+
+def _operator_runner(node: Node, cls: type[Op]) -> Runner:
+    """A runner by a class; OpError where the node does not fit its declaration."""
+    if cls.needs or cls.family in _APART:
+        raise ArgumentError("it needs other processes or the caller's functions")
+    op = cls.shared(**_attributes(node, cls))
+    _check_count(node, cls)
+    declared = declared_places(cls.inputs, len(node.inputs))
+    places = {item.name: i for i, item in enumerate(cls.inputs)}
+    updates = _updates(cls)
+    return Runner(
+        partial(_maker, op, node),
+        host=_inputs_in(cls.inputs, declared, "host"),
+        either=_inputs_in(cls.inputs, declared, "either"),
+        makes_host=frozenset(i for i, o in enumerate(cls.outputs) if o.memory == "host"),
+        follows=not updates,
+        views={i: places[o.aliases] for i, o in enumerate(cls.outputs) if o.aliases},
+        keeps=cls.family == "control" or cls.name == "View",
+        overwrites=_overwrites(cls, places),
+        updates=updates,
+        op=op,
+    )
+
+
+def _has_lists(op: type[Op] | Op) -> bool:
+    return any(i.variadic for i in op.inputs) or any(o.variadic for o in op.outputs)
+
+
+def _updates(op: type[Op] | Op) -> frozenset[int]:
+    """The inputs that are written."""
+    names = {o.aliases for o in op.outputs}
+    return frozenset(i for i, item in enumerate(op.inputs) if item.updated or item.name in names)
+
+
+def _overwrites(cls: type[Op], places: Mapping[str, int]) -> tuple[int, ...]:
+    """The inputs that the first result may be written over, where they are of its type."""
+    if _has_lists(cls):
+        return ()
+    first = cls.outputs[0]
+    inputs = (places[name] for name in first.may_alias)
+    return tuple(k for k in inputs if cls.inputs[k].type == first.type)
+
+
+def declared_places(declared: Sequence[Input], n: int) -> list[int]:
+    """Which declared input each of n is: a list takes what is more, several lists take turns.
+
+    (A, B) of 2: 0 1.  (lr, params..., grads...) of 5: 0 1 2 1 2.
+    """
+    lists = [i for i, item in enumerate(declared) if item.variadic]
+    if not lists or n <= len(declared):
+        return list(range(n))
+    first, behind = lists[0], len(declared) - len(lists) - lists[0]
+    middle = max(n - first - behind, 0)
+    turns = [lists[k % len(lists)] for k in range(middle)]
+    return [*range(first), *turns, *range(len(declared) - behind, len(declared))][:n]
+
+
+def _inputs_in(declared: Sequence[Input], places: Sequence[int], memory: str) -> frozenset[int]:
+    return frozenset(k for k, place in enumerate(places) if declared[place].memory == memory)
+
+
+def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
+    """A node's attributes by the names of the class; copied ones are left out."""
+    kinds = _kinds(cls)  # type: ignore[arg-type]  # a class has a hash
+    extra = sorted(node.attributes.keys() - kinds.keys() - COPIED)
+    if extra:
+        raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
+    attributes = fitting({n: v for n, v in node.attributes.items() if n in kinds}, kinds)
+    if "num_outputs" in kinds:
+        attributes.setdefault("num_outputs", len(node.outputs))
+    return attributes
+
+
+@functools.cache
+def _kinds(cls: type[Op]) -> dict[str, Any]:
+    """The kind of each attribute, by all its names."""
+    kinds = {item.name: gives(item.convert) for item in cls.attributes}
+    aliases = cls.declaration.other_attributes.items()
+    return kinds | {name: kinds[attribute.name] for name, attribute in aliases}
+
+
+def _check_count(node: Node, cls: type[Op]) -> None:
+    n = len(node.inputs)
+    if n > len(cls.inputs) and not any(item.variadic for item in cls.inputs):
+        raise ArgumentError(f"expected at most {len(cls.inputs)} inputs, got {n}")
+    for i, item in enumerate(cls.inputs):
+        if not item.optional and (i >= n or not node.inputs[i]):
+            raise ArgumentError(f"its input {item.name} is missing")
+    if len(node.outputs) > len(cls.outputs) and not any(o.variadic for o in cls.outputs):
+        raise ArgumentError(f"expected at most {len(cls.outputs)} outputs")
+
+
+def _maker(op: Op, node: Node, xp: Any) -> Run:
+    """The function of a list of inputs, over one array module."""
+    has_lists, updates = _has_lists(op), _updates(op)
+    n = len(op.inputs) if has_lists else len(node.inputs)
+    read = [i for i in range(n) if i not in updates]
+    either = [i for i in range(n) if op.inputs[i].memory == "either"] if xp is not np else []
+    if has_lists:
+        return partial(_run_with_lists, op, xp, read, either)
+    wanted = [i < len(node.outputs) and bool(node.outputs[i]) for i in range(len(op.outputs))]
+    names = tuple(o.name for o, is_wanted in zip(op.outputs, wanted, strict=True) if is_wanted)
+    is_whole = all(wanted) or not any(wanted)
+    return partial(_run_operator, op, xp, read, either, None if is_whole else names)
+
+
+def _run_operator(
+    op: Op,
+    xp: Any,
+    read: Sequence[int],
+    either: Sequence[int],
+    wanted: tuple[str, ...] | None,
+    values: list[Any],
+    out: Any = None,
+) -> Sequence[Any]:
+    for i in read:
+        flags = getattr(values[i], "flags", None)
+        if flags is not None and not flags.c_contiguous:
+            values[i] = xp.ascontiguousarray(values[i])
+    if either:
+        _read_numbers(values, either)
+    outs = None if out is None else tuple(map(out.get, range(len(op.outputs))))
+    results = op(*values, outputs=wanted, out=outs)
+    return results if len(op.outputs) > 1 else (results,)
+
+
+def _read_numbers(values: list[Any], places: Sequence[int]) -> None:
+    """Numbers in place of arrays on the host, where other arrays are on a device."""
+    for i in places:
+        if i < len(values) and isinstance(values[i], np.ndarray):
+            value = values[i]
+            values[i] = value.item() if value.size == 1 else tuple(value.tolist())
+
+
+def _run_with_lists(
+    op: Op, xp: Any, read: Sequence[int], either: Sequence[int], values: list[Any]
+) -> Sequence[Any]:
+    """Sequences come in and go out whole; else each array of a list is an input of its own."""
+    are_whole = any(isinstance(value, list) for value in values)
+    arguments = values if are_whole else _by_declaration(op, values)
+    for i in read:
+        if i < len(arguments):
+            value = arguments[i]
+            is_list = isinstance(value, list)
+            arguments[i] = [dense(xp, v) for v in value] if is_list else dense(xp, value)
+    _read_numbers(arguments, either)
+    results = op(*arguments)
+    if len(op.outputs) == 1:
+        results = (results,)
+    if are_whole:
+        return [list(r) if isinstance(r, tuple | list) else r for r in results]
+    return _one_by_one(op, results)
+
+
+def _by_declaration(op: Op, values: list[Any]) -> list[Any]:
+    """Inputs as declared, each list put together of its own arrays."""
+    arguments: list[Any] = [[] if item.variadic else None for item in op.inputs]
+    for place, value in zip(declared_places(op.inputs, len(values)), values, strict=True):
+        if op.inputs[place].variadic:
+            arguments[place].append(value)
+        else:
+            arguments[place] = value
+    return [None if isinstance(value, list) and not value else value for value in arguments]
+
+
+def _one_by_one(op: Op, results: Sequence[Any]) -> list[Any]:
+    """The outputs one after the other, of several lists an array of each in turn."""
+    parts = list(zip(op.outputs, results, strict=True))
+    single = [result for item, result in parts if not item.variadic]
+    columns = [result or () for item, result in parts if item.variadic]
+    rows = [array for row in zip(*columns, strict=True) for array in row]
+    return [*rows, *single] if op.outputs[0].variadic else [*single, *rows]
+
+
+# ---- nodes by themselves -------------------------------------------------------------------------
+
+
+def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[Any, ...]:
+    """Run one node, an onnx.NodeProto, on arrays by position; its outputs come back.
+
+    Inputs that a node leaves out are None. What an operator updates is updated. version: that of
+    the opset of the node's domain; the newest without.
+    """
+    if not hasattr(node, "op_type"):
+        refuse("call", "node", "an onnx.NodeProto", shown(node))
+    if not isinstance(inputs, list | tuple):
+        refuse("call", "inputs", "a list of arrays", shown(inputs))
+    read = Node(
+        node.op_type,
+        "" if node.domain == "ai.onnx" else node.domain,
+        version,
+        tuple(node.input),
+        tuple(node.output),
+        {item.name: attribute_value(item) for item in node.attribute},
+        node.name,
+    )
+    if len(inputs) != len(read.inputs):
+        raise ArgumentError(f"{read.title}: expected {len(read.inputs)} inputs, got {len(inputs)}")
+    run = runner_of(read).make(_module(inputs))
+    try:
+        with np.errstate(all="ignore"):
+            results = run(list(inputs))
+    except (OpError, MemoryError):
+        raise
+    except Exception as error:
+        pass_on(error)
+        raise ArgumentError(f"{read.title}: {error}") from error
+    return tuple(results)[: len(read.outputs)]
+
+
+def _module(arrays: Sequence[Any]) -> Any:
+    """CuPy where an array is CuPy's."""
+    flat = [a for item in arrays for a in (item if isinstance(item, list) else [item])]
+    if any(type(array).__module__.partition(".")[0] == "cupy" for array in flat):
+        import cupy
+
+        return cupy
+    return np
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value of an array, or of each in a sequence; None of an input that is left out."""
+    if isinstance(value, list):
+        return [function(item) for item in value]
+    return None if value is None else function(value)
+
+
+def reference_ops() -> list[type]:
+    """A class of each operator of upstream's domain, for ReferenceEvaluator(new_ops=...)."""
+    has = onnx_package().defs.has
+    names = {name for domain, name, _ in REGISTRY if domain == "com.microsoft"}
+    names |= {name for name in TABLE if not has(name)}
+    return [_reference(name) for name in sorted(names)]
+
+
+def _reference(name: str) -> type:
+    from onnx.reference.op_run import OpRun
+
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        del attributes  # of the node, which has them
+        results = call(self.onnx_node, [_each(np.copy, x) for x in inputs])
+        return tuple(_each(np.asarray, result) for result in results)
+
+    return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": run})

@@ -17,24 +17,21 @@ from ..declare.schema import integer
 from ..device.marks import NO_MARKS, Marks, Note, marked
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
-from . import gradients
 from .activations import Activations, with_codes
-from .extents import Extents
+from .fused_matmul import fuse_products, with_tf32
 from .graph import Graph, Problems, Value
-from .labels import Labels, with_checks
-from .passes import prepared
-from .program import Compiler, Program, runners, side_by_side
-from .reading import Source, read
-from .schedule import scheduled
+from .passes import prepare, schedule
+from .program import Compiler, Program, node_runners, side_by_side
+from .reading import Source, read_model
+from .run_checks import Extents, Labels, with_gradient_checks, with_label_checks
 from .type_checks import check_divisors, check_types
-from .whole_products import with_tf32, with_whole_products
 
 
 class Notes(NamedTuple):
-    """What is noted as a program runs.
+    """Notes that are made as a program runs.
 
-    begun: that what it changes of states can be put back. steps: of some steps, by their places, at
-    once with what each writes. replay: at once with a captured run.
+    begun: before the first write; from then on states can be put back. steps: with the writes of
+    some steps, by the steps' places. replay: with the launch of a captured run.
     """
 
     begun: Note | None = None
@@ -50,8 +47,8 @@ class Session:
 
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
     cannot be run is refused here, with every node that is the reason. seed: of the random masks;
-    the system's without one. activations: the policy of an ActivationStash, by which what goes from
-    the forward to the backward part of a training graph waits as codes.
+    the system's without one. activations: the policy of an ActivationStash, which stores what the
+    backward part of a training graph reads of the forward part as codes.
     """
 
     model: Any
@@ -67,7 +64,7 @@ class Session:
         tf32: bool = False,
         arrays: Collection[str] = (),
     ) -> None:
-        graph, self.model, problems = read(model)
+        graph, self.model, problems = read_model(model)
         self._open(graph, problems, xp, seed, activations, tf32, arrays)
 
     @classmethod
@@ -89,37 +86,37 @@ class Session:
     ) -> None:
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
-        graph = prepared(graph, problems, _checked_seed(seed))
+        graph = prepare(graph, problems, _check_seed(seed))
         if tf32:
             graph = with_tf32(graph)
-        found = runners(graph, problems)
+        runners = node_runners(graph, problems)
         first = graph
-        check_types(graph, found, problems)
+        check_types(graph, runners, problems)
         check_divisors(graph, problems)
         problems.refuse()
-        graph = scheduled(with_whole_products(graph))
-        graph = with_checks(graph) if xp is np else graph
+        graph = schedule(fuse_products(graph))
+        graph = with_label_checks(graph) if xp is np else graph
         self.labels = Labels(graph)
-        known = {id(first.nodes[i]): runner for i, runner in found.items()}
-        found = runners(graph, problems, known)
+        known = {id(first.nodes[i]): runner for i, runner in runners.items()}
+        runners = node_runners(graph, problems, known)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
-            found = runners(graph, problems, known, self._activations.runner)
+            runners = node_runners(graph, problems, known, self._activations.runner)
         if xp is not np:
-            found = self.labels.runners(graph, found)
-        found = gradients.runners(graph, found)
+            runners = self.labels.runners(graph, runners)
+        runners = with_gradient_checks(graph, runners)
         self.graph, self.xp = graph, xp
         self.extents = Extents(graph)
-        self._said = {item.name: item for item in graph.inputs}
-        self.program: Program = Compiler(graph, xp, found, arrays).compile()
+        self._declared = {item.name: item for item in graph.inputs}
+        self.program: Program = Compiler(graph, xp, runners, arrays).compile()
         self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
         self._written: tuple[Any, ...] = ()
         self._save_all(self.program.written)
         self._is_begun = False
 
     def _save_all(self, written: tuple[Any, ...]) -> None:
-        """Have memory to save all that runs write, whatever is fed."""
+        """Allocate copies of all arrays that runs write, whatever is fed."""
         self._written = written
         self._saved = [(array, array.copy()) for array in written]
         self._before = self._saved  # and what was fed to the last run
@@ -131,7 +128,7 @@ class Session:
         return {name: self.program.values[slot] for name, slot in self.program.states.items()}
 
     def share(self, other: Session) -> None:
-        """Take the constants that another session updates for those of the same name."""
+        """Use another session's updated constants in place of one's own of the same names."""
         for name, array in other.states.items():
             slot = self.program.constants.get(name)
             if slot is not None:
@@ -140,34 +137,34 @@ class Session:
         self._save_all((*other._written, *own) if self.states else ())
 
     def own_statistics(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of some arrays, which are fed in each run, that runs update: in one memory."""
+        """Running statistics among arrays that are fed in each run, as parts of one memory."""
         names = sorted(self.program.statistics & arrays.keys())
         if not names:
             return {}
         memory, parts = side_by_side(self.xp, [arrays[name] for name in names])
         self._save_all((*self._written, memory))
-        others = self.program.statistics - arrays.keys()
-        self._fed_statistics = [self.program.feeds[name][0] for name in others]
+        rest = self.program.statistics - arrays.keys()
+        self._fed_statistics = [self.program.feeds[name][0] for name in rest]
         return dict(zip(names, parts, strict=True))
 
     def report(self) -> dict[str, Any]:
-        """What waited as codes in the last run, as ActivationStash.report says it."""
+        """The last run's activations as codes, as ActivationStash.report gives them."""
         if self._activations is None:
             raise ArgumentError("Session: report: there are no activations as codes")
         return self._activations.stash.report()
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of what `run` takes."""
+        """The names of the inputs that `run` takes."""
         return tuple(self.program.feeds)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what it gives."""
+        """The names of the outputs that it gives."""
         return tuple(name for name, _ in self.program.results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The graph's outputs by name; arrays that it updates in place are those given."""
+        """The graph's outputs by name; arrays of `feeds` that it updates are updated in place."""
         if not isinstance(feeds, Mapping):
             names = cut(str(sorted(self.program.feeds)))
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
@@ -177,7 +174,7 @@ class Session:
             self.put_back()
         try:
             begun = Notes(partial(setattr, self, "_is_begun", True))
-            results = self._ran_whole(self._fed(feeds), begun)
+            results = self._run_saving(self._start_values(feeds), begun, self._fed_statistics)
             self._is_begun = False
             return results
         except BaseException:
@@ -186,50 +183,48 @@ class Session:
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """What runs, with `Notes`, on feeds beside these, which are the same arrays each time;
-        nothing is put back."""
-        known: list[list[Any]] = []
+        """A function of the other feeds and `Notes`: runs over these arrays and them, and puts
+        nothing back."""
+        template: list[list[Any]] = []
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
-            places = {name: self.program.feeds[name][0] for name in feeds} if known else {}
-            values = known[0].copy() if known else self._fed({**fixed, **feeds})
-            new = {name: self.placed(name, feeds[name]) for name in places}
-            self.extents.check(new)
-            for name, place in places.items():
-                values[place] = new[name]
-            if not known:
-                own = {self.program.feeds[name][0] for name in fixed}
-                given = {place for place, _ in self.program.feeds.values()} - own
-                known.append([None if i in given else v for i, v in enumerate(values)])
+            if template:
+                values = template[0].copy()
+                placed = {name: self.on_place(name, value) for name, value in feeds.items()}
+                self.extents.check(placed)
+                for name, value in placed.items():
+                    values[self.program.feeds[name][0]] = value
+                return values
+            values = self._start_values({**fixed, **feeds})
+            own = {self.program.feeds[name][0] for name in fixed}
+            changing = {slot for slot, _ in self.program.feeds.values()} - own
+            template.append([None if i in changing else v for i, v in enumerate(values)])
             return values
 
         def run(feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
             for name, value in feeds.items():
                 self.labels.look_at(name, value)
-            return self._ran_whole(values_of(feeds), notes)
+            return self._run_saving(values_of(feeds), notes, self._fed_statistics)
 
         return run
 
-    def run_seen(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """The same of feeds that are nobody else's, and whose labels were looked at."""
-        return self._ran(self._fed(feeds), notes, ())
+    def run_checked(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
+        """Run over feeds that are nobody else's, and whose labels were looked at."""
+        return self._run_saving(self._start_values(feeds), notes, ())
 
     def put_back(self) -> None:
-        """Give what the last run has changed of states the values from before; at once, but for
-        what CuPy does."""
+        """Give states their values before the last run; at once, but for what CuPy does."""
         arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
         list(map(setitem, arrays, repeat(...), copies))
         self._is_begun = False
 
-    def _ran_whole(self, values: list[Any], notes: Notes) -> dict[str, Any]:
-        return self._ran(values, notes, [values[slot] for slot in self._fed_statistics])
-
-    def _ran(self, values: list[Any], notes: Notes, fed: Sequence[Any]) -> dict[str, Any]:
-        """The results; of states, and of some arrays that are fed, the values before are kept."""
+    def _run_saving(self, values: list[Any], notes: Notes, slots: Sequence[int]) -> dict[str, Any]:
+        """Copy states, and running statistics that are fed in these slots; the run's results."""
         for array, copy in self._saved:
             copy[...] = array
-        own = [x for x in fed if getattr(x.flags, "writeable", True)]  # others are refused
-        self._before = [*self._saved, *[(array, array.copy()) for array in own]]
+        fed = [values[slot] for slot in slots]
+        fed = [x for x in fed if getattr(x.flags, "writeable", True)]  # others are refused
+        self._before = [*self._saved, *[(array, array.copy()) for array in fed]]
         if notes.begun is not None:
             notes.begun()
         self._run(values, notes.steps)
@@ -237,8 +232,8 @@ class Session:
         return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
-        kept = self._activations.stash if self._activations else contextlib.nullcontext()
-        with np.errstate(all="ignore"), kept:
+        stash = self._activations.stash if self._activations else contextlib.nullcontext()
+        with np.errstate(all="ignore"), stash:
             for place, step in enumerate(self.program.steps):
                 if place in marks:
                     marked(marks[place], self._run_step, step, values)
@@ -248,7 +243,7 @@ class Session:
     def _run_step(self, step: Any, values: list[Any]) -> None:
         run, inputs, outputs, dead, node, _ = step
         try:
-            results = run([values[slot] for slot in inputs])
+            results = run(list(map(values.__getitem__, inputs)))
         except MemoryError:
             raise
         except OpError as error:
@@ -265,58 +260,59 @@ class Session:
         for slot in dead:
             values[slot] = None
 
-    def _fed(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def _start_values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The values before the first step."""
         values, known = self.program.values.copy(), self.program.feeds
         missing = sorted(known.keys() - feeds.keys())
         extra = sorted(map(str, feeds.keys() - known.keys()))
         if missing or extra:
             refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
-        placed = {name: self.placed(name, value) for name, value in feeds.items()}
+        placed = {name: self.on_place(name, value) for name, value in feeds.items()}
         self.extents.check(placed)
         for name, value in placed.items():
             values[known[name][0]] = value
         return values
 
-    def placed(self, name: str, value: Any) -> Any:
-        """What is fed under a name, where the graph needs it; refused where it does not fit."""
-        found = self.checked(name, value)
+    def on_place(self, name: str, value: Any) -> Any:
+        """A feed where the graph needs it, on host or device; refused if it does not fit."""
+        arrays = self.as_fed(name, value)
         if self.is_on_host(name):
-            return found
-        if isinstance(found, list):
-            return [self.xp.asarray(array) for array in found]
-        return self.xp.asarray(found)
+            return arrays
+        if isinstance(arrays, list):
+            return [self.xp.asarray(array) for array in arrays]
+        return self.xp.asarray(arrays)
 
     def is_on_host(self, name: str) -> bool:
-        """Whether what is fed under a name is read on the host."""
+        """Return True if the feed of this name is read on the host."""
         return self.program.feeds[name][1]
 
-    def checked(self, name: str, value: Any) -> Any:
-        """What is fed under a name, as arrays; refused where it does not fit. It is on the device
-        if it is there, and not read on the host."""
-        said, host = self._said[name], self.is_on_host(name)
-        if said.is_sequence and isinstance(value, list | tuple):
-            found: Any = [self._taken(name, item, host) for item in value]
+    def as_fed(self, name: str, value: Any) -> Any:
+        """A feed as an array, or as a list of them; refused where it does not fit.
+
+        An array of the device stays there if the host does not read it.
+        """
+        item, host = self._declared[name], self.is_on_host(name)
+        if item.is_sequence and isinstance(value, list | tuple):
+            arrays: Any = [self._array(name, each, host) for each in value]
         else:
-            found = self._taken(name, value, host)
-        self._check(said, found)
-        return found
+            arrays = self._array(name, value, host)
+        self._check(item, arrays)
+        return arrays
 
-    def _check(self, said: Value, value: Any) -> None:
-        """What is fed has the type and the rank that a model says."""
-        if said.is_sequence != isinstance(value, list):
-            got = "an array" if said.is_sequence else "a sequence"
-            refuse("Session", cut(said.name), "the other of array and sequence", got)
-        for array in value if said.is_sequence else (value,):
-            if said.dtype is not None and array.dtype != said.dtype:
-                names = dtype_name(said.dtype), dtype_name(array.dtype)
-                raise DtypeError(f"Session: {cut(said.name)}: expected {names[0]}, got {names[1]}")
-            if said.shape is not None and len(said.shape) != array.ndim:
-                expected = f"{len(said.shape)} dimensions"
-                refuse("Session", cut(said.name), expected, f"shape {array.shape}")
+    def _check(self, item: Value, value: Any) -> None:
+        """Refuse a feed of another type or rank than the model declares."""
+        if item.is_sequence != isinstance(value, list):
+            got = "an array" if item.is_sequence else "a sequence"
+            refuse("Session", cut(item.name), "the other of array and sequence", got)
+        for array in value if item.is_sequence else (value,):
+            if item.dtype is not None and array.dtype != item.dtype:
+                names = dtype_name(item.dtype), dtype_name(array.dtype)
+                raise DtypeError(f"Session: {cut(item.name)}: expected {names[0]}, got {names[1]}")
+            if item.shape is not None and len(item.shape) != array.ndim:
+                expected = f"{len(item.shape)} dimensions"
+                refuse("Session", cut(item.name), expected, f"shape {array.shape}")
 
-    def _taken(self, name: str, value: Any, host: bool) -> Any:
-        """An array."""
+    def _array(self, name: str, value: Any, host: bool) -> Any:
         if self.xp is np:
             return _on_host(name, value)
         if not isinstance(value, self.xp.ndarray):
@@ -326,7 +322,7 @@ class Session:
         return self.xp.asnumpy(value) if host else value
 
 
-def _checked_seed(seed: object) -> int | None:
+def _check_seed(seed: object) -> int | None:
     try:
         return None if seed is None else integer(seed)
     except ArgumentError as error:

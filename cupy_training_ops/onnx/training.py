@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""ONNX Runtime's training artifacts: steps, accumulation, evaluation, and what is kept of them."""
+"""ONNX Runtime's training artifacts: steps, accumulation, evaluation, and files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..device.marks import Marks
 from ..errors import ArgumentError, cut, refuse, shown
-from . import inference, states
+from . import inference
 from .checkpoint import Checkpoint, read_checkpoint
-from .gradients import BUFFER, refuse_unsummed
 from .graph import Graph
-from .progress import Point, Progressing, alone
+from .run_checks import BUFFER, refuse_unsummed
 from .session import Notes, Session
+from .training_state import Point, Progressing, alone, read_state, write_state
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 RESET = "lazy_reset_grad"
@@ -34,7 +34,7 @@ Run = Callable[[Arrays, Notes], dict[str, Any]]
 
 
 class TrainingSession(Progressing):
-    """Trains what `generate_artifacts` wrote into a folder, on NumPy or CuPy arrays.
+    """Trains the artifacts in a folder of `generate_artifacts`, on NumPy or CuPy arrays.
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
     `step` and `apply`, with eval_model.onnx for `eval` and `export`. xp: numpy or cupy. prefix:
@@ -93,7 +93,7 @@ class TrainingSession(Progressing):
         self._run_training, self._run_optimizer = self._runs(graph)
 
     def _runs(self, graph: bool) -> tuple[Run, Run | None]:
-        """What runs the two models, given the inputs that are not the same arrays each time."""
+        """The functions that run the two models on the inputs that change from step to step."""
         make: Any = Session.run_over
         if graph:
             from .capture import Captures
@@ -106,42 +106,42 @@ class TrainingSession(Progressing):
         updated = {
             "params": [self._parameters[n] for n in self._trained],
             "gradients": [self._buffers[n] for n in self._trained],
-            **{kind: list(found.values()) for kind, found in self._moments.items()},
+            **{kind: list(arrays.values()) for kind, arrays in self._moments.items()},
         }
-        known = {n: updated[n] for n in self._optimizer.inputs if n in updated}
-        return make(self._training, fixed), make(self._optimizer, known)
+        own = {n: updated[n] for n in self._optimizer.inputs if n in updated}
+        return make(self._training, fixed), make(self._optimizer, own)
 
     def _take(self, checkpoint: Checkpoint) -> None:
-        """Parameters and states of optimizers, held against what the graphs say."""
+        """Take parameters and states of optimizers, checked against the graphs."""
         graph = self._training.graph
-        given = {item.name: item for item in graph.inputs}
-        self._trained = tuple(name.removesuffix(BUFFER) for name in given if name.endswith(BUFFER))
+        inputs = {item.name: item for item in graph.inputs}
+        self._trained = tuple(name.removesuffix(BUFFER) for name in inputs if name.endswith(BUFFER))
         arrays = {**checkpoint.frozen, **checkpoint.trained}
-        self._check(given, arrays)
+        self._check(inputs, arrays)
         refuse_unsummed(graph, arrays)
         self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
         self._parameters |= self._training.own_statistics(self._parameters)
         self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
         self._user = tuple(
-            n for n in given if n not in arrays and not n.endswith(BUFFER) and n != RESET
+            n for n in inputs if n not in arrays and not n.endswith(BUFFER) and n != RESET
         )
         self._point, self._lr = Point(), DEFAULT_LR
         self._moments: dict[str, dict[str, Any]] = {}
         if self._optimizer is not None:
             self._take_optimizer(self._optimizer, checkpoint)
 
-    def _check(self, given: Mapping[str, Any], arrays: Arrays) -> None:
+    def _check(self, inputs: Mapping[str, Any], arrays: Arrays) -> None:
         for name in self._trained:
             if name not in arrays:
                 self._refuse("checkpoint", f"the parameter {cut(name)!r}", "none")
         for name, array in arrays.items():
-            item = given.get(name)
+            item = inputs.get(name)
             if item is None or item.shape is None:
                 continue
             if item.shape != array.shape or item.dtype != array.dtype:
                 expected = f"{cut(name)!r} of {item.dtype} and shape {item.shape}"
                 self._refuse("checkpoint", expected, f"{array.dtype} and shape {array.shape}")
-        if not self._trained or RESET not in given or not self._training.outputs:
+        if not self._trained or RESET not in inputs or not self._training.outputs:
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
     def _take_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
@@ -159,17 +159,17 @@ class TrainingSession(Progressing):
 
     def _moment(self, known: Mapping[str, Arrays], name: str, i: int) -> Any:
         parameter = self._parameters[name]
-        found = known.get(name, {}).get(f"momentum{i}")
-        if found is None:
+        moment = known.get(name, {}).get(f"momentum{i}")
+        if moment is None:
             return self.xp.zeros_like(parameter)
-        if found.shape != parameter.shape:
-            self._refuse("checkpoint", f"shape {parameter.shape}", f"momentum{i} {found.shape}")
-        return self.xp.asarray(found)
+        if moment.shape != parameter.shape:
+            self._refuse("checkpoint", f"shape {parameter.shape}", f"momentum{i} {moment.shape}")
+        return self.xp.asarray(moment)
 
     def _refuse(self, what: str, expected: str, got: object) -> None:
         refuse("TrainingSession", what, expected, got if isinstance(got, str) else shown(got))
 
-    # ---- what is asked for -----------------------------------------------------------------------
+    # ---- arrays, names, settings -----------------------------------------------------------------
 
     @property
     def parameters(self) -> Arrays:
@@ -183,7 +183,7 @@ class TrainingSession(Progressing):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of what a step takes."""
+        """The names of the inputs of a step."""
         return self._user
 
     @property
@@ -193,7 +193,7 @@ class TrainingSession(Progressing):
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is an eval model."""
+        """True if there is an eval model."""
         return self._eval is not None
 
     @property
@@ -215,7 +215,7 @@ class TrainingSession(Progressing):
         """Forward, backward, and the optimizer; the loss comes back."""
         optimizer, run = self._need_optimizer()
         try:
-            loss = self._accumulated("step", inputs, named)
+            loss = self._forward_backward("step", inputs, named)
             self._apply(optimizer, run)
         except BaseException:
             self._put_back()
@@ -226,7 +226,7 @@ class TrainingSession(Progressing):
     def accumulate(self, *inputs: Any, **named: Any) -> Any:
         """Forward and backward: gradients are added to those since the last `apply`."""
         try:
-            loss = self._accumulated("accumulate", inputs, named)
+            loss = self._forward_backward("accumulate", inputs, named)
             self._point = Point(self.step_count, is_reset=False)
         except BaseException:
             self._put_back()
@@ -241,21 +241,21 @@ class TrainingSession(Progressing):
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
         self._apply(optimizer, run)
 
-    def _accumulated(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
-        """The loss of a forward and backward part, which is still to be put back."""
-        feeds = self._given(call, self._user, inputs, named)
+    def _forward_backward(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
+        """The loss of a forward and backward pass, whose states can still be put back."""
+        feeds = self._by_name(call, self._user, inputs, named)
         feeds[RESET] = np.array([self._point.is_reset])
         begun = self._point._replace(is_begun=True)
         anew = self._noting(begun._replace(is_reset=True))
         sums = Marks(first=(anew,))
         first = min(self._training.program.writers, default=-1)
         notes = Notes(self._noting(begun), {first: sums}, replay=sums)
-        found = self._run_training(feeds, notes)
-        self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
+        results = self._run_training(feeds, notes)
+        self.outputs = {n: v for n, v in results.items() if not n.endswith("accumulation.out")}
         return next(iter(self.outputs.values()))
 
     def _apply(self, optimizer: Session, run: Run) -> None:
-        """The optimizer's step, which is noted at once with what it writes."""
+        """Make the optimizer's step, with notes that are made together with its writes."""
         before, made = self._point, Point(self.step_count + 1)
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),
@@ -271,8 +271,8 @@ class TrainingSession(Progressing):
             )
             for place, names in writers.items()
         }
-        given = {n: feeds[n] for n in optimizer.inputs if n in feeds}
-        run(given, Notes(None, marks, Marks((torn,), (self._noting(made),))))
+        changing = {n: feeds[n] for n in optimizer.inputs if n in feeds}
+        run(changing, Notes(None, marks, Marks((torn,), (self._noting(made),))))
         self._point = made
 
     def _put_back(self) -> None:
@@ -295,30 +295,29 @@ class TrainingSession(Progressing):
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
         user = tuple(n for n in self._eval.inputs if n not in self._parameters)
-        given = self._given("eval", user, inputs, named, may_lack=True)
-        whole = len(given) == len(user)
-        session = self._eval if whole else self._without_labels(tuple(given))
-        self.outputs = session.run(given | self._parameters_of(session))
+        feeds = self._by_name("eval", user, inputs, named, may_lack=True)
+        whole = len(feeds) == len(user)
+        session = self._eval if whole else self._without_labels(tuple(feeds))
+        self.outputs = session.run(feeds | self._parameters_of(session))
         values = tuple(self.outputs.values())
         return values[0] if whole or len(values) == 1 else values
 
-    def _without_labels(self, given: tuple[str, ...]) -> Session:
+    def _without_labels(self, inputs: tuple[str, ...]) -> Session:
         """The part of the eval model that these inputs are enough for."""
         assert self._eval is not None
-        if given not in self._parts:
-            known = {*given, *self._parameters}
-            names = inference.model_outputs(self._eval.graph, known)
+        if inputs not in self._parts:
+            names = inference.model_outputs(self._eval.graph, {*inputs, *self._parameters})
             part = inference.part(self._eval.graph, names)
             session = Session.of_graph(part, "the eval model", self.xp)
             session.extents.names_hold = True
             session.share(self._training)
-            self._parts[given] = session
-        return self._parts[given]
+            self._parts[inputs] = session
+        return self._parts[inputs]
 
     def _parameters_of(self, session: Session) -> dict[str, Any]:
         return {n: self._parameters[n] for n in session.inputs if n in self._parameters}
 
-    def _given(
+    def _by_name(
         self,
         call: str,
         user: Sequence[str],
@@ -327,20 +326,20 @@ class TrainingSession(Progressing):
         may_lack: bool = False,
     ) -> dict[str, Any]:
         """The user's inputs by name."""
-        given = dict(zip(user, inputs, strict=False))
-        twice = given.keys() & named.keys()
-        given |= named
-        lacks = set(user) - given.keys() if not may_lack or not given else set()
-        if lacks or twice or given.keys() - set(user) or len(inputs) > len(user):
+        feeds = dict(zip(user, inputs, strict=False))
+        twice = feeds.keys() & named.keys()
+        feeds |= named
+        lacks = set(user) - feeds.keys() if not may_lack or not feeds else set()
+        if lacks or twice or feeds.keys() - set(user) or len(inputs) > len(user):
             got = f"{len(inputs)} by position and {cut(str(sorted(named)))} by name"
             self._refuse(f"{call}: inputs", ", ".join(user), got)
-        return given
+        return feeds
 
     def report(self) -> dict[str, Any]:
-        """What waited as codes in the last step, as ActivationStash.report says it."""
+        """The last step's activations as codes, as ActivationStash.report gives them."""
         return self._training.report()
 
-    # ---- what is kept ----------------------------------------------------------------------------
+    # ---- files -----------------------------------------------------------------------------------
 
     @alone
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
@@ -349,13 +348,13 @@ class TrainingSession(Progressing):
         A path is replaced by a whole file or not at all, also where the machine stops, but with
         sync=False, which waits for no disk.
         """
-        states.save(file, self._state_arrays(), self._numbers(), sync)
+        write_state(file, self._state_arrays(), self._numbers(), sync)
 
     @alone
     def load(self, file: StrPath | BinaryFile) -> None:
-        """Go on from what `save` wrote of a session of the same artifacts."""
+        """Go on from a file that `save` wrote for the same artifacts."""
         arrays = self._state_arrays()
-        numbers, values = states.read(file, arrays, self._numbers())
+        numbers, values = read_state(file, arrays, self._numbers())
         self._point = Point(is_torn=True)
         for name, value in values.items():
             arrays[name][...] = self.xp.asarray(value)
@@ -364,11 +363,11 @@ class TrainingSession(Progressing):
 
     def _state_arrays(self) -> dict[str, Any]:
         """All arrays that steps change, or that they depend on."""
-        found = {f"parameter/{n}": a for n, a in self._parameters.items()}
-        found |= {f"gradient/{n}": a for n, a in self._buffers.items()}
+        arrays = {f"parameter/{n}": a for n, a in self._parameters.items()}
+        arrays |= {f"gradient/{n}": a for n, a in self._buffers.items()}
         for kind, moments in self._moments.items():
-            found |= {f"{kind}/{n}": a for n, a in moments.items()}
-        return found | {f"state/{n}": a for n, a in self._training.states.items()}
+            arrays |= {f"{kind}/{n}": a for n, a in moments.items()}
+        return arrays | {f"state/{n}": a for n, a in self._training.states.items()}
 
     def _numbers(self) -> dict[str, Any]:
         point = self._point

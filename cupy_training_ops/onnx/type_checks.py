@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Types through a graph before it runs, and divisors: which node takes elements that it cannot
-compute."""
+"""Follows types through a graph before it runs, so that a node with wrong ones is refused."""
 
 from __future__ import annotations
 
@@ -16,9 +15,8 @@ from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut
 from .graph import Graph, Node, Problems
-from .kinds import Runner
-from .ours import declared_places
 from .reading import onnx_package
+from .runner import Runner, declared_places
 from .standard.elementwise import refuse_zeros
 
 _NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
@@ -26,20 +24,20 @@ _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
 Known = Mapping[str, Dtype]
 
 
-def check_types(graph: Graph, found: Mapping[int, Runner], problems: Problems) -> None:
-    """Types from inputs and constants on; where nothing says one, nothing is refused."""
+def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems) -> None:
+    """Follow types from inputs and constants on; values of unknown type are not refused."""
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
-        made: Sequence[Dtype | None] = ()
+        dtypes: Sequence[Dtype | None] = ()
         try:
             _check_outputs(node)
-            op = found[i].op if i in found else None
-            made = _of_operator(op, node, known) if op is not None else _of_schema(node, known)
+            op = runners[i].op if i in runners else None
+            dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):
-            dtype = made[k] if k < len(made) else None
+            dtype = dtypes[k] if k < len(dtypes) else None
             dtype = dtype or graph.types.get(name)
             if dtype is not None and name:
                 known[name] = dtype
@@ -51,7 +49,7 @@ def check_types(graph: Graph, found: Mapping[int, Runner], problems: Problems) -
 
 
 def check_divisors(graph: Graph, problems: Problems) -> None:
-    """Constants that integers are divided by are not 0."""
+    """Refuse a constant 0 that integers are divided by."""
     for node in graph.nodes:
         if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
             divisor = graph.constants.get(node.inputs[1])
@@ -67,7 +65,7 @@ def _check_outputs(node: Node) -> None:
         raise ArgumentError(f"expected at most {schema.most_outputs} outputs")
 
 
-def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
+def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
     """The types of the outputs of an operator of this package."""
     bound: checks.Bindings = {}
     places = declared_places(op.inputs, len(node.inputs))
@@ -80,11 +78,11 @@ def _of_operator(op: Op, node: Node, known: Known) -> list[Dtype | None]:
         if attribute.type and isinstance(value, np.dtype):
             bound.setdefault(attribute.type, value)
     checks.row(op.declaration, bound)
-    fixed = {item.type: _fixed(item.type) for item in op.outputs if item.type not in op.types}
+    fixed = {item.type: _type(item.type) for item in op.outputs if item.type not in op.types}
     return [bound.get(item.type) or fixed.get(item.type) for item in op.outputs]
 
 
-def _fixed(name: str) -> Dtype | None:
+def _type(name: str) -> Dtype | None:
     try:
         return to_dtype(name)
     except DtypeError:
@@ -92,7 +90,7 @@ def _fixed(name: str) -> Dtype | None:
 
 
 class _Schema(NamedTuple):
-    """What ONNX says of an operator: of inputs names, types, and whether they have one type."""
+    """ONNX's schema of an operator: of inputs names, types, and if all share one type."""
 
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[str, ...]
@@ -104,7 +102,7 @@ class _Schema(NamedTuple):
         return self.inputs[min(k, len(self.inputs) - 1)]
 
 
-def _of_schema(node: Node, known: Known) -> list[Dtype | None]:
+def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     """The types of the outputs of a standard operator, by ONNX's own schema."""
     schema = _schema(node.op_type, node.version) if node.is_standard else None
     if schema is None:
@@ -113,8 +111,8 @@ def _of_schema(node: Node, known: Known) -> list[Dtype | None]:
     for k, name in enumerate(node.inputs if schema.inputs else ()):
         if name in known:
             _bind(node, schema, k, known[name], bound)
-    only = {name: _of_string(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
-    return [_made(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
+    only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
+    return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
 
 
 def _bind(
@@ -132,7 +130,9 @@ def _bind(
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
-def _made(node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]) -> Dtype | None:
+def _output_type(
+    node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
+) -> Dtype | None:
     if "to" in node.attributes and node.op_type == "Cast":
         return to_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":
@@ -140,7 +140,7 @@ def _made(node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
     if not schema.outputs:
         return None
     kind = schema.outputs[min(k, len(schema.outputs) - 1)]
-    return bound.get(kind) or _of_string(kind)
+    return bound.get(kind) or _dtype_of(kind)
 
 
 @functools.cache
@@ -165,5 +165,5 @@ def _type_string(dtype: Dtype) -> str:
     return f"tensor({_NAMES.get(name, name)})"
 
 
-def _of_string(kind: str) -> Dtype | None:
-    return _fixed(_OURS.get(kind, kind.removeprefix("tensor(").removesuffix(")")))
+def _dtype_of(kind: str) -> Dtype | None:
+    return _type(_OURS.get(kind, kind.removeprefix("tensor(").removesuffix(")")))

@@ -20,7 +20,7 @@ from never_sampled import NEVER_SAMPLED
 
 from cupy_training_ops import CompileError, ProviderError, get_op
 from cupy_training_ops.call.op import Op
-from cupy_training_ops.cli import main, provider
+from cupy_training_ops.cli import machine, main
 from cupy_training_ops.cli.compile import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.declare.type_rows import combinations
@@ -178,7 +178,7 @@ def test_an_interrupt_ends_every_process():
 
 
 def test_without_a_gpu_it_is_exit_code_3(monkeypatch):
-    monkeypatch.setattr(provider, "why_no_gpu", lambda: "none in here")
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: "none in here")
     result = call()
     assert (result.exit_code, result.stdout) == (3, "")
 

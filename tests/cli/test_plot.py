@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupy_training_ops.cli import main, plot
-from cupy_training_ops.cli.recommend import Quality
+from cupy_training_ops.cli import main, report
 from cupy_training_ops.cli.roundtrip import OF_FLOATS
+from cupy_training_ops.cli.trial import Quality
 
 from .test_files import assert_refused
 
@@ -41,7 +41,7 @@ def figure():
 @pytest.mark.usefixtures("figure", "folder")
 def test_points_are_rate_and_distortion(monkeypatch) -> None:
     drawn = []
-    monkeypatch.setattr(plot, "_draw", lambda _, points, quality: drawn.append((points, quality)))
+    monkeypatch.setattr(report, "_draw", lambda _, points, quality: drawn.append((points, quality)))
     result = call("--json", "--min-snr", "-1", "--plot", "out.svg")
     trials = [json.loads(line) for line in result.stdout.splitlines() if '"trial"' in line]
     expected: dict[str, list] = {}
@@ -70,7 +70,7 @@ def test_a_picture_is_written_and_kept() -> None:
 
 def test_all_that_is_drawn_has_a_name(figure) -> None:
     points = {"a": [(8.0, 30.0), (8.0, math.inf)], "b": [(4.0, -math.inf)]}
-    plot._draw(figure, points, Quality(min_snr=20))
+    report._draw(figure, points, Quality(min_snr=20))
     (axes,) = figure.axes
     named = [text.get_text() for text in axes.get_legend().get_texts()]
     assert named == ["a", "b", "nothing lost", "values lost", "20 dB"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cupy_training_ops.cli import progress
+from cupy_training_ops.cli import terminal
 
 
 class Terminal(io.StringIO):
@@ -22,9 +22,9 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("stderr", [Terminal, io.StringIO])
 def test_the_bar_comes_after_a_second_and_to_a_terminal(stderr, second, shown, monkeypatch):
     now = [5.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", stderr())
-    with progress.advancing(1000, "encoding") as advance:
+    with terminal.advancing(1000, "encoding") as advance:
         advance(300)
         assert not sys.stderr.getvalue()
         now[0] += second

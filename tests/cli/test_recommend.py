@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops.cli import main
-from cupy_training_ops.cli.recommend import ENOUGH_DB, Quality, recommend
+from cupy_training_ops.cli.summary import ENOUGH_DB, recommend
+from cupy_training_ops.cli.trial import Quality
 from cupy_training_ops.codecs.fidelity import Fidelity, measure
 
 DIGITS = Path(__file__).parents[2] / "tests" / "data" / "digits_cnn_activations.npz"
@@ -85,13 +86,13 @@ def test_the_smallest_that_is_good_enough(measured, asked, chosen, reason) -> No
     ],
 )
 def test_what_is_asked_for_is_met_or_missed(x, y, quality, missed) -> None:
-    found = quality.missed(measure("pack16", np.array(x, float), np.array(y, float)))
+    found = quality.shortfall(measure("pack16", np.array(x, float), np.array(y, float)))
     assert found == missed if missed is None else missed in found
 
 
 def test_a_sign_takes_no_part() -> None:
     of_sign = measure("pack1", np.array([1.0, 5.0]), np.array([1.0, 1.0]))
-    assert Quality(min_snr=1e9, max_abs=0).missed(of_sign) is None
+    assert Quality(min_snr=1e9, max_abs=0).shortfall(of_sign) is None
 
 
 def of_digits(*arguments: str) -> tuple[int, list[dict]]:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupy_training_ops.cli import main, provider
-from cupy_training_ops.cli.generate import DISTRIBUTIONS, generate
+from cupy_training_ops.cli import machine, main
 from cupy_training_ops.cli.roundtrip import OF_FLOATS
+from cupy_training_ops.cli.trial import DISTRIBUTIONS, generate
 from cupy_training_ops.dtypes import BFLOAT16, FLOATS, dtype_name
 from cupy_training_ops.families.gist import reference as gist
 
@@ -307,7 +307,7 @@ def test_bad_usage_gets_one_line(arguments, word):
 
 
 def test_cuda_without_a_gpu_is_exit_code_3(monkeypatch):
-    monkeypatch.setattr(provider, "why_no_gpu", lambda: "none in here")
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: "none in here")
     result = call("--provider", "cuda")
     assert (result.exit_code, result.stdout) == (3, "")
     assert "none in here" in result.stderr

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import get_op
-from cupy_training_ops.cli import main, provider, verify
+from cupy_training_ops.cli import machine, main, verify
 from cupy_training_ops.device.workspace import Workspaces
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.samples import all_samples, sampled
@@ -120,7 +120,7 @@ def test_a_call_that_raises_fails_and_the_rest_goes_on(monkeypatch):
 
 
 def test_without_a_gpu_it_is_exit_code_3(monkeypatch):
-    monkeypatch.setattr(provider, "why_no_gpu", lambda: "none in here")
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: "none in here")
     result = call()
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.startswith("Error: no GPU: none in here")

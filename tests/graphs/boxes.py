@@ -90,7 +90,7 @@ def each(value: Any, function: Any) -> Any:
 
 def runners(*given: Any) -> Any:
     """What runs the nodes, on the device by NumPy behind its back."""
-    return {i: _boxed(known) for i, known in program.runners(*given).items()}
+    return {i: _boxed(known) for i, known in program.node_runners(*given).items()}
 
 
 def _boxed(known: Any) -> Any:

@@ -78,7 +78,7 @@ def test_an_attribute_of_another_type_is_refused(item: Any, name: str, kind: str
     own = {"bool": "int", "Axes": "Sequence[int]"}.get(kind, kind.removesuffix(" | None"))
     for value in (value for other, value in VALUES.items() if other != own):
         with pytest.raises(cto.ArgumentError, match=f"^{name}: expected "):
-            item.checked([], {name: value})
+            item.check([], {name: value})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ GRAPHS = sorted(path.name for path in DATA.iterdir())
 @pytest.fixture
 def device(monkeypatch) -> Device:
     """The device, on which nodes are run by NumPy behind its back."""
-    monkeypatch.setattr(session, "runners", boxes.runners)
+    monkeypatch.setattr(session, "node_runners", boxes.runners)
     return Device()
 
 

@@ -33,7 +33,7 @@ class Graph:
 
     def launch(self) -> None:
         form = next(f for f in self._runs._forms.values() if f.graph is self)
-        found = self._runs._session.run_seen({**self._runs._fixed, **form.inputs})
+        found = self._runs._session.run_checked({**self._runs._fixed, **form.inputs})
         for name, result in form.results.items():
             for target, value in zip(listed(result), listed(found[name]), strict=True):
                 if target is not value:
@@ -47,8 +47,8 @@ def listed(item: Any) -> list[Any]:
 class Played(capture.Captures):
     """Captures that note no memory, and whose graphs are played."""
 
-    def _noted(self, form: Any, given: Any, notes: Any) -> dict[str, Any]:
-        results = self._session.run_seen({**self._fixed, **self._copies(given)}, notes)
+    def _record(self, form: Any, given: Any, notes: Any) -> dict[str, Any]:
+        results = self._session.run_checked({**self._fixed, **self._copies(given)}, notes)
         form.tries, form.plan = form.tries + 1, SimpleNamespace(nbytes=0)
         return results
 
@@ -69,15 +69,15 @@ class Played(capture.Captures):
                 array[...] = old
         found.graph = Graph(self)
 
-    def _is_captured(self, form: Any, given: Any, stream: Any) -> bool:
+    def _capture(self, form: Any, given: Any, stream: Any) -> bool:
         self._graphs.capture = self.played
-        return super()._is_captured(form, given, stream)
+        return super()._capture(form, given, stream)
 
 
 @pytest.fixture
 def opened(monkeypatch):
     """Opens a session of the device whose captures are played, and one of NumPy's like it."""
-    monkeypatch.setattr(session, "runners", boxes.runners)
+    monkeypatch.setattr(session, "node_runners", boxes.runners)
     stream = SimpleNamespace(ptr=0)
     nothing = contextlib.nullcontext
     side = SimpleNamespace(go_on=lambda _: None, beside=nothing, stream=stream)

@@ -10,8 +10,8 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops.families.adam import reference
 from cupy_training_ops.onnx import session as sessions
-from cupy_training_ops.onnx.kinds import Runner
-from cupy_training_ops.onnx.labels import Labels
+from cupy_training_ops.onnx.run_checks import Labels
+from cupy_training_ops.onnx.runner import Runner
 
 from . import boxes
 from .interrupted import DATA, with_inputs
@@ -144,7 +144,7 @@ def behind_all(context) -> None:
         self._run(values, notes.steps)
         raise KeyboardInterrupt
 
-    context.setattr(sessions.Session, "_ran", ran)
+    context.setattr(sessions.Session, "_run_saving", ran)
 
 
 def test_an_optimizer_that_is_stopped_behind_its_step_has_made_it(monkeypatch) -> None:
@@ -234,7 +234,7 @@ def test_labels_of_several_losses_are_held_against_the_classes_of_each(
     label: int, other: int, expected: str | None, monkeypatch, rng
 ) -> None:
     """On a device that computes NaN of what is out of range."""
-    monkeypatch.setattr(sessions, "runners", boxes.runners)
+    monkeypatch.setattr(sessions, "node_runners", boxes.runners)
     session = cto.onnx.Session(onnx.parser.parse_model(TWO_LOSSES), boxes.Device())
     feeds = {"x": rng.standard_normal((2, 3)).astype(np.float32)}
     feeds |= {"y": rng.standard_normal((2, 4, 9)).astype(np.float32)}

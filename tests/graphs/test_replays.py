@@ -211,7 +211,7 @@ def test_blocks_of_a_plan_that_live_together_are_apart(rng) -> None:
             rng.integers(1, 10_000, 100), starts, rng.integers(1, 40, 100), strict=True
         )
     ]
-    plan = arena.planned(blocks)
+    plan = arena.place_blocks(blocks)
     for i, a in enumerate(blocks):
         assert plan.offsets[i] % arena.ALIGNMENT == 0
         assert plan.offsets[i] + a.nbytes <= plan.nbytes

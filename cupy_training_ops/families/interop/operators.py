@@ -20,18 +20,6 @@ from ...call.backends import BACKENDS, CPU, info
 from ...call.uncomputed import DelegatingOp
 from ...callables import contexts, functions
 from ...callables.contexts import NO_CONTEXT, UNOWNED, Context, Contexts
-from ...callables.convention import (
-    TENSOR,
-    booleans,
-    constants,
-    convention,
-    dtypes,
-    handle,
-    no_graph,
-    nothing,
-    require_places,
-    text,
-)
 from ...declare.schema import (
     Inferred,
     Input,
@@ -50,6 +38,18 @@ from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, Dtype, dtype_name
 from ...errors import DtypeError, refuse
 from ..control.operators import arrays
+from .convention import (
+    TENSOR,
+    booleans,
+    constants,
+    convention,
+    dtypes,
+    handle,
+    no_graph,
+    nothing,
+    require_places,
+    text,
+)
 
 T = TypeVar("T")
 Specs = tuple[Spec | None, ...]

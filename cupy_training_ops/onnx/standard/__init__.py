@@ -6,7 +6,6 @@ from __future__ import annotations
 from . import (
     elementwise,
     indexing,
-    normalization,
     products,
     reductions,
     resizing,
@@ -21,7 +20,6 @@ __all__ = [
     "elementwise",
     "find",
     "indexing",
-    "normalization",
     "products",
     "reductions",
     "resizing",

@@ -12,9 +12,8 @@ import numpy as np
 from ...dtypes import element_type
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
-from ..ours import dense
-from . import packed
-from .halves import widened
+from . import vector_kernels
+from .arrays import dense, in_float32
 from .table import standard
 
 Array = Any
@@ -62,53 +61,55 @@ COMPARISONS = {
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
-def _packed(xp: Module, name: str, operands: tuple[Array, ...], out: Array = None) -> Array | None:
+def _by_vectors(
+    xp: Module, name: str, operands: tuple[Array, ...], out: Array = None
+) -> Array | None:
     """The result of a kernel for CuPy's arrays; None where there is none."""
-    if xp is np or name not in packed.EXPRESSIONS:
+    if xp is np or name not in vector_kernels.EXPRESSIONS:
         return None
-    return packed.computed(name, operands, out)
+    return vector_kernels.compute(name, operands, out)
 
 
-def _put_unary(operator: str, name: str) -> None:
+def _register_unary(operator: str, name: str) -> None:
     @standard(operator, overwrites=(0,))
     def unary(xp: Module, x: Array, out: Array = None) -> Array:
         return getattr(xp, name)(x, out=out)
 
 
-def _put_binary(operator: str, name: str) -> None:
+def _register_binary(operator: str, name: str) -> None:
     @standard(operator, since=7, overwrites=(0, 1))
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
         refuse_mixed(x, y)
-        found = _packed(xp, name, (x, y), out)
-        return getattr(xp, name)(x, y, out=out) if found is None else found
+        result = _by_vectors(xp, name, (x, y), out)
+        return getattr(xp, name)(x, y, out=out) if result is None else result
 
 
-def _put_comparison(operator: str, name: str) -> None:
+def _register_comparison(operator: str, name: str) -> None:
     @standard(operator, since=7)
     def comparison(xp: Module, x: Array, y: Array) -> Array:
         refuse_mixed(x, y)
         return getattr(xp, name)(x, y)
 
 
-def _put_variadic(operator: str, name: str) -> None:
+def _register_variadic(operator: str, name: str) -> None:
     @standard(operator, since=6, view=True)  # one array comes back itself
     def variadic(xp: Module, *arrays: Array) -> Array:
         def both(x: Array, y: Array) -> Array:
             refuse_mixed(x, y)
-            found = _packed(xp, name, (x, y))
-            return getattr(xp, name)(x, y) if found is None else found
+            result = _by_vectors(xp, name, (x, y))
+            return getattr(xp, name)(x, y) if result is None else result
 
         return functools.reduce(both, arrays)
 
 
 for _operator, _name in UNARY.items():
-    _put_unary(_operator, _name)
+    _register_unary(_operator, _name)
 for _operator, _name in BINARY.items():
-    _put_binary(_operator, _name)
+    _register_binary(_operator, _name)
 for _operator, _name in COMPARISONS.items():
-    _put_comparison(_operator, _name)
+    _register_comparison(_operator, _name)
 for _operator, _name in VARIADIC.items():
-    _put_variadic(_operator, _name)
+    _register_variadic(_operator, _name)
 
 
 def refuse_mixed(x: Array, y: Array) -> None:
@@ -130,7 +131,7 @@ def scalar(x: Array, value: float) -> Any:
 
 
 @standard("Mean", since=6)
-@widened
+@in_float32
 def mean(xp: Module, *arrays: Array) -> Array:
     return functools.reduce(xp.add, arrays) / scalar(arrays[0], len(arrays))
 
@@ -142,8 +143,8 @@ def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
     if x.dtype.kind in "iu":
         refuse_zeros(y)
         return xp.floor_divide(x - xp.fmod(x, y), y, out=out)
-    found = _packed(xp, "divide", (x, y), out)
-    return xp.divide(x, y, out=out) if found is None else found
+    result = _by_vectors(xp, "divide", (x, y), out)
+    return xp.divide(x, y, out=out) if result is None else result
 
 
 @standard("Mod")
@@ -165,8 +166,8 @@ def pow_(xp: Module, x: Array, y: Array) -> Array:
 
 @standard("Relu", overwrites=(0,))
 def relu(xp: Module, x: Array, out: Array = None) -> Array:
-    found = _packed(xp, "relu", (x,), out)
-    return xp.maximum(x, scalar(x, 0), out=out) if found is None else found
+    result = _by_vectors(xp, "relu", (x,), out)
+    return xp.maximum(x, scalar(x, 0), out=out) if result is None else result
 
 
 @standard("LeakyRelu")
@@ -248,8 +249,8 @@ def erf(xp: Module, x: Array) -> Array:
     with np.errstate(all="ignore"):
         far = 2 * get_op("Gelu").shared()(dense(np, z)) / z - 1
     near = 2 / math.sqrt(math.pi) * (x - x.astype(np.float64) ** 3 / 3)
-    found = np.where(np.abs(x) < _SMALL, near, np.where(np.isinf(z), np.sign(z), far))
-    return found.astype(x.dtype)
+    y = np.where(np.abs(x) < _SMALL, near, np.where(np.isinf(z), np.sign(z), far))
+    return y.astype(x.dtype)
 
 
 @standard("Gelu", since=20, only={"approximate": ("none", "tanh")})
@@ -267,10 +268,10 @@ def is_nan(xp: Module, x: Array) -> Array:
 def is_inf(
     xp: Module, x: Array, *, detect_negative: bool = True, detect_positive: bool = True
 ) -> Array:
-    found = xp.isinf(x)
+    y = xp.isinf(x)
     if not detect_negative:
-        found &= x > 0
-    return found if detect_positive else found & (x < 0)
+        y &= x > 0
+    return y if detect_positive else y & (x < 0)
 
 
 @standard("Clip", until=10)
@@ -289,8 +290,8 @@ def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
 
 @standard("Where")
 def where(xp: Module, condition: Array, x: Array, y: Array) -> Array:
-    found = _packed(xp, "where", (condition, x, y))
-    return xp.where(condition, x, y) if found is None else found
+    result = _by_vectors(xp, "where", (condition, x, y))
+    return xp.where(condition, x, y) if result is None else result
 
 
 @standard("BiasGelu")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, shown
-from .halves import wide
+from .arrays import wide
 from .table import axis_of, standard
 
 Array = Any
@@ -51,7 +51,7 @@ def scatter_elements(
     axis: int = 0,
     reduction: str = "none",
 ) -> Array:
-    return _scattered(xp, x, _along(xp, x, indices, axis), updates, reduction)
+    return _scatter(xp, x, _along(xp, x, indices, axis), updates, reduction)
 
 
 @standard("ScatterND")
@@ -59,34 +59,34 @@ def scatter_nd(
     xp: Module, x: Array, indices: Array, updates: Array, *, reduction: str = "none"
 ) -> Array:
     places = tuple(indices[..., i] for i in range(indices.shape[-1]))
-    return _scattered(xp, x, places, updates, reduction)
+    return _scatter(xp, x, places, updates, reduction)
 
 
 def _along(xp: Module, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Indices of all dimensions, of which those along the axis are given."""
-    found = []
+    """Indices of all dimensions, where `indices` are those along the axis."""
+    result = []
     place = axis_of(axis, x.ndim)
     for i, n in enumerate(indices.shape):
         shape = [-1 if j == i else 1 for j in range(indices.ndim)]
-        found.append(indices if i == place else xp.arange(n).reshape(shape))
-    return tuple(found)
+        result.append(indices if i == place else xp.arange(n).reshape(shape))
+    return tuple(result)
 
 
-def _scattered(
+def _scatter(
     xp: Module, x: Array, places: tuple[Array, ...], updates: Array, reduction: str
 ) -> Array:
-    found = x.copy()
+    y = x.copy()
     if reduction == "none":
-        found[places] = updates
-        return found
+        y[places] = updates
+        return y
     functions = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     if reduction not in functions:
         raise ArgumentError(
             f"expected a reduction among {sorted(functions)}, got {shown(reduction)}"
         )
-    found = wide(found)
-    getattr(xp, functions[reduction]).at(found, places, wide(updates))
-    return found.astype(x.dtype, copy=False)
+    y = wide(y)
+    getattr(xp, functions[reduction]).at(y, places, wide(updates))
+    return y.astype(x.dtype, copy=False)
 
 
 @standard("OneHot", host=(1,), grows=True)
@@ -103,7 +103,7 @@ def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int 
 def top_k(
     xp: Module, x: Array, k: Any, *, axis: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Array, Array]:
-    """Of equal elements the first ones, as upstream has it."""
+    """The k largest or smallest; of equal elements the first ones, as upstream has it."""
     n = int(k.reshape(-1)[0])
     if not 0 <= n <= x.shape[axis]:
         raise ArgumentError(f"K: expected 0 to {x.shape[axis]}, got {n}")
@@ -113,8 +113,8 @@ def top_k(
         order = xp.flip(x.shape[axis] - 1 - flipped, axis)
     cut = [slice(None)] * x.ndim
     cut[axis] = slice(0, n)
-    found = order[tuple(cut)].astype(np.int64)
-    return xp.take_along_axis(x, found, axis), found
+    chosen = order[tuple(cut)].astype(np.int64)
+    return xp.take_along_axis(x, chosen, axis), chosen
 
 
 @standard("Trilu", host=(1,))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import HALVES, wide
 from .elementwise import refuse_mixed, scalar
-from .halves import HALVES, wide
 from .table import standard
 
 Array = Any
@@ -47,7 +47,7 @@ def product(
     else:
         y = xp.matmul(a, b, out=out)
     if alpha != 1 and y.dtype.kind in "iu":
-        return _scaled(y, alpha)
+        return _multiply(y, alpha)
     if alpha != 1:
         y *= scalar(y, alpha)
     return y
@@ -79,12 +79,12 @@ def gemm(
 ) -> Array:
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
-        y += c if beta == 1 else _scaled(c, beta)
+        y += c if beta == 1 else _multiply(c, beta)
     return y
 
 
-def _scaled(x: Array, factor: float) -> Array:
-    """Of integers the part before the point."""
+def _multiply(x: Array, factor: float) -> Array:
+    """x factor; of integers the part before the point."""
     if x.dtype.kind in "iu":
         return (x * factor).astype(x.dtype)
     return x * scalar(x, factor)
@@ -106,14 +106,14 @@ def fused_matmul(
 ) -> Array:
     """With transBatch the first dimension is the one before last: (M, batch, K). With transY, which
     is of this package's own, the result's last two dimensions are swapped."""
-    a, b = _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB)
+    a, b = _transpose(xp, a, transA, transBatchA), _transpose(xp, b, transB, transBatchB)
     if transY and a.ndim > 1 and b.ndim > 1:
         return product(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), alpha, allow_tf32)
     y = product(xp, a, b, alpha, allow_tf32)
     return y.swapaxes(-1, -2) if transY else y
 
 
-def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
+def _transpose(xp: Module, x: Array, last: int, batch: int) -> Array:
     if batch and x.ndim > 2:
         x = xp.moveaxis(x, 0, -2)
     return x.swapaxes(-1, -2) if last and x.ndim > 1 else x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reductions, and what goes along an axis."""
+"""Reductions, operators along an axis, and normalizations that have no operator of this package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from ...dtypes import FLOATS
 from ...registry import get_op
-from ..ours import dense
+from .arrays import dense, in_float32, wide
 from .elementwise import scalar
-from .halves import wide, widened
 from .table import axis_of, standard
 
 Array = Any
@@ -24,15 +23,15 @@ Reduce = Callable[[Module, Array, Any, bool], Array]
 
 def places(axes: Any) -> tuple[int, ...] | None:
     """Axes of an attribute or an array; None for all."""
-    return None if axes is None or len(axes) == 0 else tuple(int(i) for i in axes)
+    return None if axes is None or len(axes) == 0 else tuple(map(int, axes))
 
 
-def _named(name: str) -> Reduce:
+def _of_module(name: str) -> Reduce:
     return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep)
 
 
 def _largest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    """Of nothing the least number that there is."""
+    """The maximum; of no elements the least number that there is."""
     if not x.size:
         return _of_nothing(xp, x, axes, keep, -np.inf if x.dtype.kind == "f" else _least(x))
     return x.max(axis=axes, keepdims=keep)
@@ -45,7 +44,7 @@ def _smallest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 
 def _of_nothing(xp: Module, x: Array, axes: Any, keep: bool, value: Any) -> Array:
-    """What a reduction without elements gives; CuPy's take no `initial`."""
+    """The result of a reduction of no elements; CuPy's take no `initial`."""
     return xp.full(x.sum(axis=axes, keepdims=keep).shape, value, x.dtype)
 
 
@@ -93,7 +92,7 @@ REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes a
     "ReduceLogSum": (_log_sum, 18),
     "ReduceLogSumExp": (_log_sum_exp, 18),
     "ReduceMax": (_largest, 18),
-    "ReduceMean": (_named("mean"), 18),
+    "ReduceMean": (_of_module("mean"), 18),
     "ReduceMin": (_smallest, 18),
     "ReduceProd": (_in_type("prod"), 18),
     "ReduceSum": (_in_type("sum"), 13),
@@ -101,7 +100,7 @@ REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes a
 }
 
 
-def _typed(reduce: Reduce) -> Reduce:
+def _in_input_type(reduce: Reduce) -> Reduce:
     """Half types are reduced in float32; a result is of its input's type."""
 
     def run(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
@@ -110,15 +109,18 @@ def _typed(reduce: Reduce) -> Reduce:
     return run
 
 
+_SUM = _in_input_type(_in_type("sum"))
+
+
 def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     """By this package's kernels where they are for the type: they add halves in float32."""
     if xp.__name__ != "cupy" or x.dtype not in SUMMED or axes == ():
-        return _typed(_in_type("sum"))(xp, x, axes, keep)
+        return _SUM(xp, x, axes, keep)
     op = get_op("ReduceSumTraining").shared(keepdims=keep)
     return op(dense(xp, x), axes or ())
 
 
-def _put(name: str, reduce: Reduce, since: int) -> None:
+def _register(name: str, reduce: Reduce, since: int) -> None:
     @standard(name, until=since - 1)
     def by_attribute(xp: Module, x: Array, *, axes: Axes = None, keepdims: bool = True) -> Array:
         return reduce(xp, x, places(axes), bool(keepdims))
@@ -132,14 +134,14 @@ def _put(name: str, reduce: Reduce, since: int) -> None:
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Array:
-        found = places(axes)
-        if found is None and noop_with_empty_axes:
-            found = ()
-        return reduce(xp, x, found, bool(keepdims))
+        chosen = places(axes)
+        if chosen is None and noop_with_empty_axes:
+            chosen = ()
+        return reduce(xp, x, chosen, bool(keepdims))
 
 
 for _name, (_reduce, _since) in REDUCTIONS.items():
-    _put(_name, _sum if _name == "ReduceSum" else _typed(_reduce), _since)
+    _register(_name, _sum if _name == "ReduceSum" else _in_input_type(_reduce), _since)
 
 
 def _arg(name: str) -> Callable[..., Array]:
@@ -152,11 +154,11 @@ def _arg(name: str) -> Callable[..., Array]:
         select_last_index: bool = False,
     ) -> Array:
         if not select_last_index:
-            found = getattr(xp, name)(x, axis=axis)
+            index = getattr(xp, name)(x, axis=axis)
         else:
-            found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(x, axis), axis=axis)
-        found = xp.asarray(found).astype("int64")
-        return xp.expand_dims(found, axis) if keepdims else found
+            index = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(x, axis), axis=axis)
+        index = xp.asarray(index).astype("int64")
+        return xp.expand_dims(index, axis) if keepdims else index
 
     return run
 
@@ -166,7 +168,7 @@ standard("ArgMin")(_arg("argmin"))
 
 
 @standard("CumSum", host=(1,))
-@widened
+@in_float32
 def cum_sum(
     xp: Module, x: Array, axis: Any, *, exclusive: bool = False, reverse: bool = False
 ) -> Array:
@@ -181,7 +183,7 @@ def cum_sum(
 
 
 @standard("Softmax", until=12)
-@widened
+@in_float32
 def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
     """Over all dimensions from the axis on."""
     e = xp.exp(_below_top(x, axis))
@@ -189,7 +191,7 @@ def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
 
 
 @standard("LogSoftmax", until=12)
-@widened
+@in_float32
 def log_softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
     below = _below_top(x, axis)
     return below - xp.log(_row_sums(xp.exp(below), axis))
@@ -220,3 +222,67 @@ def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
 @standard("GlobalMaxPool")
 def global_max_pool(xp: Module, x: Array) -> Array:
     return x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+# ---- normalizations ------------------------------------------------------------------------------
+
+
+@standard("BatchNormalization", since=7, only={"spatial": (True,)})
+def batch_normalization(
+    xp: Module,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: bool = False,
+    spatial: bool = True,
+) -> Any:
+    """In training mode the running statistics come back as new arrays."""
+    axes = (0, *range(2, x.ndim))
+    if not training_mode:
+        return _normalize(xp, x, scale, bias, wide(mean), wide(var), epsilon)
+    own_mean, own_var = wide(x).mean(axis=axes), wide(x).var(axis=axes)
+    y = _normalize(xp, x, scale, bias, own_mean, own_var, epsilon)
+    running = [
+        (wide(old) * momentum + own * (1 - momentum)).astype(old.dtype)
+        for old, own in ((mean, own_mean), (var, own_var))
+    ]
+    return y, *running
+
+
+def _normalize(
+    xp: Module, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
+) -> Array:
+    each = (-1, *[1] * (x.ndim - 2))
+    factor = wide(scale) / xp.sqrt(var + scalar(var, epsilon))
+    shifted = wide(bias) - mean * factor
+    return (wide(x) * factor.reshape(each) + shifted.reshape(each)).astype(x.dtype, copy=False)
+
+
+@standard("InstanceNormalization")
+@in_float32
+def instance_normalization(
+    xp: Module, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
+) -> Array:
+    axes, each = tuple(range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    width = xp.sqrt(xp.square(centred).mean(axis=axes, keepdims=True) + scalar(x, epsilon))
+    return centred / width * scale.reshape(each) + bias.reshape(each)
+
+
+@standard("LpNormalization", only={"p": (2, 1)})
+@in_float32
+def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Array:
+    power = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else None
+    norm = xp.sqrt((x * x).sum(axis=axis, keepdims=True)) if power is None else power
+    return xp.where(norm == 0, scalar(x, 0), x / norm)
+
+
+@standard("Dropout", since=7, until=11, view=True)
+def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
+    """The identity, as in an inference model."""
+    return x, xp.ones(x.shape, bool)

@@ -55,19 +55,19 @@ def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
     return low + np.arange(-1, 3)[:, None], np.stack(weights)
 
 
-_THERE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
+_ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
 _MOST = 4096
 
 
-def there(xp: Module, array: HostArray) -> Array:
-    """What follows from extents alone, on the current device."""
+def on_device(xp: Module, array: HostArray) -> Array:
+    """An array that follows from extents alone, on the current device."""
     if xp is np:
         return array
     form = xp.cuda.runtime.getDevice(), array.dtype, array.shape, array.tobytes()
-    if form in _THERE:
-        return _THERE[form]
-    found = xp.asarray(array)
-    return _THERE.setdefault(form, found) if len(_THERE) < _MOST else found
+    if form in _ON_DEVICE:
+        return _ON_DEVICE[form]
+    copy = xp.asarray(array)
+    return _ON_DEVICE.setdefault(form, copy) if len(_ON_DEVICE) < _MOST else copy
 
 
 ONLY = {
@@ -107,9 +107,9 @@ def resize(
             continue
         s = positions(n, m, scale, coordinate_transformation_mode)
         if mode == "nearest":
-            x = xp.take(x, there(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
+            x = xp.take(x, on_device(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
-            x = _summed(xp, x, axis, *_weighed(mode, s, n, cubic_coeff_a, exclude_outside))
+            x = _sum_taps(xp, x, axis, *_weigh(mode, s, n, cubic_coeff_a, exclude_outside))
     return x
 
 
@@ -117,7 +117,7 @@ def _within(pixels: HostArray, n: int) -> HostArray:
     return np.clip(pixels, 0, n - 1).astype(np.int64)
 
 
-def _weighed(
+def _weigh(
     mode: str, s: HostArray, n: int, a: float, exclude_outside: int
 ) -> tuple[HostArray, HostArray]:
     """Pixels beyond an end are the last one's, or have no weight."""
@@ -128,11 +128,11 @@ def _weighed(
     return _within(pixels, n), weights
 
 
-def _summed(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
+def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
     each = [-1 if i == axis else 1 for i in range(x.ndim)]
     total = None
     for rows, weight in zip(pixels, weights, strict=True):
-        part = xp.take(x, there(xp, rows), axis=axis)
-        part = part * there(xp, weight.astype(x.dtype)).reshape(each)
+        part = xp.take(x, on_device(xp, rows), axis=axis)
+        part = part * on_device(xp, weight.astype(x.dtype)).reshape(each)
         total = part if total is None else total + part
     return total

@@ -23,11 +23,11 @@ VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 def extents(shape: Any) -> tuple[int, ...]:
     """A shape that an array on the host holds."""
-    found = tuple(int(extent) for extent in shape)
-    excess = limits.of_shape(found)
+    result = tuple(int(extent) for extent in shape)
+    excess = limits.of_shape(result)
     if excess is not None:
         raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
-    return found
+    return result
 
 
 BLOCKS = {"mode": ("DCR", "CRD")}  # of channels and blocks
@@ -214,8 +214,8 @@ def constant_of_shape(xp: Module, shape: Any, *, value: HostArray | None = None)
 def range_(xp: Module, start: Any, limit: Any, delta: Any) -> Array:
     n = math.ceil((limit.item() - start.item()) / delta.item())
     extents((max(n, 0),))
-    found = xp.arange(max(n, 0)) * delta.item() + start.item()
-    return found.astype(start.dtype)
+    numbers = xp.arange(max(n, 0)) * delta.item() + start.item()
+    return numbers.astype(start.dtype)
 
 
 @standard("EyeLike", shapes_only=True, grows=True)

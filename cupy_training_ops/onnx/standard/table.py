@@ -41,28 +41,28 @@ class Standard(NamedTuple):
     takes_count: bool = False  # of outputs, as `n_outputs`
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
 
-    def checked(
+    def check(
         self, given: Sequence[bool], attributes: Mapping[str, object]
     ) -> Mapping[str, object]:
         """The attributes as the function takes them; refuses those that do not fit, and inputs, of
         which each is given or left out."""
-        declared = _declared(self.function)
+        declared = _signature(self.function)
         extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
-        found = fitting(attributes, declared.kinds)
+        result = fitting(attributes, declared.kinds)
         for name, values in self.only.items():
-            if found.get(name, values[0]) not in values:
+            if result.get(name, values[0]) not in values:
                 raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
         for name in declared.needed:
             if name not in attributes:
                 raise ArgumentError(f"its attribute {name} is missing")
         _check_inputs(declared, given)
-        return found
+        return result
 
 
-class _Declared(NamedTuple):
-    """What the signature of a function says."""
+class _Signature(NamedTuple):
+    """Attributes and inputs by the signature of a function."""
 
     kinds: Mapping[str, Any]  # of attributes, their annotations
     needed: tuple[str, ...]  # attributes
@@ -71,12 +71,12 @@ class _Declared(NamedTuple):
 
 
 @functools.cache
-def _declared(function: Function) -> _Declared:
+def _signature(function: Function) -> _Signature:
     parameters = list(inspect.signature(function).parameters.values())
     hints = get_type_hints(function)
     attributes = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     inputs = [p for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "out"]
-    return _Declared(
+    return _Signature(
         {p.name: hints[p.name] for p in attributes},
         tuple(p.name for p in attributes if p.default is p.empty),
         tuple((p.name, p.default is p.empty) for p in inputs),
@@ -84,7 +84,7 @@ def _declared(function: Function) -> _Declared:
     )
 
 
-def _check_inputs(declared: _Declared, given: Sequence[bool]) -> None:
+def _check_inputs(declared: _Signature, given: Sequence[bool]) -> None:
     inputs = declared.inputs
     if len(given) > len(inputs) and not declared.is_open:
         raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(given)}")
@@ -98,12 +98,12 @@ def _check_inputs(declared: _Declared, given: Sequence[bool]) -> None:
 def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
     """Put a function into the table, under these operators' names."""
 
-    def put(function: Function) -> Function:
+    def register(function: Function) -> Function:
         for name in names:
             TABLE.setdefault(name, []).append(Standard(function, **known))
         return function
 
-    return put
+    return register
 
 
 def axis_of(axis: int, rank: int) -> int:

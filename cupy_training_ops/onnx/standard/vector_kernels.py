@@ -32,7 +32,7 @@ EXPRESSIONS: Mapping[str, str] = {
 }
 
 
-def computed(name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
+def compute(name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
     """The result of one of EXPRESSIONS; None where the operands are other ones than these kernels
     take."""
     dtype = operands[-1].dtype
@@ -61,7 +61,7 @@ def _fits(out: Array, shape: tuple[int, ...], dtype: Any) -> bool:
 
 
 def _form(x: Array, dtype: Any, shape: tuple[int, ...], n: int, is_mask: bool) -> str | None:
-    """Whether an operand is whole, repeated, or one number; None where it is none of that."""
+    """Say "whole", "repeated" or "one" of an operand; None where it is none of them."""
     if x.dtype != (BOOL if is_mask else dtype) or not x.flags.c_contiguous:
         return None
     if x.size == 1:
@@ -89,8 +89,8 @@ def _kernel(name: str, dtype: str, forms: tuple[str, ...]) -> Any:
 
     names = "abc"[: len(forms)]
     types = [BOOL if name == "where" and i == 0 else dtype for i in range(len(forms))]
-    given = [f"raw {kind} {x}_" for kind, x in zip(types, names, strict=True)]
-    given += [f"int64 n_{x}" for x in names] + ["int64 count"]
+    parameters = [f"raw {kind} {x}_" for kind, x in zip(types, names, strict=True)]
+    parameters += [f"int64 n_{x}" for x in names] + ["int64 count"]
     loads, picks, rests = "", "", ""
     for x, kind, form in zip(names, types, forms, strict=True):
         value = "const bool" if kind == BOOL else "const T"
@@ -117,7 +117,7 @@ def _kernel(name: str, dtype: str, forms: tuple[str, ...]) -> Any:
             }}
         }}"""
     return cupy.ElementwiseKernel(
-        ", ".join(given), f"raw {dtype} y_", body, f"cto_{name}", preamble=_PREAMBLE
+        ", ".join(parameters), f"raw {dtype} y_", body, f"cto_{name}", preamble=_PREAMBLE
     )
 
 

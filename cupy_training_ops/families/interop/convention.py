@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a Python function's arguments lie in attributes: arrays, and constants between them."""
+"""Attributes of PythonOp: which arguments are arrays, and the constants between them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..declare.schema import boolean, integer, single
-from ..dtypes import Dtype, to_dtype
-from ..errors import ArgumentError, refuse, shown
+from ...declare.schema import boolean, integer, single
+from ...dtypes import Dtype, to_dtype
+from ...errors import ArgumentError, refuse, shown
 
 TENSOR, CONSTANT = "d", "c"
 KINDS = ("bool", "int", "float")  # of constants that attributes hold
@@ -70,30 +70,32 @@ def handle(value: object) -> int:
     return integer(single(value))
 
 
-def constants(op: str, letters: str, given: Mapping[str, object]) -> dict[int, object]:
+def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[int, object]:
     """The constant arguments by their places; refuses attributes that do not fit each other."""
-    found: dict[int, object] = {}
-    for name, place, value in _placed(op, given):
+    by_place: dict[int, object] = {}
+    for name, place, value in _with_places(op, attributes):
         if not 0 <= place < len(letters) or letters[place] != CONSTANT:
             refuse(op, name, f"places of the letter c in {letters!r}", str(place))
-        if place in found:
+        if place in by_place:
             refuse(op, name, "each place once", f"{place} once more")
-        found[place] = value
-    if len(found) != letters.count(CONSTANT):
-        expected = f"a letter c for each of {len(found)} constants"
+        by_place[place] = value
+    if len(by_place) != letters.count(CONSTANT):
+        expected = f"a letter c for each of {len(by_place)} constants"
         refuse(op, "input_convention", expected, repr(letters))
-    return found
+    return by_place
 
 
-def _placed(op: str, given: Mapping[str, Any]) -> Iterator[tuple[str, int, object]]:
+def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, int, object]]:
     """Every constant with its place and the attribute that has it."""
     for kind in KINDS:
         name = f"input_{kind}_scalar_positions"
-        places = _of_each(op, name, given[name], given[f"input_{kind}_scalars"])
-        yield from zip([name] * len(places), places, given[f"input_{kind}_scalars"], strict=True)
+        places = _of_each(op, name, attributes[name], attributes[f"input_{kind}_scalars"])
+        yield from zip(
+            [name] * len(places), places, attributes[f"input_{kind}_scalars"], strict=True
+        )
         name = f"input_{kind}_tuple_positions"
-        tuples = _tuples(op, kind, given)
-        places = _of_each(op, name, given[name], tuples)
+        tuples = _tuples(op, kind, attributes)
+        places = _of_each(op, name, attributes[name], tuples)
         yield from zip([name] * len(places), places, tuples, strict=True)
 
 
@@ -103,10 +105,10 @@ def _of_each(op: str, name: str, places: Sequence[int], values: Sequence[object]
     return places
 
 
-def _tuples(op: str, kind: str, given: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Those of one kind: tuple i is from where it begins to where the next one does."""
-    name, values = f"input_{kind}_tuple_begins", given[f"input_{kind}_tuples"]
-    begins: tuple[int, ...] = given[name]
+def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """The tuples of one kind: tuple i is from where it begins to where the next one does."""
+    name, values = f"input_{kind}_tuple_begins", attributes[f"input_{kind}_tuples"]
+    begins: tuple[int, ...] = attributes[name]
     if not begins and not values:
         return []
     if begins[:1] != (0,) or list(begins) != sorted(begins) or begins[-1] > len(values):

@@ -1,34 +1,104 @@
 # SPDX-License-Identifier: MIT
-"""`encode` and `decode`: arrays to packed files and back."""
+"""`encode` and `decode`: arrays to packed files and back, as .npy, .npz and .safetensors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import math
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
 
 import click
+import numpy as np
 
-from ..codecs import CODECS, get_codec
-from ..codecs.parts import encoded
-from ..dtypes import BFLOAT16
-from .array_files import WRITERS, Arrays, format_of, loses_names, size
-from .choice import ArrayName, Known
+from ..codecs import CODECS, Packed, get_codec, safetensors_file
+from ..codecs.numpy_file import write_header
+from ..codecs.parts import Advance, decoded, encoded
+from ..dtypes import BFLOAT16, HostArray, to_dtype
 from .errors import Failure
-from .inputs import Member, about, file_type, listed, named, opened, stem, unpacked
+from .inputs import (
+    Member,
+    about,
+    file_type,
+    names_hint,
+    open_arrays,
+    read_packed,
+    select,
+    stem,
+    why_left_out,
+)
 from .outputs import (
     check,
     force_option,
     is_folder,
     make_folder,
     name_of,
+    open_out,
     places,
-    replaced,
     say_done,
     sync_option,
 )
-from .printable import say
-from .progress import advancing
-from .taken import not_taken
+from .parameter_types import ArrayName, OneOf
+from .terminal import advancing, say
+
+Arrays = Sequence[tuple[str, Packed]]
+
+
+def format_of(out: str) -> str:
+    """The format by the ending of OUT, or npy."""
+    ending = Path(out).suffix.removeprefix(".")
+    return ending if ending in WRITERS else "npy"
+
+
+def size_of(arrays: Arrays) -> int:
+    """The number of elements of all arrays."""
+    return sum(math.prod(packed.shape) for _, packed in arrays)
+
+
+def loses_names(form: str, packed: Packed) -> bool:
+    """Return True if a file of this format names another type than bfloat16 for bfloat16."""
+    return form != "safetensors" and to_dtype(packed.dtype) == BFLOAT16
+
+
+def _write_npy(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
+    ((_, packed),) = arrays
+    _write_elements(stream, packed, advance)
+
+
+def _write_npz(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, packed in arrays:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                _write_elements(member, packed, advance)
+
+
+def _write_safetensors(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
+    safetensors_file.save(stream, {name: _whole(packed, advance) for name, packed in arrays})
+
+
+def _write_elements(stream: IO[bytes], packed: Packed, advance: Advance) -> None:
+    """Write an array part by part, so that memory never holds all of it."""
+    write_header(stream, packed.shape, to_dtype(packed.dtype))
+    for part in decoded(packed, advance):
+        stream.write(part.view(np.uint8).data)
+
+
+def _whole(packed: Packed, advance: Advance) -> HostArray:
+    flat = np.empty(math.prod(packed.shape), to_dtype(packed.dtype))
+    done = 0
+    for part in decoded(packed, advance):
+        flat[done : done + part.size] = part
+        done += part.size
+    return flat.reshape(packed.shape)
+
+
+WRITERS: dict[str, Callable[[IO[bytes], Arrays, Advance], None]] = {
+    "npy": _write_npy,
+    "npz": _write_npz,
+    "safetensors": _write_safetensors,
+}
 
 
 @click.command()
@@ -36,7 +106,7 @@ from .taken import not_taken
 @click.argument("out", type=file_type)
 @click.option(
     "--codec",
-    type=Known("codec", CODECS),
+    type=OneOf("codec", CODECS),
     metavar="CODEC",
     required=True,
     help=f"How to encode: {', '.join(CODECS)}.",
@@ -77,9 +147,9 @@ def encode(
     _check_options(codec, options)
     raw = dtype is not None
     with contextlib.ExitStack() as stack:
-        members = [m for file in files for m in stack.enter_context(opened(file))]
+        members = [m for file in files for m in stack.enter_context(open_arrays(file))]
         with about(files):
-            chosen = _chosen(members, names, is_folder(out), codec, raw)
+            chosen = _select(members, names, is_folder(out), codec, raw)
         outs = places(out, [member.name for member in chosen], ".npz")
         check(outs, files, force)
         make_folder(out)
@@ -88,13 +158,16 @@ def encode(
 
 
 def _check_options(codec: str, options: Mapping[str, object]) -> None:
-    """Refuse an option of other codecs."""
-    known = {name: each.encoder.declaration.attributes for name, each in CODECS.items()}
+    """Refuse options that the codec does not have."""
+    known = {
+        name: {attribute.name for attribute in each.encoder.declaration.attributes}
+        for name, each in CODECS.items()
+    }
     for option in options:
-        have = [name for name, found in known.items() if option in {each.name for each in found}]
+        have = [name for name, attributes in known.items() if option in attributes]
         if codec not in have:
-            said = option.replace("_", "-")
-            raise click.UsageError(f"--{said} goes with {', '.join(have)}, not with {codec}")
+            flag = option.replace("_", "-")
+            raise click.UsageError(f"--{flag} goes with {', '.join(have)}, not with {codec}")
 
 
 @click.command()
@@ -127,9 +200,9 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync
     if is_folder(out):
         make_folder(out)
         for place, name, file in zip(outs, names, files, strict=True):
-            _decode(place, [(name, unpacked(file))], form, sync)
+            _decode(place, [(name, read_packed(file))], form, sync)
     else:
-        arrays = [(name, unpacked(file)) for name, file in zip(names, files, strict=True)]
+        arrays = [(name, read_packed(file)) for name, file in zip(names, files, strict=True)]
         _decode(out, arrays, form, sync)
 
 
@@ -139,7 +212,7 @@ def _encode(
     array = member.read(raw)
     with advancing(array.size, "encoding") as advance:
         packed = encoded(array, codec, options, advance)
-    with replaced(out, sync) as stream:
+    with open_out(out, sync) as stream:
         packed.save(stream)
     say_done(
         out,
@@ -156,7 +229,7 @@ def _decode(out: str, arrays: Arrays, form: str, sync: bool) -> None:
                 "which --dtype bfloat16 reads; .safetensors names it",
                 err=True,
             )
-    with replaced(out, sync) as stream, advancing(size(arrays), "decoding") as advance:
+    with open_out(out, sync) as stream, advancing(size_of(arrays), "decoding") as advance:
         WRITERS[form](stream, arrays, advance)
     for name, packed in arrays:
         which = f"{name}: " if len(arrays) > 1 else ""
@@ -174,32 +247,32 @@ def _refuse_names(names: list[str], out: str, form: str) -> None:
             raise Failure(f"{out}: two arrays would be called {name!r}; expected different names")
 
 
-def _chosen(
+def _select(
     members: list[Member], names: tuple[str, ...], several: bool, codec: str, raw: bool
 ) -> list[Member]:
-    """The arrays that are asked for; all that the codec takes, where there is room for several."""
-    chosen = named(members, names) if names else members
+    """The arrays of these names; without names the only one, or for a folder all that fit."""
+    chosen = select(members, names) if names else members
     if several and not names:
-        chosen = _taken(members, codec, raw)
+        chosen = _fitting(members, codec, raw)
     elif not several and len(chosen) != 1:
-        there = listed([member.name for member in chosen])
-        raise Failure(f"which array? give --name, or a folder as OUT; {there}")
+        hint = names_hint([member.name for member in chosen])
+        raise Failure(f"which array? give --name, or a folder as OUT; {hint}")
     _check_raw(chosen, raw)
     return chosen
 
 
-def _taken(members: list[Member], codec: str, raw: bool) -> list[Member]:
-    """Those that the codec takes; says on stderr what it leaves out."""
-    taken = []
+def _fitting(members: list[Member], codec: str, raw: bool) -> list[Member]:
+    """The arrays that the codec takes; says on stderr what it leaves out."""
+    fitting = []
     for member in members:
-        reason = not_taken(member, [get_codec(codec)], raw)
+        reason = why_left_out(member, [get_codec(codec)], raw)
         if reason is None:
-            taken.append(member)
+            fitting.append(member)
         else:
             member.skip(reason)
-    if not taken:
+    if not fitting:
         raise Failure(f"no array that {codec} takes")
-    return taken
+    return fitting
 
 
 def _check_raw(chosen: list[Member], raw: bool) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Names on the command line: a wrong one gets a hint, and a shell completes them."""
+"""Types of parameters that are names: a wrong one gets a hint, and a shell completes them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -14,11 +14,13 @@ from ..call.op import Op
 from ..errors import OpError, unknown
 from ..functions import OPERATORS
 from ..registry import get_op, names
-from .inputs import listed, opened
+from ..samples import Sample
+from ..testing.samples import all_samples
+from .inputs import names_hint, open_arrays
 
 
-class Known(click.Choice[str]):
-    """One of some names, of which a hint shows those that are like a wrong one."""
+class OneOf(click.Choice[str]):
+    """One of some names; the error for another one shows those that are like it."""
 
     def __init__(self, kind: str, known: Iterable[str]) -> None:
         super().__init__(list(known))
@@ -27,7 +29,7 @@ class Known(click.Choice[str]):
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
         """The name, if it is one of them."""
         if value not in self.choices:
-            known = listed(list(self.choices))
+            known = names_hint(list(self.choices))
             self.fail(unknown(self._kind, value, self.choices, known), param, ctx)
         return value
 
@@ -40,26 +42,26 @@ class OperatorName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Registered names; functions' where one is begun in small letters."""
-        known = OPERATORS if incomplete[:1].islower() else names()
-        return _starting(known, incomplete)
+        """Registered names, or functions' if the beginning is in small letters."""
+        operators = OPERATORS if incomplete[:1].islower() else names()
+        return _starting(operators, incomplete)
 
 
 class ArrayName(click.types.StringParamType):
-    """An array of the files that are given before it."""
+    """An array of the files that stand before it."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names in the files; of what cannot be read there are none.
+        """The names in those files that can be read.
 
-        As long as the name is missing, Click has not told files from options.
+        Click has them in `ctx.args` as long as the name is missing.
         """
-        found: list[str] = []
+        known: list[str] = []
         for file in ctx.args:
-            with contextlib.suppress(OpError, click.ClickException), opened(file) as members:
-                found += [member.name for member in members]
-        return _starting(found, incomplete)
+            with contextlib.suppress(OpError, click.ClickException), open_arrays(file) as members:
+                known += [member.name for member in members]
+        return _starting(known, incomplete)
 
 
 def operator(name: str, opset: int | None = None) -> type[Op]:
@@ -70,3 +72,19 @@ def operator(name: str, opset: int | None = None) -> type[Op]:
 
 def _starting(known: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in known if name.startswith(incomplete)]
+
+
+op_option = click.option(
+    "--op",
+    "names",
+    multiple=True,
+    type=OperatorName(),
+    help="Only this operator; may be given more than once.",
+)
+
+
+def chosen_samples(names: tuple[str, ...]) -> Mapping[str, tuple[Sample, ...]]:
+    """Operator name to samples; refuses unknown names with the list of known ones."""
+    samples = all_samples()
+    chosen = [operator(name).name for name in names]
+    return {name: samples.get(name, ()) for name in chosen} if chosen else samples

@@ -14,14 +14,14 @@ from .machine import system, versions
 SCHEMA = 1  # goes up when a field changes its meaning or goes away
 
 
-class Lines:
-    """The objects of one command; each says its schema, its type and what it was made on."""
+class JsonLines:
+    """The objects of one command, each with schema, type and machine."""
 
     def __init__(self, command: str, machine: str, with_cuda: bool = False, **about: Any) -> None:
         self._machine = machine
-        self.put("run", command=command, **system(), versions=versions(with_cuda), **about)
+        self.write("run", command=command, **system(), versions=versions(with_cuda), **about)
 
-    def put(self, kind: str, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
         """Print one object; JSON has no infinity and no NaN, which become null."""
         whole = {"schema": SCHEMA, "type": kind, "machine": self._machine} | fields
         click.echo(json.dumps({name: _finite(v) for name, v in whole.items()}, allow_nan=False))

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""The steps of a program: when their values are freed, and which write their results in place.
+
+y = relu(x); z = add(y, b)      y dies at the add, whose result is written over it
+g = gemm(...); buffer += g      where the sums begin anew, gemm writes into the buffer itself
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .graph import Node
+from .runner import Run, Runner
+
+UNUSED = 1  # the slot of outputs that nobody wants
+ACCUMULATOR = "InPlaceAccumulatorV2"
+
+
+class Step(NamedTuple):
+    """A call on values by their slots; no later step needs `dead`."""
+
+    run: Run
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dead: tuple[int, ...]
+    node: Node
+    runner: Runner | None = None  # None of a copy between host and device
+
+
+def with_ends(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
+    """The steps with their dead slots; those of `lasting` never die."""
+    needed = set(lasting)
+    result = []
+    for step in reversed(steps):
+        dead = tuple(dict.fromkeys(s for s in (*step.inputs, *step.outputs) if s not in needed))
+        needed.update(dead)
+        needed.discard(UNUSED)
+        result.append(step._replace(dead=dead))
+    return result[::-1]
+
+
+# ---- results over dead inputs --------------------------------------------------------------------
+
+
+def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
+    """The steps with results over an input: one that a step made anew, that nothing else has a view
+    of, and that dies there."""
+    owner = _owners(steps)
+    passing = [step for step in steps if step.runner and step.runner.keeps]
+    lasting = lasting.union(*((*step.inputs, *step.outputs) for step in passing))
+    last = _last_uses(steps, owner, lasting)
+    made = {slot for step in steps if step.runner for slot in step.outputs}
+    result = []
+    for i, step in enumerate(steps):
+        places = []
+        for k in step.runner.overwrites if step.runner else ():
+            slot = step.inputs[k] if k < len(step.inputs) else UNUSED
+            shares = sum(owner.get(s, s) == slot for s in step.inputs)
+            if slot in made and owner.get(slot, slot) == slot and last[slot] == i and shares == 1:
+                places.append(k)
+        result.append(step._replace(run=_over(step, places)) if places else step)
+    return result
+
+
+def slots_over(steps: Sequence[Step], slots: set[int], owners: set[int]) -> frozenset[int]:
+    """The slots that may have the memory of one of `owners`."""
+    owner = _owners(steps)
+    return frozenset(slot for slot in slots if owner.get(slot, slot) in owners)
+
+
+def written_slots(steps: Sequence[Step]) -> set[int]:
+    """The slots whose memory steps update in place."""
+    written = {
+        step.inputs[k]
+        for step in steps
+        if step.runner
+        for k in step.runner.updates
+        if k < len(step.inputs)
+    }
+    return written | owned_slots(steps, written)
+
+
+def owned_slots(steps: Sequence[Step], slots: set[int]) -> set[int]:
+    """The slots whose memory these may have."""
+    owner = _owners(steps)
+    return {owner.get(slot, slot) for slot in slots}
+
+
+def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
+    """For each slot that may be a view, the slot whose memory it has."""
+    owner: dict[int, int] = {}
+    for step in steps:
+        views = step.runner.views if step.runner else {0: 0}  # a host array's copy may be itself
+        for k, slot in enumerate(step.outputs):
+            if k in views and views[k] < len(step.inputs):
+                source = step.inputs[views[k]]
+                owner[slot] = owner.get(source, source)
+    return owner
+
+
+def _last_uses(
+    steps: Sequence[Step], owner: Mapping[int, int], lasting: set[int]
+) -> dict[int, int]:
+    """The last step that needs a slot's memory, by itself or a view of it."""
+    last: dict[int, int] = {}
+    for i, step in enumerate(steps):
+        for slot in (*step.inputs, *step.outputs):
+            last[owner.get(slot, slot)] = i
+    return last | {owner.get(slot, slot): len(steps) for slot in lasting}
+
+
+def _over(step: Step, places: Sequence[int]) -> Run:
+    """The run of a step over one of these inputs."""
+    assert step.runner is not None
+    if step.runner.op is not None:  # the result is as large as any of them
+        return partial(_over_one, step.run, places[0])
+    return partial(_over_largest, step.run, places)
+
+
+def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
+    value = values[place]
+    return run(values, out={0: value}) if value.flags.c_contiguous else run(values)
+
+
+def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
+    """Run over the first input that all are broadcast to."""
+    shape, dtype = values[0].shape, values[0].dtype
+    for value in values:
+        if value.shape != shape or value.dtype != dtype:
+            break
+    else:
+        return run(values, out={0: values[places[0]]})
+    shapes = {value.shape for value in values}
+    types = {value.dtype for value in values}
+    for k in places:
+        if len(types) == 1 and all(_repeats_to(shape, values[k].shape) for shape in shapes):
+            return run(values, out={0: values[k]})
+    return run(values)
+
+
+def _repeats_to(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Return True if an array of a shape is repeated to have another."""
+    if len(shape) > len(whole):
+        return False
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return all(n in (1, m) for n, m in pairs)
+
+
+# ---- gradients in their accumulators' buffers ----------------------------------------------------
+
+
+class _Target(NamedTuple):
+    """Which output of a step is a buffer's gradient, and where the step has buffer and flag."""
+
+    output: int
+    buffer: int
+    flag: int
+    like: int  # the input that has the output's type
+
+
+def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> list[Step]:
+    """The steps with gradients that are computed in the buffer, where the accumulator would copy
+    them there."""
+    reads = Counter(slot for step in steps for slot in step.inputs)
+    makers = {slot: i for i, step in enumerate(steps) for slot in step.outputs}
+    result = list(steps)
+    for i, step in enumerate(steps):
+        if step.node.op_type != ACCUMULATOR or len(step.inputs) != 3 or not step.runner:
+            continue
+        buffer, value, flag = step.inputs
+        m = makers.get(value)
+        is_alone = reads[value] == 1 and reads[buffer] == 1
+        if m is None or not is_alone or value in lasting or flag in makers:
+            continue
+        maker = _with_target(result[m], value, buffer, flag)
+        if maker is not None:
+            result[m] = maker
+            result[i] = step._replace(run=partial(_accumulate, step.run))
+    return result
+
+
+def _with_target(step: Step, value: int, buffer: int, flag: int) -> Step | None:
+    """The step with one more output that it may write into a buffer."""
+    k = step.outputs.index(value)
+    like = _input_like(step, k)
+    if like is None:
+        return None
+    n = len(step.inputs)
+    target = _Target(k, n, n + 1, like)
+    run = step.run if isinstance(step.run, _IntoBuffers) else _IntoBuffers(step.run, n)
+    run.targets += (target,)
+    return step._replace(run=run, inputs=(*step.inputs, buffer, flag))
+
+
+def _input_like(step: Step, k: int) -> int | None:
+    """The input whose type an output has; None where it cannot be written into an array."""
+    runner = step.runner
+    if runner is None or runner.overwrites or k in runner.views:
+        return None
+    if runner.op is None:
+        return 0 if step.node.op_type == "Gemm" else None
+    op = runner.op
+    has_lists = any(i.variadic for i in op.inputs) or any(o.variadic for o in op.outputs)
+    if has_lists or k >= len(op.outputs):
+        return None
+    types = [(item.type, item.memory) for item in op.inputs]
+    wanted = op.outputs[k].type, "device"
+    return types.index(wanted) if op.outputs[k].memory == "device" and wanted in types else None
+
+
+class _IntoBuffers:
+    """A run whose outputs may be buffers."""
+
+    def __init__(self, run: Run, n_inputs: int) -> None:
+        self._run, self._n = run, n_inputs
+        self.targets: tuple[_Target, ...] = ()
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        own, outs = values[: self._n], {}
+        for output, buffer, flag, like in self.targets:
+            if values[flag].all() and values[like].dtype == values[buffer].dtype:
+                outs[output] = values[buffer]
+        return self._run(own, out=outs) if outs else self._run(own)
+
+
+def _accumulate(run: Run, values: list[Any]) -> Sequence[Any]:
+    """Run an accumulator, whose value may be in the buffer already."""
+    buffer, value, _ = values
+    return (np.ones(1, bool), buffer) if value is buffer else run(values)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""The state of a training session: where it is, how calls change it whole or not at all, its file.
+
+point = Point(step_count=7, is_reset=True)     between two steps
+point = point._replace(is_begun=True)          as a step begins to write running statistics
+point = Point(step_count=7, is_torn=True)      as the optimizer begins to write parameters
+point = Point(step_count=8, is_reset=True)     with its last write
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+
+from ..codecs import container
+from ..codecs.numpy_file import BinaryFile, NumpyArray, StrPath
+from ..device.marks import Note
+from ..dtypes import BFLOAT16
+from ..errors import ArgumentError, ProviderError, cut, shown
+from ..forks import Locked
+
+P = ParamSpec("P")
+S = TypeVar("S", bound="Progressing")
+T = TypeVar("T")
+FORMAT = container.Format("training session", version=1, longest_header=1 << 26)
+_RAW = np.dtype(np.uint16)  # of bfloat16 in a file
+
+
+class Point(NamedTuple):
+    """Where training is: one object, so that what belongs together changes at once.
+
+    is_reset: gradients begin anew. is_begun: a step is under way, and what it changes of states is
+    to be put back if it is not made. is_torn: parameters are partly those of another step.
+    """
+
+    step_count: int = 0
+    is_reset: bool = True
+    is_begun: bool = False
+    is_torn: bool = False
+
+
+class Progressing(Locked):
+    """A session that goes from point to point, by one call at a time."""
+
+    _point: Point
+    _is_called = False
+
+    @property
+    def step_count(self) -> int:
+        """How many steps of the optimizer were made."""
+        return self._point.step_count
+
+    def _noting(self, point: Point) -> Note:
+        """A call of C code alone that goes to a point: no signal's handler runs on the way."""
+        return partial(setattr, self, "_point", point)
+
+    def _put_back(self) -> None:
+        """Give states their values before a step that was stopped."""
+        raise NotImplementedError
+
+
+def alone(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """A method that runs alone: other threads wait, and a stopped call is put back first."""
+    call = method.__name__
+
+    @functools.wraps(method)
+    def call_alone(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            if self._is_called and _is_below(sys._getframe(1), sys._getframe().f_code, self):
+                raise ProviderError(
+                    f"TrainingSession: {call}: expected no call inside of another, as in a "
+                    f"signal's handler"
+                )
+            self._is_called = True
+            self._put_back()
+            if self._point.is_torn and call != "load":
+                raise ProviderError(
+                    f"TrainingSession: {call}: parameters are partly those of another step, since "
+                    f"one was stopped while they were written: load a state, or open a new session"
+                )
+            result = method(self, *args, **kwargs)
+            self._is_called = False
+            return result
+
+    return call_alone
+
+
+def _is_below(frame: FrameType | None, code: CodeType, session: Progressing) -> bool:
+    """Return True if a frame is called from a session's call; one that was stopped is none."""
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals["self"] is session:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def write_state(
+    file: StrPath | BinaryFile,
+    arrays: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    sync: bool = True,
+) -> None:
+    """Write arrays and numbers; members of the file are numbered, names may be any text."""
+    stored = {str(i): _raw(_on_host(array)) for i, array in enumerate(arrays.values())}
+    container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored, sync)
+
+
+def read_state(
+    file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
+    """The numbers and arrays that `write_state` wrote; refused where they do not fit these."""
+    with container.opened(file, FORMAT) as opened:
+        stored = _numbers(file, opened.header, list(arrays), numbers)
+        members = {name: opened.member(str(i)) for i, name in enumerate(arrays)}
+        for name, member in members.items():
+            _check(file, name, member.header(), arrays[name])
+        return stored, {name: m.read().view(arrays[name].dtype) for name, m in members.items()}
+
+
+def _numbers(
+    file: object, header: Mapping[str, Any], names: list[str], numbers: Mapping[str, Any]
+) -> dict[str, Any]:
+    if header.get("names") != names:
+        raise ArgumentError(f"{file}: expected the state of a session of the same artifacts")
+    stored = {name: header.get(name) for name in numbers}
+    for name, value in stored.items():
+        fits = type(value) is type(numbers[name]) and math.isfinite(value)  # type: ignore[arg-type]
+        if not fits or (isinstance(value, int) and value < 0):
+            raise ArgumentError(f"{file}: {name}: got {shown(value)}")
+    return stored
+
+
+def _check(file: object, name: str, header: Any, array: Any) -> None:
+    expected = _RAW if array.dtype == BFLOAT16 else array.dtype
+    if header.shape != array.shape or header.dtype != expected:
+        raise ArgumentError(
+            f"{file}: {cut(name)!r}: expected {array.dtype} of shape {array.shape}, "
+            f"got {header.dtype} of shape {header.shape}"
+        )
+
+
+def _on_host(array: Any) -> NumpyArray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def _raw(array: NumpyArray) -> NumpyArray:
+    """An array for NumPy's files, which have no bfloat16: its bits as integers."""
+    return array.view(_RAW) if array.dtype == BFLOAT16 else array
