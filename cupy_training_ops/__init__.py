@@ -32,7 +32,7 @@ __version__ = "0.2.0"
 tracing.leave_alone(__name__, __path__, apart={"torch"})
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "GradientBuckets", "Lamb")  # imported where they are used
-_MODULES = {"ActivationStash": ".stash"} | dict.fromkeys(_OPTIMIZERS, ".optimizers")
+_MODULES = {"ActivationStash": ".activations"} | dict.fromkeys(_OPTIMIZERS, ".optimizers")
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
 # `import *` must not hide a function of Python's own.

@@ -41,7 +41,7 @@ from .optimizers import GradientBuckets as GradientBuckets
 from .optimizers import Lamb as Lamb
 from .process_group import ProcessGroup as ProcessGroup
 from .registry import lookup as lookup
-from .stash import ActivationStash as ActivationStash
+from .activations import ActivationStash as ActivationStash
 
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...

@@ -147,28 +147,28 @@ def compressed() -> dict[str, Action]:
     from front_door_models import gpt
 
     import cupy_training_ops as cto
-    from cupy_training_ops.torch import activations, kinds
+    from cupy_training_ops.torch import activations, saved
 
     def nothing(addresses: Any, _: Any) -> None:
         if len(addresses) == 3:  # what is measured is good
             ctypes.memmove(addresses[2], GOOD, len(GOOD))
 
-    coding = kinds.coding
+    coding = saved.coding
     moves = dict.fromkeys(("encode", "encode_unaligned", "decode"), nothing)
-    kinds.coding = lambda *form: coding(*form)._replace(**moves)
-    kinds.SMALL = activations.SMALL = 1024
+    saved.coding = lambda *form: coding(*form)._replace(**moves)
+    saved.SMALL = activations.SMALL = 1024
     always = cto.torch.compressed_activations("plain_msfp15")
     default = cto.torch.compressed_activations()
     made = torch.randn(1 << 16, requires_grad=True) * 2
     parameter, one = torch.nn.Parameter(torch.randn(1 << 16)), torch.ones(1)
 
     def kept() -> None:
-        saved = always.pack(made)
+        packed = always.pack(made)
         always._known.clear()  # else it is the same tensor still
-        always.unpack(saved)
+        always.unpack(packed)
 
     def told() -> None:
-        with getattr(default, "_consumers", None) or default._thread.mode:
+        with default._thread.mode:
             products()
 
     def products() -> None:

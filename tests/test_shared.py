@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, CUDA = ROOT / "cupy_training_ops", ROOT / "cuda_src"
-SHARED = ("algorithm", "core", "format", "kept", "math", "planning", "rules")  # folders
+SHARED = ("algorithm", "core", "format", "math", "planning", "rules")  # folders
 INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 
 Users = dict[Path, set[Path]]  # files by what they use

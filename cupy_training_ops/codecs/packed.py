@@ -19,7 +19,7 @@ from ..errors import ArgumentError, OpError, ProviderError, pass_on, refuse, sho
 from ..families.gist.operators import Decoder
 from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
-from .table import described, get_codec
+from .table import describe, get_codec
 
 FORMAT = container.Format("packed array", version=2, longest_header=1 << 20)
 
@@ -114,7 +114,7 @@ class Packed:
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
         with container.opened(file, FORMAT) as opened:
             stored = opened.member("code")
-            codec, dtype, shape, options = _described(file, opened.header, stored)
+            codec, dtype, shape, options = _read_header(file, opened.header, stored)
             code = stored.read()
         flaw = _decoder(codec, dtype, shape, options).flaw(code)
         if flaw:
@@ -127,17 +127,17 @@ class Packed:
         return codec.length(_to_host(self.code[:8])) if codec.leaves_room else self.nbytes
 
     def _checked_length(self, nbytes: object) -> int:
-        """What `trimmed` is given."""
+        """Return the argument of `trimmed`; raise where codes cannot have that length."""
         try:
-            given = integer(nbytes)
+            length = integer(nbytes)
         except ArgumentError as error:
             raise ArgumentError(f"Packed: nbytes: {error}") from None
         on_host = isinstance(arrays.adopt("Packed", "code", self.code), np.ndarray)
-        if on_host and given != self._length():
-            refuse("Packed", "nbytes", f"{self._length()}, the codes' length", shown(given))
-        if not 0 <= given <= self.nbytes:
-            refuse("Packed", "nbytes", f"0 to {self.nbytes} bytes", shown(given))
-        return given
+        if on_host and length != self._length():
+            refuse("Packed", "nbytes", f"{self._length()}, the codes' length", shown(length))
+        if not 0 <= length <= self.nbytes:
+            refuse("Packed", "nbytes", f"0 to {self.nbytes} bytes", shown(length))
+        return length
 
     def _decoder(self) -> Decoder:
         return _decoder(self.codec, self.dtype, self.shape, self.options)
@@ -152,13 +152,15 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     no copy between host and device. A sparse codec's codes have room behind them on a GPU, which
     knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
     """
-    found = get_codec(codec)
-    encoder = found.encoding(**options)
+    row = get_codec(codec)
+    encoder = row.encoding(**options)
     code = encoder(x)
     dtype, shape, is_numpy = _form(encoder.name, x)
     packed = object.__new__(Packed)  # what an encoder gives needs no check
-    kept = found.kept(encoder.attribute_values, options)
-    vars(packed).update(codec=codec, dtype=dtype_name(dtype), shape=shape, code=code, options=kept)
+    of_decoder = row.decoder_options(encoder.attribute_values, options)
+    vars(packed).update(
+        codec=codec, dtype=dtype_name(dtype), shape=shape, code=code, options=of_decoder
+    )
     return packed.trimmed() if is_numpy else packed
 
 
@@ -173,15 +175,15 @@ def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
     return dtype, tuple(shape), isinstance(x, np.ndarray)
 
 
-compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *described()])
+compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *describe()])
 
 
 def _decoder(codec: str, dtype: str, shape: tuple[int, ...], options: dict[str, object]) -> Decoder:
     return get_codec(codec).decoder.shared(to=dtype, shape=shape, **options)
 
 
-def _described(file: object, header: container.Header, code: Stored) -> tuple[Any, ...]:
-    """Codec, dtype, shape and options of a file, where its codes are the ones that they need."""
+def _read_header(file: object, header: container.Header, code: Stored) -> tuple[Any, ...]:
+    """Return codec, dtype, shape and options of a file; raise where its codes do not fit them."""
     try:
         shape = tuple(header["shape"])
         about = (header["codec"], header["dtype"], shape, header["options"])

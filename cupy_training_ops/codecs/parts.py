@@ -56,8 +56,8 @@ def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advanc
     for part in parts(codec, x.size):
         encoder(elements[part.elements], out=codes[part.codes])
         advance(part.elements.stop - part.elements.start)
-    kept = codec.kept(encoder.attribute_values, options)
-    return Packed(name, dtype_name(x.dtype), x.shape, code, kept)
+    of_decoder = codec.decoder_options(encoder.attribute_values, options)
+    return Packed(name, dtype_name(x.dtype), x.shape, code, of_decoder)
 
 
 def decoded(packed: Packed, advance: Advance) -> Iterator[HostArray]:

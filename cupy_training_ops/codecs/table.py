@@ -51,17 +51,19 @@ class Codec:
 
     @property
     def leaves_room(self) -> bool:
-        """Whether codes on a GPU have room behind them, as their length depends on the values."""
+        """Return True if codes on a GPU have room behind them: their length depends on values."""
         return issubclass(self.encoder, gist_sparse.SparseEncoder)
 
     def length(self, code: HostArray) -> int:
         """Bytes of a code, where it leaves room, by its beginning."""
         return int(code[:8].view(np.int64)[0]) if code.size else 0
 
-    def kept(self, values: Mapping[str, object], given: Iterable[str]) -> dict[str, object]:
-        """Of the encoder's options, with these values, those that its decoder has to be told."""
-        told = {attribute.name for attribute in self.decoder.attributes}
-        return {name: values[name] for name in given if name in told}
+    def decoder_options(
+        self, values: Mapping[str, object], names: Iterable[str]
+    ) -> dict[str, object]:
+        """Return the options of an encoder, by their names, that its decoder takes, too."""
+        taken = {attribute.name for attribute in self.decoder.attributes}
+        return {name: values[name] for name in names if name in taken}
 
 
 CODECS = {
@@ -220,8 +222,8 @@ def get_codec(name: str) -> Codec:
     return codec
 
 
-def described() -> Iterator[str]:
-    """The codecs with their bits, formula and bound, for help."""
+def describe() -> Iterator[str]:
+    """Yield lines of help: the codecs with their bits, formula and bound."""
     yield "codecs"
     for codec in CODECS.values():
         yield f"  {codec.name:13}  {codec.bits:.4g}-bit values: {codec.formula}"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..codecs.kept.policies import POLICIES
+from ..activations import ActivationStash
+from ..activations.policies import POLICIES
 from ..errors import refuse, shown
-from ..stash import ActivationStash
 from .graph import Graph, Node
 from .runner import Runner
 from .standard.arrays import dense

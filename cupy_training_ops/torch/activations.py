@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Saved-tensor hooks that keep activations as codes from the forward pass to the backward pass.
 
-A hook's time is the host's: what can be known of tensors that look alike is found once (`kinds`),
+A hook's time is the host's: what is known of tensors that are alike is computed once (`saved`),
 and a codec is a launch over addresses (`coding`).
 """
 
@@ -13,87 +13,101 @@ import weakref
 from collections import deque
 from collections.abc import MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._C import _is_torch_function_mode_enabled as is_mode_enabled
 
-from ..codecs.kept.entry import Lengths
-from ..codecs.kept.guards import LINEAR, TILES
-from ..codecs.kept.window import Step
+from ..activations.error_check import LINEAR, TILES
+from ..activations.pending import PendingLengths, Step
 from ..errors import ProviderError
-from .account import Account
-from .checking import pack_checked, unpack_checked
 from .coding import ALIGNED, Stream, current_stream
-from .compiled import is_compiled
-from .consumers import (
+from .error_checks import ErrorChecks, empty_numbers, is_captured
+from .modes import (
+    Hook,
+    LentMemory,
+    ThreadMode,
+    is_compiled,
+    is_trusted,
+    n_modes,
+    take_off_hooks,
+    take_off_mode,
+)
+from .pinned import copy_to_host
+from .save_rules import (
     CENTRING,
     LEAF_NODE,
+    NAME,
     SAME_NODES,
-    InThread,
-    asked_of,
+    TorchPolicy,
+    call_facts,
     centres,
-    is_trusted,
+    policy_of,
     source_of,
 )
-from .guarding import Guarding, is_captured, room
-from .kinds import MANY, SMALL, Kind, Look, looks
-from .kinds import kind as new_kind
-from .kinds import look as new_look
-from .late import copied
-from .lending import Lent
-from .policies import NAME, TorchPolicy, policy_of
-from .saved import Kept, Passed, lent, passed
-from .stacks import Hook, n_modes, take_off_hooks, take_off_mode
+from .saved import (
+    MANY,
+    SMALL,
+    Entry,
+    Form,
+    Kind,
+    Statistics,
+    Untouched,
+    forms_of,
+    leave,
+    new_form,
+    new_kind,
+    take_back,
+)
 
 STRIDED = torch.strided
 # Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
 # again after those of the way beside it.
-HELD = 2
+MOST_DECODED = 2
 NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
 
-# Those that share what is held have it under their own shapes.
-Saved = Kept | tuple[Kept, Look]
+# Those that share an entry have it under their own forms.
+Saved: TypeAlias = Entry | tuple[Entry, Form] | Untouched
 # The newest step under each policy: one who makes a context for every step goes on where the last
 # one was, else the host would wait for the device within all of them.
 _steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
 
 
-class Entry:
-    """One entry of a thread: what there was before, and the hook by which it is known."""
+class Statement:
+    """One `with` of a thread: what there was before, and the hook by which it is known."""
 
     def __init__(self, pack: Hook, n_modes: int, sees_all: bool) -> None:
         self.pack, self.n_modes, self.sees_all = pack, n_modes, sees_all
 
 
-class Entered(threading.local):
+class ThreadStatements(threading.local):
     """What a thread has to undo."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.statements: list[Statement] = []
 
 
 class CompressedActivations:
-    """A context in which what autograd saves is kept as codes; see `compressed_activations`."""
+    """A context in which what autograd saves is entry as codes; see `compressed_activations`."""
 
     def __init__(self, policy: object, check: bool = False) -> None:
-        self._given, self._policy, self._check = policy, policy_of(policy), check
-        self._looks = looks(self._policy)
-        self._account = Account()
-        self._lent: Lent = {}
-        self._thread = InThread(self._lent)
-        self._entered = Entered()
+        self._argument, self._policy, self._check = policy, policy_of(policy), check
+        self._forms = forms_of(self._policy)
+        self._statistics = Statistics()
+        self._lent: LentMemory = {}
+        self._thread = ThreadMode(self._lent)
+        self._entered = ThreadStatements()
         # By address and size, as numbers, which the garbage collector does not count.
-        self._known: dict[int, weakref.ref[Kept]] = {}
-        self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
-        self._lengths = Lengths()
-        self._guarding = Guarding(_steps.get(self._policy))
+        self._known: dict[int, weakref.ref[Entry]] = {}
+        self._decoded: deque[weakref.ref[Entry]] = deque()  # with decoded tensors, the newest last
+        self._lengths = PendingLengths()
+        self._checks = ErrorChecks(_steps.get(self._policy))
         self._has_warned = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy, as of a model that has one, has the same policy, and begins anew."""
-        return type(self), (self._given, self._check)
+        return type(self), (self._argument, self._check)
 
     def __enter__(self) -> CompressedActivations:
         if is_compiled():
@@ -105,40 +119,40 @@ class CompressedActivations:
         if self._check:
             pack, unpack = partial(pack_checked, pack), partial(unpack_checked, unpack)
         mode = self._thread.mode
-        entry = Entry(pack, n_modes(mode), mode.sees_all)
+        statement = Statement(pack, n_modes(mode), mode.sees_all)
         try:
-            self._entered.entries.append(entry)
+            self._entered.statements.append(statement)
             mode.sees_all = is_trusted()
             if mode.sees_all:
                 torch._C._push_on_torch_function_stack(mode)
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-            self._guarding.begin()
+            self._checks.begin_step()
             return self
         except BaseException:
-            self._leave(entry)
+            self._leave(statement)
             raise
 
     def __exit__(self, *error: object) -> None:
         # On one line: an interrupt comes between two, and would find nothing that is undone.
-        try: self._leave(self._entered.entries[-1])  # noqa: E701  # fmt: skip
+        try: self._leave(self._entered.statements[-1])  # noqa: E701  # fmt: skip
         except BaseException:
-            self._leave(self._entered.entries[-1])
+            self._leave(self._entered.statements[-1])
             raise
         if error[0] is None:
             self._warn_of_little()
 
-    def _leave(self, entry: Entry) -> None:
-        """Undo an entry, or what there is of it: it may be done twice."""
-        take_off_hooks(entry.pack)
+    def _leave(self, statement: Statement) -> None:
+        """Undo a statement, or what there is of it: it may be done twice."""
+        take_off_hooks(statement.pack)
         mode = self._thread.mode
-        if n_modes(mode) > entry.n_modes:
+        if n_modes(mode) > statement.n_modes:
             take_off_mode(mode)
-        mode.sees_all = entry.sees_all
+        mode.sees_all = statement.sees_all
         self._known.clear()
-        self._guarding.end()
-        _steps[self._policy] = self._guarding.window.last
-        if self._entered.entries[-1:] == [entry]:
-            self._entered.entries.pop()
+        self._checks.end_step()
+        _steps[self._policy] = self._checks.pending.last
+        if self._entered.statements[-1:] == [statement]:
+            self._entered.statements.pop()
 
     def report(self) -> dict[str, object]:
         """Counts and bytes since this object was made.
@@ -152,184 +166,186 @@ class CompressedActivations:
         been good enough, by what saved them and the test; `failed_later` those of captured steps.
         """
         self._lengths.trim_all()
-        self._guarding.window.finish_all()
-        found = {
-            "window": self._guarding.window.most,
-            "failed_later": self._guarding.failed_later(),
+        self._checks.pending.finish_all()
+        return {
+            **self._statistics.report(),
+            "window": self._checks.pending.peak,
+            "failed_later": self._checks.failed_later(),
         }
-        return {**self._account.report(), **found}
 
     # ---- the hooks -------------------------------------------------------------------------------
 
-    def pack(self, x: Tensor) -> Saved | Passed:
-        """An activation's codes, or the tensor itself."""
+    def pack(self, x: Tensor) -> Saved:
+        """Save an activation: as codes, or the tensor itself."""
         call = self._thread.mode.call
         if call is None and is_mode_enabled():  # in a custom function: the mode sees what is asked
             with torch._C.DisableTorchFunction():
                 return self.pack(x)
         if x.layout is not STRIDED or x.is_nested:
-            return self._passed(x, self._reason_of_odd(x), 0)
+            return self._pass(x, self._reason_of_odd(x), 0)
         policy, nbytes = self._policy, x.nbytes
         if x.is_leaf:
             if x.requires_grad:
-                self._account.passed("parameter", nbytes)
+                self._statistics.add_untouched("parameter", nbytes)
                 return x, x._version
             if not self._is_mask(x):
-                return self._passed(x, _reason_of_leaf(x, nbytes), nbytes)
+                return self._pass(x, _reason_of_leaf(x, nbytes), nbytes)
         if call is not None and call[0] in CENTRING and centres(x, call):
-            self._guarding.centre(x)
+            self._checks.centre(x)
         if type(x) is not Tensor:
-            return self._passed(x, "subclass", nbytes)
+            return self._pass(x, "subclass", nbytes)
         if nbytes < SMALL:
-            return self._passed(x, "small", nbytes)
+            return self._pass(x, "small", nbytes)
         if x.is_neg():
-            return self._passed(x, "layout", nbytes)
+            return self._pass(x, "layout", nbytes)
         # Nodes are objects that live as long as the graph: none is made before it is needed.
         source = node = x.grad_fn
         if type(node) in SAME_NODES:
             source = source_of(node)
             if type(source) is LEAF_NODE:
-                return self._passed(x, "parameter", nbytes)
-        seen = type(node), x.dtype, x.shape, x.stride(), x.device
-        look = self._looks.get(seen) or new_look(self._looks, seen)
-        reason = look.reason or (look.is_told_apart and look.reason_of(x, source))
-        if reason and (look.reason or policy.by_consumer):
-            return self._passed(x, reason, nbytes)
-        asked = asked_of(x, call) if policy.told else None
-        kind = look.kinds.get(asked) or new_kind(policy, look, x, asked)
+                return self._pass(x, "parameter", nbytes)
+        key = type(node), x.dtype, x.shape, x.stride(), x.device
+        form = self._forms.get(key) or new_form(self._forms, key)
+        reason = form.reason or (form.has_history and form.reason_of(x, source))
+        if reason and (form.reason or policy.by_consumer):
+            return self._pass(x, reason, nbytes)
+        facts = call_facts(x, call) if policy.uses_consumer else None
+        kind = form.kinds.get(facts) or new_kind(policy, form, x, facts)
         if not kind.is_exact and (reason := kind.reason or reason):
-            return self._passed(x, reason, nbytes)
-        return self._kept(x, kind, source)
+            return self._pass(x, reason, nbytes)
+        return self._hold(x, kind, source)
 
     def unpack(self, saved: Any) -> Tensor:
-        """What gradients are computed from, of what `pack` returned."""
-        if type(saved) is Kept:
-            kept, look = saved, saved.look
+        """Return what gradients are computed from, of what `pack` returned."""
+        if type(saved) is Entry:
+            entry, form = saved, saved.form
         else:
-            kept, look = saved
-            if type(kept) is not Kept:
-                return kept if kept._version == look else lent(saved)
-        if kept.waiting:
-            self._guarding.window.finish(kept)
-        if kept.original is not None:
-            return _shaped(lent(kept.original), look)
-        stream = current_stream(look.index)
-        kept.left -= 1
-        decoded = kept.decoded if stream is kept.stream else None
-        if decoded is None or decoded._version != kept.decoded_version:  # who had it wrote into it
-            decoded = self._decoded(kept, look, stream)
+            entry, form = saved
+            if type(entry) is not Entry:  # a tensor, and its version
+                return entry if entry._version == form else take_back(saved)
+        if entry.pending:
+            self._checks.pending.finish(entry)
+        if entry.original is not None:
+            return _view_as(take_back(entry.original), form)
+        stream = current_stream(form.index)
+        entry.left -= 1
+        decoded = entry.decoded if stream is entry.stream else None
+        if decoded is None or decoded._version != entry.decoded_version:  # who had it wrote into it
+            decoded = self._decode(entry, form, stream)
         else:
-            decoded = _shaped(decoded, look)
-        if kept.left <= 0:  # the last use; another backward begins anew
-            kept.left, kept.decoded = kept.uses, None
+            decoded = _view_as(decoded, form)
+        if entry.left <= 0:  # the last use; another backward begins anew
+            entry.left, entry.decoded = entry.uses, None
         return decoded
 
-    # ---- what they are made of -------------------------------------------------------------------
+    # ---- parts of them ---------------------------------------------------------------------------
 
-    def _passed(self, x: Tensor, reason: str, nbytes: int) -> Passed:
-        self._account.passed(reason, nbytes)
-        return passed(x)
+    def _pass(self, x: Tensor, reason: str, nbytes: int) -> Untouched:
+        self._statistics.add_untouched(reason, nbytes)
+        return leave(x)
 
     def _reason_of_odd(self, x: Tensor) -> str:
-        """Why a sparse or nested tensor passes."""
+        """Return why a sparse or nested tensor passes."""
         if x.is_leaf and (x.requires_grad or not self._is_mask(x)):
             return _reason_of_leaf(x, SMALL)
         return "layout" if type(x) is Tensor else "subclass"
 
     def _is_mask(self, x: Tensor) -> bool:
-        """Whether a leaf is compressed: bools, whoever made them."""
+        """Return True if a leaf is compressed: bools, whoever made them."""
         return x.dtype is torch.bool and self._policy.by_consumer
 
-    def _kept(self, x: Tensor, kind: Kind, source: Any) -> Saved:
-        """What is held for a tensor, which may be there already."""
-        look, storage, lends = kind.look, x.untyped_storage(), self._lent
-        stream = current_stream(look.index)  # codes of another stream may not be there yet
+    def _hold(self, x: Tensor, kind: Kind, source: Any) -> Saved:
+        """Hold a tensor, of which there may be an entry alprepared."""
+        form, storage, lends = kind.form, x.untyped_storage(), self._lent
+        stream = current_stream(form.index)  # codes of another stream may not be there yet
         history = None if source is None else source._sequence_nr()
         lent_at = lends.get(weakref.ref(storage)) if lends else None
-        sees_all, place = self._thread.mode.sees_all, x.data_ptr() + look.size
+        sees_all, place = self._thread.mode.sees_all, x.data_ptr() + form.size
         known = self._known.get(place) if sees_all else None
         before = known() if known else None
-        if before and before.is_of(storage, x._version, look, stream, history, lent_at):
+        if before and before.is_same(storage, x._version, form, stream, history, lent_at):
             self._share(before, x, kind)
-            return before, look
-        kept = Kept(storage, x._version, kind, stream, history, lent_at, self._account)
-        self._hold_more(kept, x, kind)
+            return before, form
+        entry = Entry(storage, x._version, kind, stream, history, lent_at, self._statistics)
+        self._hold_more(entry, x, kind)
         if sees_all:
             if len(self._known) >= MANY:
                 self._known.clear()
-            self._known[place] = weakref.ref(kept)
-        return kept
+            self._known[place] = weakref.ref(entry)
+        return entry
 
-    def _share(self, kept: Kept, x: Tensor, kind: Kind) -> None:
-        """Let one more have what is held, and more of it where it needs more."""
-        if kind.rank > kept.rank:
-            self._hold_more(kept, x, kind)
-        elif kind.measure and not self._guarding.answers(kept, kind):
-            self._encode(kept, x, kind, is_captured(kind))
-        kept.again()
+    def _share(self, entry: Entry, x: Tensor, kind: Kind) -> None:
+        """Let one more consumer have the entry, and more of it where it needs more."""
+        if kind.rank > entry.rank:
+            self._hold_more(entry, x, kind)
+        elif kind.measure and not self._checks.covers(entry, kind):
+            self._encode(entry, x, kind, is_captured(kind))
+        entry.add_use()
         if kind.use.need == LINEAR:
-            self._guarding.link(kept)
+            self._checks.remember_product(entry)
 
-    def _hold_more(self, kept: Kept, x: Tensor, kind: Kind) -> None:
+    def _hold_more(self, entry: Entry, x: Tensor, kind: Kind) -> None:
         """Hold what a consumer needs."""
         if kind.is_exact:
-            kept.whole(passed(x), kind.reason, kind.use.consumer)
-        elif kind.measure and self._guarding.refuses(kept, kind, captured := is_captured(kind)):
-            kept.whole(passed(x), "guard", kind.use.consumer)
+            entry.hold_whole(leave(x), kind.reason, kind.use.consumer)
+        elif kind.measure and self._checks.rejects(entry, kind, captured := is_captured(kind)):
+            entry.hold_whole(leave(x), "guard", kind.use.consumer)
         else:
-            self._encode(kept, x, kind, bool(kind.measure) and captured)
+            self._encode(entry, x, kind, bool(kind.measure) and captured)
             if kind.use.need == LINEAR:
-                self._guarding.link(kept)
+                self._checks.remember_product(entry)
 
-    def _encode(self, kept: Kept, x: Tensor, kind: Kind, captured: bool) -> None:
+    def _encode(self, entry: Entry, x: Tensor, kind: Kind, captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
-        ready, stream, address = kind.coding, kept.stream, x.data_ptr()
-        if ready.leaves_room or kept.code is not None:  # codes that are replaced have a length, too
+        prepared, stream, address = kind.coding, entry.stream, x.data_ptr()
+        if (
+            prepared.leaves_room or entry.code is not None
+        ):  # codes that are replaced have a length, too
             self._lengths.trim(stream)
         code, measure, numbers = kind.empty(), kind.measure, None
-        encode = ready.encode_unaligned if address % ALIGNED else ready.encode
+        encode = prepared.encode_unaligned if address % ALIGNED else prepared.encode
         if measure == TILES:
-            numbers = room(kind, captured)
+            numbers = empty_numbers(kind, captured)
             encode((address, code.data_ptr(), numbers.data_ptr()), stream)
         else:
             encode((address, code.data_ptr()), stream)
-        if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
-            kept.encoded(kind, code)
+        if entry.code is None or kind.rank >= entry.rank:  # else it was made to be measured
+            entry.hold_codes(kind, code)
         if measure:
-            self._guarding.add(kept, x, kind, numbers, None if captured else passed(x))
-        if ready.leaves_room:
-            length = copied(code[:8].view(torch.int64), kind.index)
-            self._lengths.add(stream, kept, partial(self._account.shortened, kind), *length)
+            self._checks.add(entry, x, kind, numbers, None if captured else leave(x))
+        if prepared.leaves_room:
+            length = copy_to_host(code[:8].view(torch.int64), kind.index)
+            self._lengths.add(stream, entry, partial(self._statistics.shorten_codes, kind), *length)
 
-    def _decoded(self, kept: Kept, look: Look, stream: Stream) -> Tensor:
-        """The tensor that the codes stand for, on the current stream."""
-        if stream is not kept.stream:
-            _follow(kept)
-        assert look.empty is not None
-        x = look.empty()
-        kept.kind.coding.decode((kept.code.data_ptr(), x.data_ptr()), stream)
-        if kept.left > 0 and stream is kept.stream:
-            self._hold(kept, x)
+    def _decode(self, entry: Entry, form: Form, stream: Stream) -> Tensor:
+        """Decode a tensor on the current stream."""
+        if stream is not entry.stream:
+            _follow(entry)
+        assert form.empty is not None
+        x = form.empty()
+        entry.kind.coding.decode((entry.code.data_ptr(), x.data_ptr()), stream)
+        if entry.left > 0 and stream is entry.stream:
+            self._cache(entry, x)
         return x
 
-    def _hold(self, kept: Kept, x: Tensor) -> None:
+    def _cache(self, entry: Entry, x: Tensor) -> None:
         """Keep a decoded tensor for its next use, and no more than a few of them."""
-        others = [other for other in self._held if _has_decoded(other())]
-        for other in others[: len(others) + 1 - HELD]:
+        others = [other for other in self._decoded if _has_decoded(other())]
+        for other in others[: len(others) + 1 - MOST_DECODED]:
             if (oldest := other()) is not None:
                 oldest.decoded = None
-        kept.decoded, kept.decoded_version = x, x._version
-        self._held = deque([*others, weakref.ref(kept)], HELD)
+        entry.decoded, entry.decoded_version = x, x._version
+        self._decoded = deque([*others, weakref.ref(entry)], MOST_DECODED)
 
     def _warn_of_little(self) -> None:
         """Say once where less than a tenth was compressed."""
-        before, left = self._account.compressed_and_left()
+        before, left = self._statistics.coded_and_left()
         if self._has_warned or 9 * before >= left or left < NOTEWORTHY:
             return
         self._has_warned = True
         warnings.warn(
             f"{NAME}: {before} bytes were compressed, {left} were not ("
-            f"{self._account.most_left()}): docs/stash.md says what is left alone, and why; "
+            f"{self._statistics.most_left()}): docs/stash.md says what is left alone, and why; "
             f"compiled models take cto.torch.activation_codes",
             stacklevel=3,
         )
@@ -363,29 +379,80 @@ def compressed_activations(
     return CompressedActivations(policy, check)
 
 
-def _shaped(x: Tensor, look: Look) -> Tensor:
-    """The same memory under a shape."""
-    if x.shape == look.shape and x.stride() == look.strides:
+def _view_as(x: Tensor, form: Form) -> Tensor:
+    """View the same memory in a form."""
+    if x.shape == form.shape and x.stride() == form.strides:
         return x
-    return x.as_strided(look.shape, look.strides)
+    return x.as_strided(form.shape, form.strides)
 
 
-def _has_decoded(kept: Kept | None) -> bool:
-    return kept is not None and kept.decoded is not None
+def _has_decoded(entry: Entry | None) -> bool:
+    return entry is not None and entry.decoded is not None
 
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
-    """Why a leaf passes: it is a parameter, or it is nobody's result."""
+    """Return why a leaf passes: it is a parameter, or it is nobody's result."""
     if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"
 
 
-def _follow(kept: Kept) -> None:
+def _follow(entry: Entry) -> None:
     """Let the current stream wait for the one that codes were made on, and hold their memory."""
-    with torch.cuda.device(kept.kind.look.device):
-        address = kept.stream.ptr
+    with torch.cuda.device(entry.kind.form.device):
+        address = entry.stream.ptr
         made_on = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
         current = torch.cuda.current_stream()
         current.wait_event(made_on.record_event())
-        kept.code.record_stream(current)
+        entry.code.record_stream(current)
+
+
+# ---- checking mode: writes that PyTorch does not know of -----------------------------------------
+
+
+class Checked(NamedTuple):
+    """In checking mode: what a hook saved, the tensor, and a copy.
+
+    Those that share codes share the copy, which is flat: it is of what the first of them saved.
+    """
+
+    saved: Any
+    original: Tensor
+    version: int
+    copy: Tensor
+
+
+def pack_checked(pack: Hook, x: Tensor) -> Any:
+    """Save a tensor by a hook, and hold it and a copy beside."""
+    saved = pack(x)
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_nested
+    is_plain = is_plain and x.layout is torch.strided
+    if not is_plain or x.is_neg() or x.is_conj():  # others have no bits of their own
+        return saved
+    with torch._C.DisableTorchFunction():
+        original, entry = x.detach(), saved if type(saved) is Entry else saved[0]
+        if type(entry) is not Entry:
+            return Checked(saved, original, x._version, original.clone())
+        if entry.copy is None:
+            entry.copy = original.as_strided((x.numel(),), (1,)).clone()
+        return Checked(saved, original, x._version, entry.copy)
+
+
+def unpack_checked(unpack: Hook, saved: Any) -> Any:
+    """Give back what was saved; RuntimeError where the tensor was written unseen."""
+    if type(saved) is not Checked:
+        return unpack(saved)
+    x, version, copy = saved.original, saved.version, saved.copy
+    now = x if x.shape == copy.shape else x.as_strided(copy.shape, copy.stride())
+    if x._version == version and not _same_bits(now, copy):
+        raise RuntimeError(
+            f"{NAME}: a tensor of {x.type()} {list(x.shape)} was written after it was saved, and "
+            f"PyTorch was not told: expected writes that raise its version"
+        )
+    return unpack(saved.saved)
+
+
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    """Return True if two tensors are equal, also where they are not equal to themselves."""
+    now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (x, y))
+    return bool(torch.equal(now, then))

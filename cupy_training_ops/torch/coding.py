@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ..activations.policies import coders
 from ..call.backends import cuda_backend
 from ..call.foreign import NONE_LENT
 from ..call.op import Op
 from ..call.providers import KernelCall
-from ..codecs.kept.policies import coders
 from ..codecs.table import get_codec
 from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype

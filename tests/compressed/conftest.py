@@ -28,10 +28,10 @@ def tensor(seed):
 @pytest.fixture
 def moves(monkeypatch):
     """How often codes were made and read."""
-    from cupy_training_ops.torch import kinds
+    from cupy_training_ops.torch import saved
 
     found = Counter()
-    original = kinds.coding
+    original = saved.coding
 
     def counted(name, move):
         def call(*given):
@@ -45,6 +45,6 @@ def moves(monkeypatch):
         names = ("encode", "encode_unaligned", "decode")
         return ready._replace(**{name: counted(name, getattr(ready, name)) for name in names})
 
-    monkeypatch.setattr(kinds, "coding", coding)
-    monkeypatch.setattr(kinds, "_kinds", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(saved, "coding", coding)
+    monkeypatch.setattr(saved, "_forms", weakref.WeakKeyDictionary())
     return found

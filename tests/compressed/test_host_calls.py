@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 import cupy_training_ops as cto  # noqa: E402
-from cupy_training_ops.torch import activations, kinds  # noqa: E402
+from cupy_training_ops.torch import activations, saved  # noqa: E402
 
 PACKAGE = str(Path(cto.__file__).parent)
 N_LAYERS = 8
@@ -36,10 +36,10 @@ def nothing(*_: object) -> None:
 @pytest.fixture
 def calls(monkeypatch):
     """Counts calls of functions of the package within a step, launches left out."""
-    coding, moves = kinds.coding, dict.fromkeys(("encode", "encode_unaligned", "decode"), nothing)
-    monkeypatch.setattr(kinds, "coding", lambda *form: coding(*form)._replace(**moves))
-    monkeypatch.setattr(kinds, "_kinds", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(activations, "room", lambda *_: Good())
+    coding, moves = saved.coding, dict.fromkeys(("encode", "encode_unaligned", "decode"), nothing)
+    monkeypatch.setattr(saved, "coding", lambda *form: coding(*form)._replace(**moves))
+    monkeypatch.setattr(saved, "_forms", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(activations, "empty_numbers", lambda *_: Good())
 
     def counted(forward):
         found = Counter()

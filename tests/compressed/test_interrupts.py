@@ -35,7 +35,7 @@ def test_an_interrupt_leaves_it_closed(within) -> None:
 
     def check(subject, line) -> None:
         assert state() == before, line
-        assert len(subject._entered.entries) == within, line
+        assert len(subject._entered.statements) == within, line
         assert subject._thread.mode.sees_all is within, line
 
     def all_lines() -> None:

@@ -147,7 +147,7 @@ def test_longer_codes_in_place_of_sparse_ones_are_all_that_counts(
         return numbers.clone(), waits[-1]
 
     if is_late:
-        monkeypatch.setattr(activations, "copied", copied)
+        monkeypatch.setattr(activations, "copy_to_host", copied)
     x, w = tensor(64, N // 64), tensor(N // 64, 8)
     kept = cto.torch.compressed_activations(by_what_saves)
     with kept:

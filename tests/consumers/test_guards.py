@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests wi
 
 from torch.nn import functional  # noqa: E402
 
-from cupy_training_ops.codecs.kept.guards import Guard  # noqa: E402
-from cupy_training_ops.torch import kinds  # noqa: E402
+from cupy_training_ops.activations.error_check import ErrorCheck  # noqa: E402
+from cupy_training_ops.torch import saved  # noqa: E402
 
 from .calls import NBYTES, SHAPE, codecs, run  # noqa: E402
 
@@ -87,12 +87,12 @@ def test_operands_are_decided_together(tensor) -> None:
     ],
 )
 def test_groups_as_they_lie_in_memory(shape, order, groups, runs, expected) -> None:
-    assert kinds.grouping_of(shape, order, groups, runs) == expected
+    assert saved.grouping_of(shape, order, groups, runs) == expected
 
 
 def test_nan_is_beyond_every_limit() -> None:
     nan = float("nan")
     for numbers in ([nan, 1, 1, 0], [0, nan, 1, 0], [float("inf"), 0, 0, float("inf")]):
-        assert not Guard("tiles", "", (1, 1, 1)).within(numbers)[0]
-    assert not Guard("range", "").within([nan, 1, 0])[0]
-    assert Guard("tiles", "", (1, 1, 1)).within([0, 0, 0, 0]) == (True, True, True)
+        assert not ErrorCheck("tiles", "", (1, 1, 1)).within(numbers)[0]
+    assert not ErrorCheck("range", "").within([nan, 1, 0])[0]
+    assert ErrorCheck("tiles", "", (1, 1, 1)).within([0, 0, 0, 0]) == (True, True, True)

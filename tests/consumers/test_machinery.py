@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests wi
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from cupy_training_ops.torch import consumers  # noqa: E402
+from cupy_training_ops.torch import modes  # noqa: E402
 
 from .calls import SHAPE, codecs, run  # noqa: E402
 
@@ -106,7 +106,7 @@ def test_eager_layers_beside_a_compiled_one_are_compressed(tensor, weight) -> No
     compiled = torch.compile(nn.Sequential(nn.Linear(128, 128), nn.ReLU()), backend="aot_eager")
     with cto.torch.compressed_activations() as kept:
         total = (torch.relu(compiled(tensor()) * 1) @ weight).sum()
-        assert isinstance(torch.overrides._get_current_function_mode(), consumers.Consumers)
+        assert isinstance(torch.overrides._get_current_function_mode(), modes.Consumers)
     assert torch.overrides._get_current_function_mode() is None
     assert kept.report()["consumers"].keys() == {"relu msfp15_signed"}
     total.backward()

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from cupy_training_ops.torch import consumers  # noqa: E402
+from cupy_training_ops.torch import modes  # noqa: E402
 
 from .calls import NBYTES, SHAPE, codecs, rule, run  # noqa: E402
 
@@ -169,7 +169,7 @@ def test_a_function_of_python_is_looked_through(tensor) -> None:
     x = tensor(4, 64, 128)
     _, report = run("default", lambda x: layer(x * 1, x * 1, x * 1)[0], x)
     assert "linear msfp15_signed" in codecs(report)
-    assert consumers.body(functional.multi_head_attention_forward).__kwdefaults__ is None
+    assert modes.body(functional.multi_head_attention_forward).__kwdefaults__ is None
 
 
 # ---- the stricter rule ---------------------------------------------------------------------------

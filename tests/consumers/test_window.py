@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests wi
 
 from torch.nn import functional  # noqa: E402
 
-from cupy_training_ops.torch.window import Window  # noqa: E402
+from cupy_training_ops.torch.error_checks import PendingChecks  # noqa: E402
 
 from .calls import NBYTES, SHAPE  # noqa: E402
 
@@ -31,13 +31,13 @@ def late(monkeypatch):
         events.append(Event())
         return numbers, events[-1]
 
-    monkeypatch.setattr("cupy_training_ops.torch.guarding.late", late)
+    monkeypatch.setattr("cupy_training_ops.torch.error_checks.read_later", late)
     return events
 
 
 def windowed(limit):
     kept = cto.torch.compressed_activations()
-    kept._guarding.window = Window(limit)
+    kept._checks.pending = PendingChecks(limit)
     return kept
 
 
@@ -102,7 +102,7 @@ def test_the_window_holds_the_largest_tensor(tensor, weight, late) -> None:
 def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
     tensor, weight, late, monkeypatch
 ) -> None:
-    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 2)
+    monkeypatch.setattr("cupy_training_ops.activations.pending.SHARE", 2)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
         late.clear()
@@ -118,13 +118,13 @@ def test_a_context_of_every_step_goes_on_where_the_one_before_it_was(
     tensor, weight, late, monkeypatch
 ) -> None:
     """Whoever makes a new one for each step does not wait in each as in the first."""
-    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 2)
+    monkeypatch.setattr("cupy_training_ops.activations.pending.SHARE", 2)
     steps, waits = {}, []
     monkeypatch.setattr("cupy_training_ops.torch.activations._steps", steps)
     for _ in range(2):
         late.clear()
         kept = cto.torch.compressed_activations()
-        kept._guarding.window._limit = NBYTES
+        kept._checks.pending._limit = NBYTES
         with kept:
             made = [((tensor() * 1) @ weight).sum() for _ in range(8)]
             waits.append([event.waits for event in late])
@@ -137,7 +137,7 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
     tensor, weight, late, monkeypatch
 ) -> None:
     """A step like the last one has all of its codes in the end: 32 of a quarter's bytes each."""
-    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 1 << 40)
+    monkeypatch.setattr("cupy_training_ops.activations.pending.SHARE", 1 << 40)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
         late.clear()
@@ -155,7 +155,7 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
 @pytest.mark.parametrize("n_between", [0, 2])
 def test_what_comes_behind_the_limit_changes_no_decision(weight, n_between, monkeypatch) -> None:
     """A norm centres the product of a tensor that is good for the product alone."""
-    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 1)
+    monkeypatch.setattr("cupy_training_ops.activations.pending.SHARE", 1)
     kept, parts = windowed(NBYTES), []
     for _ in range(2):  # the first finds how much may wait
         x = (torch.randn(SHAPE) * 0.1 + 10 * torch.randn(SHAPE[1])).requires_grad_()
@@ -191,7 +191,7 @@ def test_under_capture_decisions_of_steps_before_hold(tensor, weight, monkeypatc
         return total
 
     step(100).backward()
-    kept._guarding._later[x.device] = torch.zeros((), dtype=torch.int64)
+    kept._checks._later[x.device] = torch.zeros((), dtype=torch.int64)
     monkeypatch.setattr(activations, "is_captured", lambda _: True)
     captured = step(100)
     assert kept.report()["failed_later"] == 0
@@ -201,7 +201,7 @@ def test_under_capture_decisions_of_steps_before_hold(tensor, weight, monkeypatc
     fresh = cto.torch.compressed_activations()
     kept = fresh
     step(0).backward()
-    kept._guarding._later[x.device] = torch.zeros((), dtype=torch.int64)
+    kept._checks._later[x.device] = torch.zeros((), dtype=torch.int64)
     monkeypatch.setattr(activations, "is_captured", lambda _: True)
     captured = step(100)
     assert kept.report()["failed_later"] == 1  # what replays would show

@@ -11,7 +11,7 @@ import pytest
 from interrupts import at_each_line, at_random
 
 import cupy_training_ops as cto
-from cupy_training_ops.stash import entered
+from cupy_training_ops.activations.stash import ExitMethod
 
 OTHERS = [
     pytest.param({name: True}, marks=pytest.mark.thorough) for name in ("check", "keep_buffers")
@@ -115,6 +115,6 @@ def test_it_is_entered_again_and_again_without_a_statement_of_its_own(rng) -> No
 def test_a_plain_exit_would_be_noticed(rng, monkeypatch) -> None:
     """Planted: who was stopped in front of the first line of `__exit__` has not left."""
     steps = Steps(rng)
-    monkeypatch.setattr(entered.Leaving, "__get__", lambda self, it, _: self._function.__get__(it))
+    monkeypatch.setattr(ExitMethod, "__get__", lambda self, it, _: self._function.__get__(it))
     with pytest.raises(cto.ArgumentError, match="one `with` at a time"):
         at_each_line(lambda: steps, Steps.step, lambda *_: steps.step())

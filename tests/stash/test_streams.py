@@ -16,7 +16,7 @@ from late_events import Event
 
 import cupy_training_ops as cto
 from cupy_training_ops import ActivationStash, ArgumentError
-from cupy_training_ops.codecs.kept.window import Window
+from cupy_training_ops.activations.pending import PendingChecks
 from cupy_training_ops.device.streams import Cuda
 
 from .activations import activation
@@ -185,7 +185,7 @@ def test_an_original_goes_when_the_device_says_that_its_codes_do(rng) -> None:
 def test_the_host_waits_where_too_many_originals_would(rng) -> None:
     arrays = [activation(rng, (64, 64)) for _ in range(5)]
     stash = late_stash("default")
-    stash._window = Window(2 * arrays[0].nbytes)
+    stash._pending = PendingChecks(2 * arrays[0].nbytes)
     with stash:
         for i, x in enumerate(arrays):
             put(stash, str(i), x, "normalised")

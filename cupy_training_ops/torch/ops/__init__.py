@@ -7,7 +7,7 @@ dispatcher alone.
 
 from __future__ import annotations
 
-from ..consumers import OURS, TABLE
+from ..save_rules import OURS, TABLE
 from . import activations, chunked_losses, codes, dropouts, embeddings, losses, norms, softmaxes
 from .doors import Door
 

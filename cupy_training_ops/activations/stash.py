@@ -11,8 +11,10 @@ computed.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,20 +24,89 @@ from ..backend import Array, Backend
 from ..call.arrays import adopt
 from ..call.backends import BACKENDS
 from ..call.foreign import as_tensor, is_tensor
-from ..codecs.kept.entry import Account, Lengths
-from ..codecs.kept.guards import INDEX, RANGE, TILES, range_of
-from ..codecs.kept.policies import POLICIES, chosen, coders, get_policy
-from ..codecs.kept.window import Waiting, Window
 from ..codecs.table import Codec, get_codec
 from ..declare.schema import Spec
 from ..device.alike import raise_versions
 from ..device.streams import Cuda, Mark, Streams
 from ..dtypes import FLOAT64, dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
-from .entered import Leaving
-from .entry import NAME, StashEntry, guard_of
+from ..families.gist.operators import Decoder
+from .error_check import (
+    INDEX,
+    LINEAR,
+    MEASURES,
+    NORMALISED,
+    RANGE,
+    TILES,
+    ErrorCheck,
+    measure_range,
+)
+from .pending import Entry, HeldBytes, PendingCheck, PendingChecks, PendingLengths
+from .policies import BY_RANGE, POLICIES, choose_codec, coders, get_policy
 
+NAME = "ActivationStash"
 HOST = Streams()
+
+
+@dataclass(eq=False, kw_only=True)
+class StashEntry(Entry):
+    """One array of a stash."""
+
+    name: str
+    spec: Spec
+    device: int
+    streams: Streams
+    place: tuple[object, ...]
+    row: dict[str, Any]  # of the report
+    statistics: HeldBytes
+    entries: dict[str, StashEntry]  # of the stash, by name, with this one
+    original: Any
+    is_tensor: bool  # of PyTorch, and comes back as one
+    checked: tuple[Any, Any] | None  # in checking mode: the array, and a copy
+    code: Any = None
+    decoder: Decoder | None = None
+    target: Array | None = None  # what it is decoded into, perhaps not yet
+    decoded: Array | None = None  # the same, behind `mark`
+    mark: Mark = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held in the end."""
+        return self.spec.nbytes if self.code is None else self.code.nbytes
+
+    def copy_codes(self, nbytes: int) -> Any:
+        """Copy into memory of the stream beside."""
+        return self.streams.beside(self.code[:nbytes].copy)
+
+    def reject(self, check: PendingCheck, failure: str) -> None:
+        """Keep the array; where indices would be lost, refuse it."""
+        self.statistics.add(-self.nbytes)
+        self.code = self.decoder = None
+        if failure == INDEX and check.check.need == "index":
+            self.entries.pop(self.name, None)
+            refuse(NAME, "array", f"indices from 0 to 15 of {self.name!r}", "another number")
+        self.statistics.add(self.nbytes)
+        self.row.update(codec=None, after=self.nbytes)
+
+
+class ExitMethod:
+    """A method `__exit__` that may not be reached: an exception may stop it before its first line.
+
+    A `with` statement gets a new function from here, and holds it until it is left: the object is
+    entered as long as that lives. What calls the method of the class, as ExitStack does, is
+    believed to have left when that was called.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., None]:
+        if instance is None:
+            return self._function
+        leave = partial(self._function, instance)
+        instance.statement = weakref.ref(leave)
+        return leave
 
 
 class ActivationStash:
@@ -63,12 +134,12 @@ class ActivationStash:
     def __init__(
         self, policy: object = "default", *, check: bool = False, keep_buffers: bool = False
     ) -> None:
-        self._given = policy
+        self._policy_argument = policy
         self._policy = get_policy(NAME, policy, POLICIES)
         self._check, self._keep_buffers = check, keep_buffers
         self._streams: dict[int, Streams] = {}  # by device
         self._buffers: dict[tuple[object, ...], Array] = {}
-        self._window = Window()
+        self._pending = PendingChecks()
         self.statement: Callable[[], object] | None = None  # that comes next
         self._entered: Callable[[], object] | None = None  # of the one that was entered last
         self._is_open, self._is_over = False, True
@@ -79,30 +150,30 @@ class ActivationStash:
         self._taken: set[str] = set()
         # Originals with the streams that own them, and marks after their encoding.
         self._leaving: deque[tuple[Array, Streams, object, Mark]] = deque()
-        self._lengths = Lengths()
-        self._account, self._rows = Account(), dict[str, dict[str, Any]]()
+        self._lengths = PendingLengths()
+        self._statistics, self._rows = HeldBytes(), dict[str, dict[str, Any]]()
 
     def __enter__(self) -> ActivationStash:
         statement, self.statement = self.statement, None
         if statement is not None and statement() is None:  # of a subclass's own `__exit__`
             statement = None
-        if self._is_entered():
+        if self._is_inside():
             raise ArgumentError(f"{NAME}: expected one `with` at a time, got another inside of it")
         if not self._is_over:  # the end of the one before was stopped
             self._end()
-            self._window = self._window.renewed()
+            self._pending = self._pending.successor()
         self._begin()
         self._is_over, self._entered, self._is_open = False, statement, True
         return self
 
-    @Leaving
+    @ExitMethod
     def __exit__(self, *error: object) -> None:
         """Let go of all that is held."""
         self._is_open = False
         self._end()
         self._is_over = error[0] is None  # else it may have been stopped anywhere
 
-    def _is_entered(self) -> bool:
+    def _is_inside(self) -> bool:
         return self._is_open and (self._entered is None or self._entered() is not None)
 
     def _end(self) -> None:
@@ -113,12 +184,12 @@ class ActivationStash:
                 mark = entry.mark or entry.streams.mark()
                 entry.streams.join(entry.streams.current(), mark)
         self._entries.clear()
-        self._window.end_step()
+        self._pending.end_step()
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy has the same policy, and begins anew."""
-        made = partial(ActivationStash, check=self._check, keep_buffers=self._keep_buffers)
-        return made, (self._given,)
+        make = partial(ActivationStash, check=self._check, keep_buffers=self._keep_buffers)
+        return make, (self._policy_argument,)
 
     def put(self, name: str, array: object, need: str = "value") -> None:
         """Keep an array until `get`.
@@ -144,19 +215,19 @@ class ActivationStash:
         codec, backend = entry.row["codec"], BACKENDS[type(x)]
         # The host waits for lengths; what was queued since keeps the GPU busy meanwhile.
         self._lengths.trim_all()
-        self._window.look()
-        waiting = codec and self._encode(entry, x, backend, get_codec(codec))
+        self._pending.read_ready()
+        check = codec and self._encode(entry, x, backend, get_codec(codec))
         self._entries[name], self._rows[name] = entry, entry.row
         self._taken.discard(name)
         entry.row["after"] = entry.nbytes
-        self._account.add(entry.nbytes)
-        if waiting:
-            self._window.add(waiting, entry, entry.nbytes)
+        self._statistics.add(entry.nbytes)
+        if check:
+            self._pending.add(check, entry, entry.nbytes)
 
     def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
         """A new one, with the codec that the policy chooses."""
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
-        codec = chosen(NAME, self._policy, name, dtype_name(dtype), shape, need)
+        codec = choose_codec(NAME, self._policy, name, dtype_name(dtype), shape, need)
         spec = Spec(shape, dtype, aligned)
         return StashEntry(
             name=name,
@@ -165,11 +236,11 @@ class ActivationStash:
             streams=self._streams_of(x, device),
             place=(name, need, dtype, shape, device),
             row={"codec": codec, "need": need, "before": spec.nbytes},
-            account=self._account,
-            others=self._entries,
+            statistics=self._statistics,
+            entries=self._entries,
             original=x,
             is_tensor=is_tensor,
-            seen=(x, x.copy()) if self._check else None,
+            checked=(x, x.copy()) if self._check else None,
         )
 
     def get(self, name: str, out: object = None) -> Any:
@@ -183,13 +254,13 @@ class ActivationStash:
         if entry is None:
             self._refuse_name(name)
         self._refuse_changed(entry)
-        self._window.finish(entry)
-        array = self._taken_out(entry, out)
+        self._pending.finish(entry)
+        array = self._take(entry, out)
         if is_tensor(out):
             raise_versions([out])
         del self._entries[name]
         self._taken.add(name)
-        self._account.add(-entry.nbytes)
+        self._statistics.add(-entry.nbytes)
         self._let_go(keep=0)
         if out is None and entry.streams is not HOST:
             self._decode_ahead()
@@ -199,35 +270,38 @@ class ActivationStash:
         """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
         of each array, `before` and `after` are their sums, `peak` is the most that was held."""
         self._lengths.trim_all()
-        self._window.finish_all()
+        self._pending.finish_all()
         rows = {name: dict(row) for name, row in self._rows.items()}
         total = {
             column: sum(row[column] for row in rows.values()) for column in ("before", "after")
         }
-        return {**total, "peak": self._account.peak, "names": rows}
+        return {**total, "peak": self._statistics.peak, "names": rows}
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def _encode(self, entry: StashEntry, x: Any, backend: Backend, codec: Codec) -> Waiting | None:
+    def _encode(
+        self, entry: StashEntry, x: Any, backend: Backend, codec: Codec
+    ) -> PendingCheck | None:
         """Queue it beside, and hold the array until that is done; what is still to be decided."""
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)
-        if is_captured and not self._window.decided.get(entry.place, True):
+        if is_captured and not self._pending.decisions.get(entry.place, True):
             entry.row["codec"] = None
             return None
-        guard, streams = guard_of(codec.name, entry.row["need"], entry.spec), entry.streams
-        about = entry.spec.dtype, entry.spec.shape, guard.measure, guard.grouping
+        check = _check_of(codec.name, entry.row["need"], entry.spec)
+        streams = entry.streams
+        about = entry.spec.dtype, entry.spec.shape, check.measure, check.grouping
         encoder, entry.decoder = coders(codec.name, *about)
-        measures = guard.measure == TILES
+        measures = check.measure == TILES
         streams.fork()
-        found = streams.beside(lambda: encoder(x, out=(out, None) if measures else out))
-        entry.code, numbers = found if measures else (found, None)
-        if guard.measure == RANGE:
+        results = streams.beside(lambda: encoder(x, out=(out, None) if measures else out))
+        entry.code, numbers = results if measures else (results, None)
+        if check.measure == RANGE:
             three = Spec((3,), FLOAT64)
             numbers = streams.beside(
-                lambda: range_of(x, backend.empty(three, entry.device), guard.need)
+                lambda: measure_range(x, backend.empty(three, entry.device), check.need)
             )
-        if guard.measure == INDEX:
+        if check.measure == INDEX:
             numbers = streams.beside(lambda: ((x < 0) | (x > 15)).any().reshape(1))
         if self._keep_buffers:
             self._buffers[entry.place] = entry.code
@@ -235,36 +309,36 @@ class ActivationStash:
             self._await_length(entry)
         self._leaving.append((x, streams, streams.current(), streams.mark()))
         self._let_go(keep=1)
-        if is_captured or not guard.measure:
+        if is_captured or not check.measure:
             entry.original = None
             return None
-        return Waiting(entry, guard, entry.spec.nbytes, *streams.read(numbers))
+        return PendingCheck(entry, check, entry.spec.nbytes, *streams.read(numbers))
 
     def _await_length(self, entry: StashEntry) -> None:
         """On the host it is known at once, and no more is ever held."""
         length, event = entry.streams.read(entry.code[:8].view(np.int64))
         if event is None:
-            entry.code = entry.cut(int(length[0]))
+            entry.code = entry.copy_codes(int(length[0]))
         else:
             tell = partial(entry.row.__setitem__, "after")
             self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
         """Memory of an earlier step for the codes; None where it is to be allocated."""
-        found = self._buffers.get(entry.place)
+        buffer = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
-            return None if codec.leaves_room else found
+            return None if codec.leaves_room else buffer
         if codec.leaves_room:
             raise ProviderError(
                 f"{NAME}: put: {codec.name!r} cannot be captured, because the size of its codes "
                 f"depends on the data"
             )
-        if found is None:
+        if buffer is None:
             raise ProviderError(
                 f"{NAME}: put: a capture needs memory that exists already for the codes of "
                 f"{entry.name!r}: make a step with keep_buffers=True before"
             )
-        return found
+        return buffer
 
     def _let_go(self, keep: int) -> None:
         """Give up originals, the newest but `keep`, when their streams wait for their encoding."""
@@ -275,7 +349,7 @@ class ActivationStash:
 
     # ---- decoding --------------------------------------------------------------------------------
 
-    def _taken_out(self, entry: StashEntry, out: Any) -> Any:
+    def _take(self, entry: StashEntry, out: Any) -> Any:
         """The array on the caller's stream."""
         if entry.decoder is None:
             if out is not None:
@@ -285,7 +359,7 @@ class ActivationStash:
         if entry.decoded is None:
             self._decode(entry, target)
         else:
-            self._account.add(-entry.spec.nbytes)
+            self._statistics.add(-entry.spec.nbytes)
         streams, decoded = entry.streams, entry.decoded
         streams.join(streams.current(), entry.mark)
         if out is None:
@@ -309,10 +383,10 @@ class ActivationStash:
         entry = next(reversed(self._entries.values()), None)
         if entry is None:
             return
-        self._window.finish(entry)
+        self._pending.finish(entry)
         if entry.decoder is not None and entry.decoded is None:
             self._decode(entry)
-            self._account.add(entry.spec.nbytes)
+            self._statistics.add(entry.spec.nbytes)
 
     def _new(self, entry: StashEntry) -> Array:
         backend = BACKENDS[type(entry.code)]
@@ -331,7 +405,7 @@ class ActivationStash:
         return self._streams[device]
 
     def _refuse_closed(self, method: str) -> None:
-        if not self._is_entered():
+        if not self._is_inside():
             raise ArgumentError(f"{NAME}: {method}: expected to be called inside of `with`")
 
     def _refuse_name(self, name: object) -> NoReturn:
@@ -342,11 +416,21 @@ class ActivationStash:
 
     def _refuse_changed(self, entry: StashEntry) -> None:
         """In checking mode: compare every bit with the copy that `put` made."""
-        if entry.seen is None:
+        if entry.checked is None:
             return
-        now, then = (a.reshape(-1).view(np.uint8) for a in entry.seen)
+        now, then = (a.reshape(-1).view(np.uint8) for a in entry.checked)
         if not bool((now == then).all()):
             raise ArgumentError(
                 f"{NAME}: {entry.name!r} was changed after put: expected an array that nobody "
                 f"writes to, because it may not be encoded yet"
             )
+
+
+def _check_of(codec: str, need: str, x: Spec) -> ErrorCheck:
+    """Choose what is measured of codes for a need."""
+    measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
+    needs = {TILES: (LINEAR, NORMALISED), RANGE: BY_RANGE}.get(measure, (need,))
+    if not x.size or need not in needs:
+        measure = ""
+    grouping = (1, x.size // row, row) if need == NORMALISED and measure else None
+    return ErrorCheck(measure, need, grouping)

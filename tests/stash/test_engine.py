@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The engine of kept codes: entries, accounts, lengths that come late, guards, the window."""
+"""The engine under stash and hooks: held bytes, entries, pending lengths, error checks."""
 
 from __future__ import annotations
 
@@ -16,70 +16,76 @@ import pytest
 from late_events import Event
 
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.codecs.kept import entry, guards, policies
-from cupy_training_ops.codecs.kept.entry import Lengths
-from cupy_training_ops.codecs.kept.guards import Guard
-from cupy_training_ops.codecs.kept.window import Waiting, Window
+from cupy_training_ops.activations import error_check as checks
+from cupy_training_ops.activations import policies
+from cupy_training_ops.activations.error_check import ErrorCheck
+from cupy_training_ops.activations.pending import (
+    Entry,
+    HeldBytes,
+    PendingCheck,
+    PendingChecks,
+    PendingLengths,
+)
 
 NBYTES = 64
 GOOD, BAD = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]
 
 
-class Held(entry.Entry):
+class Held(Entry):
     """Bytes of NumPy's; what it is told is written down."""
 
-    def __init__(self, account, nbytes=NBYTES, place=None) -> None:
-        self.account, self.place, self.lacks = account, place, []
+    def __init__(self, statistics, nbytes=NBYTES, place=None) -> None:
+        self.statistics, self.place, self.lacks = statistics, place, []
         self.code = np.arange(nbytes, dtype=np.uint8)
-        account.add(nbytes)
+        statistics.add(nbytes)
 
-    def cut(self, nbytes):
+    def copy_codes(self, nbytes):
         return self.code[:nbytes].copy()
 
-    def failed(self, waiting, lack) -> None:
-        self.lacks.append(lack)
+    def reject(self, check, failure) -> None:
+        self.lacks.append(failure)
         self.code = None
 
 
 @pytest.fixture
-def account():
-    return entry.Account()
+def statistics():
+    return HeldBytes()
 
 
 # ---- entries and accounts ------------------------------------------------------------------------
 
 
-def test_an_account_knows_the_most(account, rng) -> None:
+def test_an_account_knows_the_most(statistics, rng) -> None:
     changes = rng.integers(-100, 100, 500).tolist()
     for nbytes in changes:
-        account.add(nbytes)
-    assert account.held == sum(changes)
-    assert account.peak == max(0, *accumulate(changes))
+        statistics.add(nbytes)
+    assert statistics.held == sum(changes)
+    assert statistics.peak == max(0, *accumulate(changes))
 
 
-def test_threads_share_an_account(account) -> None:
+def test_threads_share_an_account(statistics) -> None:
     def work() -> None:
         for _ in range(5000):
-            account.add(3)
-            account.add(-2)
+            statistics.add(3)
+            statistics.add(-2)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert account.held == 20_000
-    assert 20_000 <= account.peak <= 20_000 + 2 * 4
+    assert statistics.held == 20_000
+    assert 20_000 <= statistics.peak <= 20_000 + 2 * 4
 
 
-def test_what_is_behind_codes_is_given_back(account) -> None:
-    held = Held(account)
+def test_what_is_behind_codes_is_given_back(statistics) -> None:
+    held = Held(statistics)
     before = held.code
     held.shorten(NBYTES)
     assert held.code is before  # nothing is behind them: nothing is copied
     held.shorten(5)
     assert held.code.tobytes() == bytes(range(5))
-    assert (account.held, account.peak) == (5, NBYTES)
+    assert (statistics.held, statistics.peak) == (5, NBYTES)
 
 
 # ---- lengths -------------------------------------------------------------------------------------
@@ -89,10 +95,10 @@ class Queue:
     """Lengths, with what came of them."""
 
     def __init__(self) -> None:
-        self.lengths, self.account, self.told = Lengths(), entry.Account(), []
+        self.lengths, self.statistics, self.told = PendingLengths(), HeldBytes(), []
 
     def add(self, stream, nbytes, event):
-        held = Held(self.account)
+        held = Held(self.statistics)
         self.lengths.add(stream, held, self.told.append, np.array([nbytes]), event)
         return held
 
@@ -107,10 +113,10 @@ def test_lengths_are_waited_for_by_stream() -> None:
     queue.lengths.trim("of nobody")
     assert [event.waits for event in events] == [1, 0, 1]
     assert [held.code.nbytes for held in (first, other, second)] == [8, NBYTES, 24]
-    assert (queue.told, queue.account.held) == ([8, 24], 8 + NBYTES + 24)
+    assert (queue.told, queue.statistics.held) == ([8, 24], 8 + NBYTES + 24)
     queue.lengths.trim_all()
     queue.lengths.trim_all()
-    assert (queue.told, queue.account.held) == ([8, 24, 16], 8 + 16 + 24)
+    assert (queue.told, queue.statistics.held) == ([8, 24, 16], 8 + 16 + 24)
 
 
 def test_on_the_host_a_length_is_known_at_once() -> None:
@@ -131,7 +137,7 @@ def test_a_length_is_told_though_its_entry_is_gone() -> None:
 
 # ---- guards --------------------------------------------------------------------------------------
 
-NEEDS = ("sign", guards.LINEAR, guards.NORMALISED, guards.PRODUCT)
+NEEDS = ("sign", checks.LINEAR, checks.NORMALISED, checks.PRODUCT)
 
 
 def expected_lack(guard, numbers) -> str:
@@ -140,23 +146,23 @@ def expected_lack(guard, numbers) -> str:
     share = np.sqrt(np.array([error / tiles, error / groups, worst]))
     if not share[0] <= 0.03:
         return "tiles"
-    if guard.need == guards.NORMALISED and not (guard.grouping and share[2] <= 0.06):
+    if guard.need == checks.NORMALISED and not (guard.grouping and share[2] <= 0.06):
         return "groups"
-    is_product = guard.need == guards.PRODUCT
+    is_product = guard.need == checks.PRODUCT
     return "features" if is_product and not (guard.grouping and share[1] <= 0.03) else ""
 
 
 @pytest.mark.parametrize("grouping", [None, (1, 4, 16)])
 @pytest.mark.parametrize("need", NEEDS)
 def test_tiles_and_groups_have_limits(rng, need, grouping) -> None:
-    guard, seen = Guard(guards.TILES, need, grouping), set()
+    guard, seen = ErrorCheck(checks.TILES, need, grouping), set()
     for _ in range(300):
         error, tiles, groups = 1e-3, *(10.0 ** rng.uniform(-1, 2, 2))
         numbers = [error, tiles, groups, 10.0 ** rng.uniform(-4, -1)]
-        lack, features = guard.lacking(numbers)
+        lack, features = guard.failure(numbers)
         assert lack == expected_lack(guard, numbers)
         assert features == (grouping is not None and error / groups <= 0.03**2)
-        assert guard.does(np.array(numbers)) == (not lack)
+        assert guard.passes(np.array(numbers)) == (not lack)
         seen.add(lack)
     assert len(seen) >= 2
 
@@ -175,14 +181,14 @@ def test_tiles_and_groups_have_limits(rng, need, grouping) -> None:
     ],
 )
 def test_16_bits_have_a_range(numbers, does) -> None:
-    guard = Guard(guards.RANGE, guards.PRODUCT)
-    assert guard.lacking(numbers) == ("" if does else "range", True)
-    assert bool(guard.does(numbers)) == does
+    guard = ErrorCheck(checks.RANGE, checks.PRODUCT)
+    assert guard.failure(numbers) == ("" if does else "range", True)
+    assert bool(guard.passes(numbers)) == does
 
 
 def test_indices_are_lost_or_not() -> None:
-    guard = Guard(guards.INDEX, "index")
-    assert [guard.lacking([found])[0] for found in (False, True)] == ["", "index"]
+    guard = ErrorCheck(checks.INDEX, "index")
+    assert [guard.failure([found])[0] for found in (False, True)] == ["", "index"]
 
 
 def test_codes_of_policies_tell_what_is_not_finite(rng) -> None:
@@ -190,12 +196,12 @@ def test_codes_of_policies_tell_what_is_not_finite(rng) -> None:
     x = rng.standard_normal((4, 64)).astype(np.float32)
     x[1, 3] = np.inf
     plain, decoder = policies.coders("msfp15_signed", "float32", x.shape, "", None)
-    measuring, same = policies.coders("msfp15_signed", "float32", x.shape, guards.TILES, (1, 4, 64))
+    measuring, same = policies.coders("msfp15_signed", "float32", x.shape, checks.TILES, (1, 4, 64))
     codes, measured = measuring(x)
     assert (codes == plain(x)).all()
     assert same is decoder
     assert np.isnan(decoder(codes)).sum() == 8
-    assert Guard(guards.TILES, "sign").lacking(measured.tolist()) == ("tiles", False)
+    assert ErrorCheck(checks.TILES, "sign").failure(measured.tolist()) == ("tiles", False)
     assert isinstance(measuring, get_op("GistGuardedMsfp15Encoder"))
 
 
@@ -217,15 +223,15 @@ class Late:
     """A window of entries whose guards' numbers come late."""
 
     def __init__(self, limit) -> None:
-        self.window, self.account, self.events = Window(limit), entry.Account(), []
+        self.window, self.statistics, self.events = PendingChecks(limit), HeldBytes(), []
 
     def add(self, numbers=GOOD, nbytes=NBYTES, place=None, event=None):
         """A new entry; the event None is made."""
-        held = Held(self.account, nbytes // 4, place)
+        held = Held(self.statistics, nbytes // 4, place)
         held.original = f"the array of {nbytes}"
         self.events.append(event or Event())
-        guard = Guard(guards.TILES, guards.LINEAR)
-        waiting = Waiting(held, guard, nbytes, np.array(numbers), self.events[-1])
+        guard = ErrorCheck(checks.TILES, checks.LINEAR)
+        waiting = PendingCheck(held, guard, nbytes, np.array(numbers), self.events[-1])
         self.window.add(waiting, held, nbytes // 4)
         return held
 
@@ -234,25 +240,25 @@ class Late:
         return [event.waits for event in self.events]
 
 
-def test_numbers_of_the_host_decide_at_once(account) -> None:
-    window = Window()
+def test_numbers_of_the_host_decide_at_once(statistics) -> None:
+    window = PendingChecks()
     for numbers, lacks in ((GOOD, []), (BAD, ["tiles"])):
-        held = Held(account)
+        held = Held(statistics)
         held.original = "the array"
-        guard = Guard(guards.TILES, guards.LINEAR)
-        window.add(Waiting(held, guard, NBYTES, np.array(numbers), None), held, 0)
+        guard = ErrorCheck(checks.TILES, checks.LINEAR)
+        window.add(PendingCheck(held, guard, NBYTES, np.array(numbers), None), held, 0)
         assert held.lacks == lacks
         assert held.original == ("the array" if lacks else None)
-        assert not held.waiting
-    assert window.most == 0
+        assert not held.pending
+    assert window.peak == 0
 
 
-@pytest.mark.parametrize("looked_by", [lambda late: late.window.look(), lambda late: late.add()])
+@pytest.mark.parametrize("looked_by", [lambda x: x.window.read_ready(), lambda x: x.add()])
 def test_an_original_goes_when_it_is_known_that_codes_do(looked_by) -> None:
     late = Late(1 << 20)
     held = [late.add(numbers) for numbers in (GOOD, BAD, GOOD)]
-    late.window.look()
-    assert all(each.original and each.waiting for each in held)
+    late.window.read_ready()
+    assert all(each.original and each.pending for each in held)
     late.events[0].done = late.events[1].done = True
     looked_by(late)
     assert [each.original is None for each in held] == [True, False, False]
@@ -279,14 +285,14 @@ def test_the_host_waits_where_more_bytes_would() -> None:
     late.events[2].done = True
     held.append(late.add())
     assert late.waits == [1, 1, 0, 0, 0, 0]
-    assert late.window.most == 3 * NBYTES
+    assert late.window.peak == 3 * NBYTES
     held.append(late.add(nbytes=10 * NBYTES))  # more than the limit, alone
     assert late.waits == [1, 1, 0, 1, 1, 1, 0]
-    assert late.window.most == 10 * NBYTES
+    assert late.window.peak == 10 * NBYTES
 
 
 def test_what_a_step_held_may_wait_in_the_next(monkeypatch) -> None:
-    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 2)
+    monkeypatch.setattr("cupy_training_ops.activations.pending.SHARE", 2)
     late = Late(NBYTES)
     for waited in (7, 4):  # half of 8 arrays, and of what is left of their codes, 0.25 each
         late.events.clear()
@@ -311,7 +317,7 @@ def test_a_decision_stands_for_its_place_in_a_step() -> None:
     for numbers in (GOOD, BAD, GOOD):
         held = [late.add(numbers, place="a"), late.add(GOOD, place="b")]
         late.window.finish_all()
-        decided.append(dict(late.window.decided))
+        decided.append(dict(late.window.decisions))
         assert held
     assert [each["a"] for each in decided] == [True, False, False]  # as soon as it failed once
     assert all(each["b"] for each in decided)
@@ -322,14 +328,14 @@ def test_an_error_of_who_fails_leaves_the_window_whole() -> None:
         """By the entry."""
 
     class Refusing(Held):
-        def failed(self, waiting, lack) -> None:
-            super().failed(waiting, lack)
+        def reject(self, check, failure) -> None:
+            super().reject(check, failure)
             raise RefusedError
 
     late = Late(1 << 20)
-    guard = Guard(guards.TILES, guards.LINEAR)
-    refusing = Refusing(late.account)
-    late.window.add(Waiting(refusing, guard, NBYTES, np.array(BAD), Event()), refusing, 0)
+    guard = ErrorCheck(checks.TILES, checks.LINEAR)
+    refusing = Refusing(late.statistics)
+    late.window.add(PendingCheck(refusing, guard, NBYTES, np.array(BAD), Event()), refusing, 0)
     held = late.add()
     with pytest.raises(RefusedError):
         late.window.finish_all()
@@ -349,20 +355,20 @@ def test_any_order_of_events_decides_the_same(rng) -> None:
         expected.append([] if numbers is GOOD else ["tiles"])
         for event in late.events:
             event.done = event.done or rng.random() < 0.02
-        waiting = [each for each in held if each.waiting]
+        waiting = [each for each in held if each.pending]
         assert sum(each.code.nbytes * 4 for each in waiting) <= limit
         if rng.random() < 0.2:
             late.window.finish(held[int(rng.integers(len(held)))])
     late.window.finish_all()
     assert [each.lacks for each in held] == expected
     assert [each.original is None for each in held] == [not each for each in expected]
-    assert late.window.most <= limit + largest
+    assert late.window.peak <= limit + largest
 
 
 def test_the_engine_imports_neither_pytorch_nor_cupy() -> None:
-    names = ", ".join(("entry", "guards", "policies", "window"))
+    names = ", ".join(("error_check", "pending", "policies"))
     code = (
-        f"import sys; from cupy_training_ops.codecs.kept import {names};"
+        f"import sys; from cupy_training_ops.activations import {names};"
         f"print(sorted({{'torch', 'cupy'}} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

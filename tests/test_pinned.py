@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
 
-from cupy_training_ops.torch import late  # noqa: E402
+from cupy_training_ops.torch import pinned  # noqa: E402
 
 
 class Event:
@@ -30,10 +30,10 @@ def rows(monkeypatch):
     """Rows without a GPU, two at a time."""
 
     def made():
-        return [late.Row(row, row.data_ptr(), Event()) for row in torch.zeros(2, 4).unbind()]
+        return [pinned.Row(row, row.data_ptr(), Event()) for row in torch.zeros(2, 4).unbind()]
 
-    monkeypatch.setattr(late, "_made", made)
-    return late.Rows()
+    monkeypatch.setattr(pinned, "_allocate_rows", made)
+    return pinned.Rows()
 
 
 def test_a_row_is_used_again_when_its_work_is_done(rows) -> None:
@@ -49,34 +49,34 @@ def test_a_row_is_used_again_when_its_work_is_done(rows) -> None:
 
 
 def test_who_drops_numbers_gives_their_row_back(monkeypatch, rows) -> None:
-    monkeypatch.setitem(late._ROWS, 7, rows)
-    monkeypatch.setattr(late, "_current_stream", lambda _: None)  # a machine has no GPU 7
-    unrecorded = late.Late(7)  # as where an exception came between the launch and the event
+    monkeypatch.setitem(pinned._ROWS, 7, rows)
+    monkeypatch.setattr(pinned, "_current_stream", lambda _: None)  # a machine has no GPU 7
+    unrecorded = pinned.PinnedNumbers(7)  # an exception came before the event
     lost = unrecorded.data_ptr()
     del unrecorded
-    numbers = late.Late(7, 3)
+    numbers = pinned.PinnedNumbers(7, 3)
     address, row = numbers.data_ptr(), numbers._row
     numbers.copy(torch.tensor([1.0, 2.0, 3.0]))
     row.numbers[3] = float("nan")
     assert numbers.tolist() == [1, 2, 3]
     numbers.record()
     del numbers
-    others = [late.Late(7).data_ptr() for _ in range(4)]
+    others = [pinned.PinnedNumbers(7).data_ptr() for _ in range(4)]
     assert address in others
     assert lost not in others
 
 
 def test_a_streams_object_is_kept(monkeypatch) -> None:
     made, raw = [], {0: 7}
-    monkeypatch.setattr(late, "raw_stream", raw.get)
-    monkeypatch.setattr(late, "_STREAMS", {})
+    monkeypatch.setattr(pinned, "raw_stream", raw.get)
+    monkeypatch.setattr(pinned, "_STREAMS", {})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: made.append(index) or object())
-    first = late._current_stream(0)
+    first = pinned._current_stream(0)
     raw[0] = 8
-    other = late._current_stream(0)
+    other = pinned._current_stream(0)
     raw[0], raw[1] = 7, 7  # the same address of another GPU, as that of default streams
-    assert late._current_stream(0) is first
-    assert len({first, other, late._current_stream(1)}) == 3
+    assert pinned._current_stream(0) is first
+    assert len({first, other, pinned._current_stream(1)}) == 3
     assert made == [0, 0, 1]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Numbers that a GPU writes into the host's memory, to be read when they are there."""
+"""Pinned readback: numbers that a GPU writes into the host's memory, read when they are there."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from .coding import raw_stream
 
 NUMBERS = 4
-ROWS = 1024  # that are made at a time
+ROWS = 1024  # that are allocated at a time
 
 
 class Row:
     """Page-locked memory for float32 numbers, which the GPU knows by the same address."""
 
-    __slots__ = ("address", "event", "numbers", "read")
+    __slots__ = ("address", "event", "numbers", "tolist")
 
     def __init__(self, numbers: Tensor, address: int, event: torch.cuda.Event) -> None:
         self.numbers, self.address = numbers, address
         self.event = event  # recorded behind what writes them
-        self.read: Callable[[], Any] = memoryview(numbers.numpy()).tolist  # the quickest
+        self.tolist: Callable[[], Any] = memoryview(numbers.numpy()).tolist  # the quickest
 
 
 class Rows:
@@ -35,22 +35,22 @@ class Rows:
         self._used: deque[Row] = deque()
 
     def take(self) -> Row:
-        """One that nothing writes to."""
+        """Take a row that nothing writes to."""
         try:
             return self._free.pop()
         except IndexError:
-            self._look()
+            self._free_finished()
         while True:
             try:
                 return self._free.pop()
             except IndexError:
-                self._free.extend(_made())
+                self._free.extend(_allocate_rows())
 
     def give_back(self, row: Row) -> None:
-        """Nobody will read it."""
+        """Let a row be used again, once its work is done."""
         self._used.append(row)
 
-    def _look(self) -> None:
+    def _free_finished(self) -> None:
         """Free the oldest whose work is done; each is another thread's or ours, never both's."""
         for _ in range(len(self._used)):
             try:
@@ -63,15 +63,16 @@ class Rows:
             self._free.append(row)
 
 
-def _made() -> list[Row]:
+def _allocate_rows() -> list[Row]:
     numbers = torch.empty((ROWS, NUMBERS), dtype=torch.float32, pin_memory=True)
     return [Row(row, row.data_ptr(), torch.cuda.Event()) for row in numbers.unbind()]
 
 
 _ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU: an event is one GPU's
+_STREAMS: dict[tuple[int, int], object] = {}
 
 
-class Late:
+class PinnedNumbers:
     """Numbers to come, with the event behind them."""
 
     __slots__ = ("_index", "_is_recorded", "_n", "_row", "event")
@@ -86,7 +87,7 @@ class Late:
             _ROWS[self._index].give_back(self._row)
 
     def data_ptr(self) -> int:
-        """Where a kernel writes them."""
+        """Return the address that a kernel writes them to."""
         return self._row.address
 
     def copy(self, numbers: Tensor) -> None:
@@ -94,41 +95,38 @@ class Late:
         self._row.numbers[: self._n].copy_(numbers, non_blocking=True)
 
     def record(self) -> None:
-        """What writes them has been queued on the current stream."""
+        """Record the event on the current stream, behind what writes them."""
         self.event.record(_current_stream(self._index))
         self._is_recorded = True
 
     def tolist(self) -> list[float]:
-        """The numbers, once they are there."""
-        return self._row.read()[: self._n]  # type: ignore[no-any-return]
+        """Return the numbers, once they are there."""
+        return self._row.tolist()[: self._n]  # type: ignore[no-any-return]
 
 
 def _current_stream(index: int) -> torch.cuda.Stream:
-    """PyTorch's current stream; an object for each is kept, since it takes long to make."""
+    """Return PyTorch's current stream; one object for each is kept, since it takes long to make."""
     if raw_stream is None:
         return torch.cuda.current_stream(index)
-    which = index, raw_stream(index)
-    return _STREAMS.get(which) or _STREAMS.setdefault(which, torch.cuda.current_stream(index))
+    key = index, raw_stream(index)
+    return _STREAMS.get(key) or _STREAMS.setdefault(key, torch.cuda.current_stream(index))
 
 
-_STREAMS: dict[tuple[int, int], object] = {}
+def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, object]:
+    """Return numbers that were queued, and the event behind them; None for the host's own."""
+    if index < 0:
+        return numbers, None
+    if not isinstance(numbers, PinnedNumbers):
+        queued, numbers = numbers, PinnedNumbers(index, len(numbers))
+        numbers.copy(queued)
+    numbers.record()
+    return numbers, numbers.event
 
 
-def copied(numbers: Tensor, index: int) -> tuple[Tensor, object]:
-    """Of any type: what will be in page-locked memory, and the event behind it; as `late` does."""
+def copy_to_host(numbers: Tensor, index: int) -> tuple[Tensor, object]:
+    """Do the same for numbers of any type, in memory of their own."""
     if index < 0:
         return numbers, None
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     copy.copy_(numbers, non_blocking=True)
     return copy, torch.cuda.current_stream(index).record_event()
-
-
-def late(numbers: Tensor | Late, index: int) -> tuple[object, object]:
-    """Numbers that have been queued, and the event behind them; the host's own, and None."""
-    if index < 0:
-        return numbers, None
-    if not isinstance(numbers, Late):
-        queued, numbers = numbers, Late(index, len(numbers))
-        numbers.copy(queued)
-    numbers.record()
-    return numbers, numbers.event

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether codes are good enough for who takes them: what was measured of them, and its limits.
+"""Decide whether codes are good enough for a consumer: what is measured of them, and its limits.
 
 An error counts beside what a consumer sees: a layer norm of rows with mean 100 sees x - mean.
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...families.gist_guard.sample import Grouping
+from ..families.gist_guard.sample import Grouping
 
 # What a consumer does with a value.
 LINEAR = "linear"  # multiplies it by a parameter
@@ -18,11 +18,11 @@ NORMALISED = "normalised"  # centres it, and divides by its deviation
 PRODUCT = "product"  # multiplies it by another activation
 SMOOTH = "smooth"  # takes a smooth function of each number
 
-# Measures of codes, by what those that fail are not good enough for.
+# Measures of codes; each is also the reason why codes fail.
 TILES = "tiles"  # by the encoder, GistGuardedMsfp15Encoder: its four numbers
 # Of float16: the largest magnitude; for products deviation and means of features, squared, too.
 RANGE = "range"
-INDEX = "index"  # whether a number was not from 0 to 15
+INDEX = "index"  # was a number not from 0 to 15?
 MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
 
 # Squares of an error's share of the deviation that its consumer sees.
@@ -33,23 +33,23 @@ RANK_OF_HEADS = 4  # (samples, heads, rows, features)
 MEANS = 4.0**2  # squared deviations that the means of features may be large
 
 
-class Guard(NamedTuple):
-    """What is measured of codes, and what they are needed for."""
+class ErrorCheck(NamedTuple):
+    """A measure of codes, and what they are needed for."""
 
-    measure: str  # empty where nothing is
+    measure: str  # empty where nothing is measured
     need: str
-    grouping: Grouping | None = None  # of what is centred, as the encoder was told
+    grouping: Grouping | None = None  # of what is centred, as the encoder takes it
 
     def within(self, numbers: Any) -> tuple[Any, Any, Any]:
-        """Whether codes do for everyone, where features are centred, where groups are normalised.
+        """Compare with the limits for everyone, for centred features, for normalised groups.
 
-        Of a measure's numbers: bools, or bools on a device. NaN is beyond every limit.
+        numbers: a measure's. Gives bools, or bools on a device. NaN is beyond every limit.
         """
         if self.measure == TILES:
             error, tiles, groups, worst = numbers
-            grouped = self.grouping is not None
+            has_groups = self.grouping is not None
             features, normalised = error <= TILE * groups, worst <= GROUP
-            return error <= TILE * tiles, grouped and features, grouped and normalised
+            return error <= TILE * tiles, has_groups and features, has_groups and normalised
         if self.measure == INDEX:
             (is_outside,) = numbers
             return is_outside == 0, True, True
@@ -60,15 +60,15 @@ class Guard(NamedTuple):
             in_range = in_range & (means <= MEANS * deviation)
         return in_range, True, True
 
-    def does(self, numbers: Any) -> Any:
-        """Whether codes do for the need."""
+    def passes(self, numbers: Any) -> Any:
+        """Return True if codes are good enough for the need; a bool on a device for its numbers."""
         codes, features, groups = self.within(numbers)
         if self.need == NORMALISED:
             return codes & groups
         return codes & features if self.need == PRODUCT else codes
 
-    def lacking(self, numbers: Any) -> tuple[str, bool]:
-        """What they do not do for, empty where they do; and whether they do where features are
+    def failure(self, numbers: Any) -> tuple[str, bool]:
+        """Return why codes fail, empty where they do not; and if they pass where features are
         centred."""
         codes, features, groups = self.within(numbers)
         if not codes:
@@ -78,8 +78,8 @@ class Guard(NamedTuple):
         return "features" if self.need == PRODUCT and not features else "", features
 
 
-def range_of(x: Any, numbers: Any, need: str) -> Any:
-    """What RANGE measures of an array, into three numbers: features matter to products alone."""
+def measure_range(x: Any, numbers: Any, need: str) -> Any:
+    """Measure RANGE of an array, into three numbers: features matter to products alone."""
     numbers[:] = 0
     numbers[0], numbers[1] = x.max(), -x.min()
     numbers[0] = numbers[:2].max()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ...dtypes import Dtype, dtype_name
-from ...errors import ArgumentError, pass_on, refuse, shown
-from ...families.gist.operators import Decoder
-from ...families.gist_guard.operators import GistGuardedMsfp15Encoder
-from ...families.gist_guard.sample import Grouping
-from ..table import CODECS, get_codec
-from .guards import LINEAR, NORMALISED, PRODUCT, SMOOTH, TILES
+from ..codecs.table import CODECS, get_codec
+from ..dtypes import Dtype, dtype_name
+from ..errors import ArgumentError, pass_on, refuse, shown
+from ..families.gist.operators import Decoder
+from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
+from ..families.gist_guard.sample import Grouping
+from .error_check import LINEAR, NORMALISED, PRODUCT, SMOOTH, TILES
 
 BY_RANGE = (PRODUCT, SMOOTH)  # needs of numbers that 16 bits are enough for
 VALUES = ("value", LINEAR, NORMALISED, *BY_RANGE)  # needs of numbers
@@ -62,8 +62,8 @@ def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy
     return policy
 
 
-def is_told(policy: Policy) -> bool:
-    """Whether a function has a parameter `consumer`, beside the four that it is given in order."""
+def takes_consumer(policy: Policy) -> bool:
+    """Return True if a function has a parameter `consumer`, beside the four positional ones."""
     try:
         parameters = inspect.signature(policy).parameters
     except (TypeError, ValueError) as error:  # of C, without a signature
@@ -72,7 +72,7 @@ def is_told(policy: Policy) -> bool:
     return "consumer" in parameters
 
 
-def chosen(
+def choose_codec(
     owner: str,
     policy: Policy,
     name: str,
@@ -81,31 +81,31 @@ def chosen(
     need: str,
     consumer: str = "",
 ) -> str | None:
-    """The codec that a policy names, if it keeps what is needed."""
+    """Return the codec that a policy names; raise where that loses what is needed."""
     if need not in NEEDS:
         refuse(owner, "need", f"one of {', '.join(map(repr, NEEDS))}", shown(need))
-    told = {"consumer": consumer} if is_told(policy) else {}
-    codec = policy(name, dtype, shape, need, **told)
+    more = {"consumer": consumer} if takes_consumer(policy) else {}
+    codec = policy(name, dtype, shape, need, **more)
     if codec is not None:
         _refuse_unfit(owner, name, dtype, need, codec)
     return codec
 
 
 def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -> None:
-    """Raise ArgumentError where no codec is named, or one that loses what is needed."""
+    """Raise ArgumentError for what is no codec's name, or for one that loses what is needed."""
     if not isinstance(codec, str) or codec not in CODECS:
         raise ArgumentError(
             f"{owner}: policy: expected the name of a codec ({', '.join(CODECS)}) or None "
             f"for {name!r}, got {shown(codec)}"
         )
-    found = get_codec(codec)
-    keeps_index = ("index" in found.kinds and found.lossless) or dtype == "bool"
+    kinds = get_codec(codec).kinds
+    keeps_index = ("index" in kinds and get_codec(codec).lossless) or dtype == "bool"
     if need == "index" and not keeps_index:
         raise ArgumentError(
             f"{owner}: policy: expected a codec that keeps every index of {name!r}, got {codec!r}, "
             f"which is lossy"
         )
-    keeps_values = "value" in found.kinds or dtype == "bool"
+    keeps_values = "value" in kinds or dtype == "bool"
     if need in VALUES and not keeps_values:
         raise ArgumentError(
             f"{owner}: policy: expected a codec that keeps the values of {name!r}, got {codec!r}, "
@@ -116,14 +116,14 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
 def coders(
     codec: str, dtype: Dtype | str, shape: tuple[int, ...], measure: str, grouping: Grouping | None
 ) -> tuple[Any, Decoder]:
-    """Encoder and decoder for arrays of a dtype and shape, with the options that activations have.
+    """Make encoder and decoder for arrays of a dtype and shape, with the options of activations.
 
     The encoder for TILES gives what it measured beside the codes.
     """
-    found, options = get_codec(codec), OPTIONS.get(codec, {})
+    row, options = get_codec(codec), OPTIONS.get(codec, {})
     if measure == TILES:
         encoder: Any = GistGuardedMsfp15Encoder.shared(grouping=grouping, **options)
     else:
-        encoder = found.encoding(**options)
-    told = found.kept(encoder.attribute_values, options)
-    return encoder, found.decoder.shared(to=dtype, shape=shape, **told)
+        encoder = row.encoding(**options)
+    of_decoder = row.decoder_options(encoder.attribute_values, options)
+    return encoder, row.decoder.shared(to=dtype, shape=shape, **of_decoder)

@@ -1,30 +1,32 @@
 # SPDX-License-Identifier: MIT
-"""Who saves a tensor: the torch function under way, and what its gradient takes of the tensor.
+"""Save rules: what a torch function makes of a tensor that it saves, and the codec that follows.
 
-A saved-tensor hook sees who made a tensor, not who saves it. A function that is not in the table is
-unknown, as all is that C++, scripts, compiled regions and custom functions call. The same mode sees
-what gives memory away to those that write without raising a tensor's version.
+A function that is not in the table is unknown, as all is that C++, scripts, compiled regions and
+custom functions call.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import sys
-import threading
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 
-from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT, SMOOTH
-from .lending import LENDING, Lent, lend
+from ..activations.error_check import LINEAR, NORMALISED, PRODUCT, SMOOTH
+from ..activations.policies import (
+    POLICIES,
+    WIDER_THAN_16_BITS,
+    Policy,
+    choose_codec,
+    get_policy,
+    takes_consumer,
+)
+from .modes import Arguments, Call, Named
 
 # What gives the same numbers in other words: a tensor made so is as its source. Casts are those of
 # autocast, and no parameter is the base of one.
@@ -42,13 +44,9 @@ SIGN = "sign"  # its sign alone
 SHAPE = "shape"  # nothing but its shape
 EXACT = "exact"
 
-Given = tuple[Any, ...]
-Named = Mapping[str, Any] | None
-Call = tuple[Any, Given, Named]
-
 
 class Use(NamedTuple):
-    """What a consumer makes of a tensor that it saves."""
+    """The need of a consumer for a tensor that it saves."""
 
     consumer: str
     need: str
@@ -57,90 +55,6 @@ class Use(NamedTuple):
 
 
 UNKNOWN = Use("", EXACT)
-
-
-PLAIN = frozenset(
-    itertools.chain.from_iterable(
-        itertools.permutations((Tensor, torch.nn.Parameter), n) for n in range(3)
-    )
-)
-
-
-class Consumers(TorchFunctionMode):  # type: ignore[misc]
-    """Notes which torch function a thread is in, and memory that may be written unseen.
-
-    lent: for storages that were lent, when that was; AT_ANY_TIME where it does not end.
-    """
-
-    def __init__(self, lent: Lent) -> None:
-        self.call: Call | None = None
-        self.lent = lent  # all threads'
-        self.sees_all = False  # whether it is on the stack, and none below it calls what it likes
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: object,
-        args: Given = (),
-        kwargs: Named = None,
-    ) -> Any:
-        before = self.call
-        # A class of tensors does what it likes under the function's name.
-        self.call = (func, args, kwargs) if not types or types in PLAIN else None
-        try:
-            if func in SPECIAL:
-                return self._special(func, args, kwargs)
-            return func(*args, **kwargs) if kwargs else func(*args)
-        finally:
-            self.call = before
-
-    def _special(self, func: Any, args: Given, kwargs: Named) -> Any:
-        """Call what lends memory, or what is looked through."""
-        if func in LENDING:
-            for x in args:
-                if isinstance(x, Tensor) and x.layout is torch.strided:
-                    lend(self.lent, x.untyped_storage(), LENDING[func])
-        elif self.call is not None:
-            self.call = None
-            with self:
-                return body(func)(*args, **kwargs or {})
-        return func(*args, **kwargs or {})
-
-
-class InThread(threading.local):
-    """The mode of a thread."""
-
-    def __init__(self, lent: Lent) -> None:
-        self.mode = Consumers(lent)
-
-
-def is_trusted() -> bool:
-    """Whether modes below do what functions say: others may call what they like."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    return all(isinstance(mode, Consumers | DeviceContext) for mode in modes)
-
-
-# ---- functions of Python that are looked through -------------------------------------------------
-
-# They call functions that the table has. Others stay closed: what they save is untouched.
-LOOKED_THROUGH = frozenset({functional.multi_head_attention_forward})
-SPECIAL = LOOKED_THROUGH | LENDING.keys()
-
-
-@functools.cache
-def body(function: types.FunctionType) -> types.FunctionType:
-    """The function without its question whether a mode wants it."""
-    names = {name: _no for name in function.__globals__ if name.startswith("has_torch_function")}
-    seen = {**function.__globals__, **names}
-    found = types.FunctionType(
-        function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
-    )
-    found.__kwdefaults__ = function.__kwdefaults__
-    return found
-
-
-def _no(*_: object) -> bool:
-    return False
 
 
 # ---- operands ------------------------------------------------------------------------------------
@@ -155,13 +69,13 @@ LEAF_NODE = torch._C._functions.AccumulateGrad
 
 
 def source_of(node: Any) -> object:
-    """The node whose numbers views and casts show."""
+    """Return the node whose numbers views and casts show."""
     while type(node) in SAME_NODES:
         node = node.next_functions[0][0]
     return node
 
 
-def is_made(x: Tensor) -> bool:
+def is_computed(x: Tensor) -> bool:
     """Return True if a tensor is neither a parameter nor one in other words."""
     node = x.grad_fn
     if node is None:
@@ -169,21 +83,21 @@ def is_made(x: Tensor) -> bool:
     return type(node) not in SAME_NODES or type(source_of(node)) is not LEAF_NODE
 
 
-def n_made(args: Iterable[object]) -> int:
-    """How many tensors among arguments, also in lists, are no parameters."""
+def n_computed(args: Iterable[object]) -> int:
+    """Count the tensors among arguments, also in lists, that are no parameters."""
     n = 0
-    for given in args:
-        if given is None:
+    for each in args:
+        if each is None:
             continue
-        if isinstance(given, Tensor):
-            n += not given.requires_grad if given.grad_fn is None else is_made(given)
-        elif isinstance(given, list | tuple):
-            n += n_made(given)
+        if isinstance(each, Tensor):
+            n += not each.requires_grad if each.grad_fn is None else is_computed(each)
+        elif isinstance(each, list | tuple):
+            n += n_computed(each)
     return n
 
 
-def is_of(x: Tensor, source: object) -> bool:
-    """Whether x is the source, or that in other words."""
+def is_same(x: Tensor, source: object) -> bool:
+    """Return True if x is the source, or that in other words."""
     if x is source:
         return True
     if not isinstance(source, Tensor):
@@ -193,8 +107,8 @@ def is_of(x: Tensor, source: object) -> bool:
     return source.grad_fn is not None and source_of(x.grad_fn) is source_of(source.grad_fn)
 
 
-def argument(args: Given, kwargs: Named, place: int, name: str) -> Any:
-    """An argument by position or by name."""
+def argument(args: Arguments, kwargs: Named, place: int, name: str) -> Any:
+    """Return an argument by position or by name."""
     return args[place] if len(args) > place else (kwargs or {}).get(name)
 
 
@@ -202,27 +116,27 @@ def argument(args: Given, kwargs: Named, place: int, name: str) -> Any:
 
 Dimensions = tuple[int, ...]
 Answer = Any  # what a rule has to know of a call, hashable
-Asked: TypeAlias = (
+CallFacts: TypeAlias = (
     "tuple[Rule, Answer] | str | None"  # of a function without a rule its name; None is unknown
 )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
-    """What a function makes of a tensor that it saves: `use` follows from what is asked of a call,
-    and from the shape and strides of the tensor."""
+    """One function's rule: `ask` looks at a call, and `use` follows from its answer and from the
+    shape and strides of the tensor that is saved."""
 
-    ask: Callable[[Tensor, Given, Named], Answer]
+    ask: Callable[[Tensor, Arguments, Named], Answer]
     use: Callable[[Tensor, Answer], Use]
 
 
 def usual_groups(x: Tensor) -> Dimensions:
-    """Channels of images, else features."""
+    """Return the channels of images, else features."""
     return (1,) if x.dim() >= 4 else (x.dim() - 1,)
 
 
 def features_of_heads(x: Tensor) -> Dimensions:
-    """Of (samples, heads, rows, features), where heads lie beside their features, else features."""
+    """Return heads and features of (samples, heads, rows, features) where they lie side by side."""
     is_turned = x.dim() == 4 and x.stride(1) < x.stride(2)
     return (1, 3) if is_turned else (x.dim() - 1,)
 
@@ -230,10 +144,10 @@ def features_of_heads(x: Tensor) -> Dimensions:
 def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
     """Linear in what is saved, where all other operands are parameters."""
 
-    def ask(_: Tensor, args: Given, kwargs: Named) -> tuple[bool, bool]:
-        is_left = bool(args) and isinstance(args[0], Tensor) and is_made(args[0])
-        n = is_left + n_made(args[1:] if is_left else args)
-        return n <= 1 and (not kwargs or n + n_made(kwargs.values()) <= 1), is_left
+    def ask(_: Tensor, args: Arguments, kwargs: Named) -> tuple[bool, bool]:
+        is_left = bool(args) and isinstance(args[0], Tensor) and is_computed(args[0])
+        n = is_left + n_computed(args[1:] if is_left else args)
+        return n <= 1 and (not kwargs or n + n_computed(kwargs.values()) <= 1), is_left
 
     def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
         is_linear, is_left = answer
@@ -261,8 +175,8 @@ def _relu(name: str) -> Rule:
 def _input(name: str, need: str) -> Rule:
     """An operation's input alone, whatever else it saves."""
 
-    def ask(x: Tensor, args: Given, kwargs: Named) -> bool:
-        return is_of(x, argument(args, kwargs, 0, "input"))
+    def ask(x: Tensor, args: Arguments, kwargs: Named) -> bool:
+        return is_same(x, argument(args, kwargs, 0, "input"))
 
     def use(x: Tensor, is_input: bool) -> Use:
         if not is_input:
@@ -275,14 +189,14 @@ def _input(name: str, need: str) -> Rule:
 def _attention(name: str) -> Rule:
     """Query, key, value and result; not the statistics of rows."""
 
-    def ask(x: Tensor, args: Given, kwargs: Named) -> bool:
-        for given in args[:3]:
-            if x is given:
+    def ask(x: Tensor, args: Arguments, kwargs: Named) -> bool:
+        for each in args[:3]:
+            if x is each:
                 return True
         if type(x.grad_fn).__name__.startswith("ScaledDotProduct"):
             return not x.output_nr
         parts = enumerate(("query", "key", "value"))
-        return any(is_of(x, argument(args, kwargs, i, part)) for i, part in parts)
+        return any(is_same(x, argument(args, kwargs, i, part)) for i, part in parts)
 
     def use(x: Tensor, is_operand: bool) -> Use:
         return Use(name, PRODUCT, features_of_heads(x)) if is_operand else Use(name, EXACT)
@@ -293,13 +207,13 @@ def _attention(name: str) -> Rule:
 def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -> Rule:
     """A normalisation's input; what else it saves are statistics."""
 
-    def ask(x: Tensor, args: Given, kwargs: Named) -> int | None:
-        if not is_of(x, argument(args, kwargs, 0, "input")):
+    def ask(x: Tensor, args: Arguments, kwargs: Named) -> int | None:
+        if not is_same(x, argument(args, kwargs, 0, "input")):
             return None
-        given: Any = argument(args, kwargs, 1, extent) if extent else None
+        value: Any = argument(args, kwargs, 1, extent) if extent else None
         if extent == INNER:
-            return 1 if isinstance(given, int) else len(given)
-        return int(given or 0)
+            return 1 if isinstance(value, int) else len(value)
+        return int(value or 0)
 
     def use(x: Tensor, extents: int | None) -> Use:
         if extents is None:
@@ -313,8 +227,8 @@ def _rows(x: Tensor, n_inner: int) -> Dimensions:
     return tuple(range(x.dim() - n_inner))
 
 
-def _of(*names: str) -> Iterator[tuple[str, object]]:
-    """Functions of these names, wherever PyTorch has them."""
+def _functions(*names: str) -> Iterator[tuple[str, object]]:
+    """Yield functions of these names, wherever PyTorch has them."""
     homes = (torch, functional, Tensor, torch._C._nn)
     for name in names:
         yield from ((name.strip("_"), getattr(home, name)) for home in homes if hasattr(home, name))
@@ -329,7 +243,7 @@ def _table() -> dict[object, Rule]:
     table: dict[object, Rule] = {}
 
     def add(rule: Callable[[str], Rule], *names: str) -> None:
-        table.update({function: rule(name) for name, function in _of(*names)})
+        table.update({function: rule(name) for name, function in _functions(*names)})
 
     def products(groups: Callable[[Tensor, bool], Dimensions], *names: str) -> None:
         add(lambda name: _product(name, groups), *names)
@@ -360,20 +274,20 @@ OURS = {name: _norm(name, _rows, INNER) for name in ("layer_norm", "rms_norm")} 
     name: _input(name, SMOOTH) for name in ("gelu", "quick_gelu")
 }
 # They centre each feature or channel, and so the gradient of the product that they follow.
-NORMS = frozenset(function for _, function in _of(*BATCH, *INSTANCE))
+NORMS = frozenset(function for _, function in _functions(*BATCH, *INSTANCE))
 DEVIATIONS = ("var", "std", "var_mean", "std_mean")  # of samples, where a norm is written by hand
-CENTRING = NORMS | {function for _, function in _of(*DEVIATIONS)}
+CENTRING = NORMS | {function for _, function in _functions(*DEVIATIONS)}
 
 
-def centres(x: Tensor, call: tuple[Any, Given, Named]) -> bool:
-    """Whether one of CENTRING centres features or channels, and not what a sample has of them."""
+def centres(x: Tensor, call: Call) -> bool:
+    """Return True if one of CENTRING centres features or channels over samples."""
     function, args, kwargs = call
     if function in NORMS:
         return True
-    given = argument(args, kwargs, 1, "dim")
-    dimensions = given if isinstance(given, tuple | list) else (given,)
-    is_told = all(type(each) is int for each in dimensions)
-    return is_told and usual_groups(x)[0] not in [each % max(x.dim(), 1) for each in dimensions]
+    dim = argument(args, kwargs, 1, "dim")
+    dimensions = dim if isinstance(dim, tuple | list) else (dim,)
+    are_numbers = all(type(each) is int for each in dimensions)
+    return are_numbers and usual_groups(x)[0] not in [each % max(x.dim(), 1) for each in dimensions]
 
 
 CHECKPOINT = "checkpoint"  # the consumer of a checkpointed block's input
@@ -388,8 +302,8 @@ def _is_block_input() -> bool:
     return name == "torch.utils.checkpoint"
 
 
-def asked_of(x: Tensor, call: Call | None) -> Asked:
-    """What of the torch function under way decides on its use of a tensor that is saved."""
+def call_facts(x: Tensor, call: Call | None) -> CallFacts:
+    """Return what decides, of the torch function under way, on its use of a saved tensor."""
     if call is None:
         return CHECKPOINT if _is_block_input() else None
     function, args, kwargs = call
@@ -399,11 +313,83 @@ def asked_of(x: Tensor, call: Call | None) -> Asked:
     return rule, rule.ask(x, args, kwargs)
 
 
-def use_of(x: Tensor, asked: Asked) -> Use:
-    """What it makes of the tensor."""
-    if asked is None:
+def use_of(x: Tensor, facts: CallFacts) -> Use:
+    """Return the use that a call makes of a tensor."""
+    if facts is None:
         return UNKNOWN
-    if isinstance(asked, str):
-        return Use(asked, EXACT)
-    rule, answer = asked
+    if isinstance(facts, str):
+        return Use(facts, EXACT)
+    rule, answer = facts
     return rule.use(x, answer)
+
+
+# ---- policies ------------------------------------------------------------------------------------
+
+NAME = "compressed_activations"
+MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
+
+
+@dataclass(frozen=True, eq=False)
+class TorchPolicy:
+    """A rule that chooses codecs by who saves a tensor, or by who made it."""
+
+    choose: Callable[[str, str, tuple[int, ...], str, Use], str | None]
+    by_consumer: bool  # codes are checked, and who needs a tensor exactly has it
+    uses_consumer: bool
+
+    def codec_or_reason(
+        self, name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use
+    ) -> tuple[str, str]:
+        """Return a codec, or the reason why there is none."""
+        codec = self.choose(name, dtype, shape, need, use)
+        if codec:
+            return codec, ""
+        if not self.by_consumer:
+            return "", "policy"
+        return "", "exact" if use.consumer else "unknown"
+
+
+def by_consumer(
+    smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, need: str, use: Use
+) -> str | None:
+    """Choose codes for linear consumers; `smooth` has those for smooth functions, by dtype."""
+    if need == "mask":
+        return "pack1"
+    if use.need == EXACT:
+        return None
+    return smooth.get(dtype) if use.need in (SMOOTH, PRODUCT) else "msfp15_signed"
+
+
+def small(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | None:
+    """Choose sparse codes where an operation makes zeros; elsewhere MSFP15 is shorter."""
+    policy = POLICIES["small" if name in MAKE_ZEROS else "plain_msfp15"]
+    return policy(name, dtype, shape, need)
+
+
+def _by_maker(policy: Policy) -> TorchPolicy:
+    """Wrap a function of four arguments, or of the consumer, too."""
+
+    def choose(name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use) -> str | None:
+        return choose_codec(NAME, policy, name, dtype, shape, need, use.consumer)
+
+    return TorchPolicy(choose, by_consumer=False, uses_consumer=takes_consumer(policy))
+
+
+def _by_consumer(smooth: Mapping[str, str]) -> TorchPolicy:
+    return TorchPolicy(partial(by_consumer, smooth), by_consumer=True, uses_consumer=True)
+
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+NAMED = {
+    "lossless": _by_maker(POLICIES["lossless"]),
+    "default": _by_consumer(dict.fromkeys(WIDER_THAN_16_BITS, "pack16")),
+    "wide": _by_consumer(dict.fromkeys(FLOATS, "msfp15_signed")),
+    "small": _by_maker(small),
+    "plain_msfp15": _by_maker(POLICIES["plain_msfp15"]),
+}
+
+
+def policy_of(policy: object) -> TorchPolicy:
+    """Return a policy by name, or one around the caller's function."""
+    named = get_policy(NAME, policy, NAMED)
+    return named if isinstance(named, TorchPolicy) else _by_maker(named)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: MIT
+"""Arrays between forward and backward, and what of them is still to come from the device.
+
+An `Entry` is an array's codes, or the array itself, or both until its error check is read. On the
+host the numbers of a check are there at once. On a GPU the host reads them late: it waits for the
+device only where too many bytes wait, or where the backward pass asks. A decision does not depend
+on when that is: what comes later changes it only while at most LIMIT bytes came after the array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ..forks import Locked
+from .error_check import ErrorCheck
+
+LIMIT = 256 << 20  # bytes; more where one array is larger
+SHARE = 24  # of a step's bytes, which may wait beside its codes: the host stays ahead of the device
+
+
+class HeldBytes(Locked):
+    """Bytes that are held, and the most that were; from any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+
+    def add(self, nbytes: int) -> None:
+        """Add bytes, or take them off. A finalizer calls it: nothing in here may free codes."""
+        with self.lock:
+            self.held += nbytes
+            if self.held > self.peak:
+                self.peak = self.held
+
+
+class Entry:
+    """One array: codes, the array itself, or both. Defaults are the class's, which take no time."""
+
+    statistics: HeldBytes
+    code: Any = None
+    original: Any = None
+    pending: tuple[Any, ...] = ()  # each a PendingCheck
+    place: Hashable = None  # among the arrays of a step: a decision holds for later steps
+
+    def shorten(self, nbytes: int) -> None:
+        """Give back the memory behind codes of so many bytes."""
+        excess = self.code.nbytes - nbytes
+        if excess:
+            self.code = self.copy_codes(nbytes)
+            self.statistics.add(-excess)
+
+    def copy_codes(self, nbytes: int) -> object:
+        """Copy the first bytes of the codes."""
+        raise NotImplementedError
+
+    def reject(self, check: PendingCheck, failure: str) -> None:
+        """Hold the array alone: its codes failed a check."""
+        raise NotImplementedError
+
+
+class PendingLengths:
+    """Sparse codes in memory for the longest ones, until the device has told their length.
+
+    The host waits for that when the next such codes are made: what was queued since keeps the
+    device busy.
+    """
+
+    def __init__(self) -> None:
+        self._by_stream: dict[object, deque[tuple[Any, ...]]] = {}
+
+    def add(
+        self, stream: object, entry: Entry, tell: Callable[[int], None], length: Any, event: Any
+    ) -> None:
+        """Add codes whose length comes with an event; `tell` is called with it in any case."""
+        lengths = self._by_stream.setdefault(stream, deque())
+        lengths.append((weakref.ref(entry), tell, length, event))
+        if event is None:
+            self.trim(stream)
+
+    def trim(self, stream: object) -> None:
+        """Wait for the lengths of a stream's codes, and give back the memory behind them."""
+        lengths = self._by_stream.get(stream)
+        while lengths:
+            with contextlib.suppress(IndexError):  # another thread took the last
+                reference, tell, length, event = lengths.popleft()
+                if event is not None:
+                    event.synchronize()
+                (nbytes,) = length.tolist()
+                tell(nbytes)
+                if (entry := reference()) is not None:
+                    entry.shorten(nbytes)
+
+    def trim_all(self) -> None:
+        """Trim the codes of all streams."""
+        for stream in list(self._by_stream):
+            self.trim(stream)
+
+
+class PendingCheck:
+    """An entry with the numbers of its error check, which may be still to come.
+
+    `numbers.tolist()` reads them once `event.synchronize()` has returned; `event.query()` tells if
+    it would at once. Where they are there the event is None.
+    """
+
+    # Once numbers were read, and are None: why the codes fail, and whether they do where features
+    # are centred.
+    reason, features = "", False
+    may_be_centred = False  # a later norm may ask for more
+    is_closed = False  # behind the limit: nothing that comes changes the decision
+
+    def __init__(
+        self, entry: Entry, check: ErrorCheck, nbytes: int, numbers: Any, event: Any
+    ) -> None:
+        self.entry: Callable[[], Any] = weakref.ref(entry)
+        self.check, self.nbytes, self.numbers, self.event = check, nbytes, numbers, event
+
+    def may_end(self, _newest: PendingCheck | None) -> bool:
+        """Return True if it can be decided while the newest comes."""
+        return True
+
+    def is_ready(self) -> bool:
+        """Return True if the numbers can be read without a wait."""
+        if self.event is not None and self.event.query():
+            self.event = None
+        return self.event is None
+
+    def read_numbers(self) -> None:
+        """Read the numbers; waits for the device."""
+        if self.event is not None:
+            self.event.synchronize()
+        self.reason, self.features = self.check.failure(self.numbers.tolist())
+        self.numbers = self.event = None
+
+    def failure(self) -> str:
+        """Return why the codes fail; empty where they do not."""
+        if self.numbers is not None:
+            self.read_numbers()
+        return self.reason
+
+
+class Step:
+    """Bytes of the arrays that were added in one step, and of their codes."""
+
+    __slots__ = ("code_nbytes", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = self.code_nbytes = 0
+
+    def room_beside(self, step: Step) -> int:
+        """Bytes that may wait in a later step, whose codes all come; early layers need memory."""
+        return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0) // 2
+
+
+class PendingChecks(Locked):
+    """Checks of the newest arrays, a bounded number of bytes; and behind them closed ones, whose
+    decision nothing changes any more, until the device has told it."""
+
+    def __init__(self, limit: int = LIMIT, last: Step | None = None) -> None:
+        """last: the step before the first, which tells how many codes are to come."""
+        super().__init__()
+        self._limit = limit
+        self._open: deque[PendingCheck] = deque()
+        self._unread: deque[PendingCheck] = deque()  # of the open ones
+        self._closed: deque[PendingCheck] = deque()
+        self._open_nbytes = self._closed_nbytes = 0
+        self._step, self.last = Step(), last or Step()
+        self.peak = 0  # bytes that waited
+        self.decisions: dict[Hashable, bool] = {}  # by place in a step: were codes good enough?
+
+    def add(self, check: PendingCheck, entry: Entry, code_nbytes: int) -> None:
+        """Add an entry that has codes and its original."""
+        with self.lock:
+            entry.pending = (*entry.pending, check) if entry.pending else (check,)
+            if check.event is None and check.may_end(check) and self._settle(check, entry):
+                return
+            nbytes = check.nbytes
+            self._open.append(check)
+            self._unread.append(check)
+            self._open_nbytes += nbytes
+            self._step.nbytes += nbytes
+            self._step.code_nbytes += code_nbytes
+            if nbytes > self._limit:
+                self._limit = nbytes
+            self._read_ready(check)
+            if self._closed or self._open_nbytes > self._limit:
+                self._shrink(check)
+            if self._open_nbytes + self._closed_nbytes > self.peak:
+                self.peak = self._open_nbytes + self._closed_nbytes
+
+    def end_step(self) -> None:
+        """Take the step as the measure for the next one."""
+        with self.lock:
+            self._step, self.last = Step(), self._step
+
+    def successor(self) -> PendingChecks:
+        """Make another in place of this one, which an exception may have left halfway."""
+        other = PendingChecks(self._limit, self.last)
+        other.peak, other.decisions = self.peak, self.decisions
+        return other
+
+    def finish(self, entry: Entry) -> None:
+        """Decide now: the backward pass asks."""
+        with self.lock:
+            for check in entry.pending:
+                self._decide(check, entry, check.failure())
+
+    def finish_all(self) -> None:
+        """Decide about all entries."""
+        with self.lock:
+            while self._open:
+                self._close(self._open.popleft())
+            while self._closed:
+                self._finish_closed()
+            self._unread.clear()
+
+    def read_ready(self) -> None:
+        """Decide where the numbers are there."""
+        with self.lock:
+            self._read_ready(None)
+
+    def _read_ready(self, newest: PendingCheck | None) -> None:
+        """Let go of originals whose codes are known to be good for everything."""
+        unread, closed = self._unread, self._closed
+        while unread and (check := unread[0]).may_end(newest):
+            entry = check.entry()
+            if entry is not None and not check.is_ready():
+                break
+            unread.popleft()
+            if entry is not None:
+                self._settle(check, entry)
+        while closed and (closed[0].entry() is None or closed[0].is_ready()):
+            self._finish_closed()
+
+    def _shrink(self, newest: PendingCheck) -> None:
+        """Close what is behind the limit; wait where too many bytes do."""
+        while self._open_nbytes > self._limit and self._open[0].may_end(newest):
+            self._close(self._open.popleft())
+        room = max(self._limit, self.last.room_beside(self._step))
+        while self._closed and self._open_nbytes + self._closed_nbytes > room:
+            self._finish_closed()
+
+    def _close(self, check: PendingCheck) -> None:
+        self._open_nbytes -= check.nbytes
+        if check.entry() is None or check.is_ready():
+            self._finish(check)
+            return
+        check.is_closed = True
+        self._closed.append(check)
+        self._closed_nbytes += check.nbytes
+
+    def _finish_closed(self) -> None:
+        check = self._closed.popleft()
+        self._closed_nbytes -= check.nbytes
+        self._finish(check)
+
+    def _finish(self, check: PendingCheck) -> None:
+        """Decide with what is known."""
+        entry = check.entry()
+        if entry is not None:
+            self._decide(check, entry, check.failure())
+
+    def _settle(self, check: PendingCheck, entry: Entry) -> bool:
+        """Decide, if nothing that may come changes the decision."""
+        failure = check.failure()
+        if not failure and check.may_be_centred and not check.features:
+            return False
+        self._decide(check, entry, failure)
+        return True
+
+    def _decide(self, check: PendingCheck, entry: Entry, failure: str) -> None:
+        check.entry = _no_entry
+        has_others = len(entry.pending) > 1
+        entry.pending = tuple([c for c in entry.pending if c is not check]) if has_others else ()
+        self.decisions[entry.place] = not failure and self.decisions.get(entry.place, True)
+        if failure and entry.code is not None:
+            entry.reject(check, failure)
+        elif not entry.pending and entry.code is not None:
+            entry.original = None
+
+
+def _no_entry() -> None:
+    """Stand in for the reference to an entry that was decided."""

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: MIT
-"""The engine under ActivationStash and cto.torch: arrays as codes from forward to backward."""

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: MIT
+"""Error checks of a context: what is measured of codes, for whom, and what follows from it.
+
+A norm that centres features makes the gradient of the product before it blind to their means, and
+those of products before that, as far as all samples have the same slopes. That it takes a product's
+result is seen when it saves it: products are known by the sequence numbers of their nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..activations import pending
+from ..activations.error_check import LINEAR, NORMALISED, PRODUCT, RANGE, TILES, ErrorCheck
+from ..activations.pending import PendingCheck, Step
+from .pinned import NUMBERS, PinnedNumbers, read_later
+from .save_rules import LEAF_NODE, SAME_NUMBERS
+from .saved import MANY, Entry, Kind, Untouched
+
+SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
+SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
+LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
+STEPS = 64  # nodes that a norm looks back
+# The sequence number of the node that comes next: one less is that of the node that saves.
+next_node = torch._C._autograd._get_sequence_nr
+
+
+class Operand(PendingCheck):
+    """A tensor with the numbers of its check, which a norm or another operand may yet forbid.
+
+    The operands of a product of activations are decided together: the codes of one are multiplied
+    by the means of the other.
+    """
+
+    may_be_centred = True
+
+    def __init__(
+        self, entry: Entry, kind: Kind, numbers: Any, event: Any, operands: list[Operand] | None
+    ) -> None:
+        self.entry, self.kind, self.is_centred = weakref.ref(entry), kind, entry.is_centred
+        self.check, self.nbytes, self.numbers, self.event = kind.check, kind.nbytes, numbers, event
+        self.operands = operands  # all of its product; None where it is alone
+        if operands is not None:
+            operands.append(self)
+
+    def may_end(self, newest: Any) -> bool:
+        """Return True unless it is an operand of the product of which more may come."""
+        return self.operands is None or newest is None or self.operands is not newest.operands
+
+    def is_ready(self) -> bool:
+        """Return True if the numbers of all operands can be read without a wait."""
+        if self.operands is None:
+            if self.event is not None and self.event.query():
+                self.event = None
+            return self.event is None
+        return all([PendingCheck.is_ready(each) for each in self.operands])
+
+    def failure(self) -> str:
+        """Return why the codes of any operand fail; empty where none does."""
+        if self.operands is not None:
+            for each in self.operands:
+                if each.numbers is not None:
+                    each.read_numbers()
+                if each.reason:
+                    return each.reason
+        else:
+            if self.numbers is not None:
+                self.read_numbers()
+            if self.reason:
+                return self.reason
+        return "features" if self.is_centred and not self.features else ""
+
+
+class PendingChecks(pending.PendingChecks):
+    """The newest tensors; what comes may be one of these products' operands or norms."""
+
+    def close_product(self, operands: list[Operand]) -> None:
+        """Decide about the operands of a product, which are all there."""
+        with self.lock:
+            for check in operands:
+                entry = check.entry()
+                if entry is not None and check.is_ready():
+                    self._settle(check, entry)
+
+    def centre(self, entry: Entry) -> None:
+        """Note that a normalisation takes the result of a product of this tensor."""
+        with self.lock:
+            entry.is_centred = True
+            for check in entry.pending:
+                check.is_centred = check.is_centred or not check.is_closed
+                if check.numbers is None:
+                    self._settle(check, entry)
+
+
+class ThreadState(threading.local):
+    """Products of a thread, and how many tensors of each kind it encoded in this step."""
+
+    def __init__(self) -> None:
+        self.products: dict[int, weakref.ref[Entry]] = {}  # by the sequence number of their node
+        self.counts: dict[Kind, int] = {}
+        self.captured: list[tuple[ErrorCheck, Tensor]] = []
+        self.product = -1  # the one whose operands come, by its node
+        self.operands: list[Operand] = []
+
+
+class ErrorChecks:
+    """The error checks of one context, in all threads."""
+
+    def __init__(self, last: Step | None = None) -> None:
+        self.pending = PendingChecks(last=last)
+        self._thread = ThreadState()
+        self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
+
+    def begin_step(self) -> None:
+        """Begin a step of a thread."""
+        self._thread.counts.clear()
+
+    def end_step(self) -> None:
+        """End it: what was captured is counted at each replay."""
+        thread = self._thread
+        thread.products.clear()
+        self._operands(-1)
+        self.pending.end_step()
+        captured, thread.captured = thread.captured, []
+        for check, numbers in captured:
+            self._later[numbers.device] += (~check.passes(numbers)).long()
+
+    def failed_later(self) -> int:
+        """Count tensors of replayed graphs whose codes failed; waits for the device."""
+        return sum(int(count) for count in self._later.values())
+
+    # ---- encoding --------------------------------------------------------------------------------
+
+    def rejects(self, entry: Entry, kind: Kind, is_captured: bool) -> bool:
+        """Return True if a graph is captured, and the codes failed in the steps before."""
+        counts = self._thread.counts
+        n = counts.get(kind, 0)
+        counts[kind], entry.place = n + 1, kind.number + n
+        return is_captured and not self.pending.decisions.get(entry.place, False)
+
+    def add(
+        self, entry: Entry, x: Tensor, kind: Kind, numbers: Any, original: Untouched | None
+    ) -> None:
+        """Check new codes; the original waits, None where a graph is captured."""
+        if kind.measure == RANGE:
+            numbers = measure_range(entry.code, x.detach(), kind)
+        if original is None:
+            self._thread.captured.append((kind.check, numbers))
+            return
+        index = kind.index
+        if index >= 0 and kind.form.device not in self._later:
+            device = kind.form.device
+            self._later[device] = torch.zeros((), dtype=torch.int64, device=device)
+        entry.original = original
+        node = next_node() - 1 if kind.use.need == PRODUCT else -1
+        operands = None if node == self._thread.product == -1 else self._operands(node)
+        check = Operand(entry, kind, *read_later(numbers, index), operands)
+        self.pending.add(check, entry, kind.coding.code_nbytes)
+
+    def _operands(self, node: int) -> list[Operand] | None:
+        """Return those of the product whose node is being made, and end others; -1 is none."""
+        thread = self._thread
+        if thread.product != node:
+            if thread.operands:
+                self.pending.close_product(thread.operands)
+            thread.product, thread.operands = node, []
+        return thread.operands if node >= 0 else None
+
+    def covers(self, entry: Entry, kind: Kind) -> bool:
+        """Return True if one more consumer needs no other measure than the codes have."""
+        if entry.code is None or kind.measure != TILES:
+            return True
+        old, new = entry.kind.check, kind.check
+        if new.need in (NORMALISED, PRODUCT):
+            return old.need == new.need and old.grouping == new.grouping
+        return new.need != LINEAR or old.grouping == new.grouping
+
+    # ---- products whose results are centred ------------------------------------------------------
+
+    def remember_product(self, entry: Entry) -> None:
+        """Remember a product by the node that is being made."""
+        if not entry.pending:
+            return
+        products = self._thread.products
+        if len(products) >= MANY:
+            products.clear()
+        products[next_node() - 1] = weakref.ref(entry)
+
+    def centre(self, x: Tensor) -> None:
+        """Centre the products that x is the sum of, and those before: a norm saves x."""
+        products = self._thread.products
+        nodes, steps = [x.grad_fn], 0
+        while products and nodes and steps < STEPS:
+            node, steps = nodes.pop(), steps + 1
+            if node is None:
+                continue
+            reference = products.get(node._sequence_nr())
+            entry = None if reference is None else reference()
+            if entry is not None:
+                self.pending.centre(entry)
+            if entry is not None or type(node).__name__ in LOOKED_BEHIND:
+                before = [each for each, _ in node.next_functions]
+                nodes += [each for each in before if type(each) is not LEAF_NODE]
+
+
+def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
+    """Measure the largest magnitude of float16 codes; of operands also the distance from means.
+
+    A product of two activations may be followed by what does not see means, as a softmax is.
+    """
+    largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
+    if kind.use.need != PRODUCT:
+        return largest.reshape(1)
+    others = [d for d in range(x.dim()) if d not in kind.use.groups]
+    variance, mean = torch.var_mean(x, others, correction=0)
+    return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
+
+
+def empty_numbers(kind: Kind, captured: bool) -> Tensor | PinnedNumbers:
+    """Allocate what the encoder measures into: the host's memory, where the host reads it."""
+    if kind.index >= 0 and not captured:
+        return PinnedNumbers(kind.index)
+    return torch.empty(NUMBERS, dtype=torch.float32, device=kind.form.device)
+
+
+def is_captured(kind: Kind) -> bool:
+    """Return True if a CUDA graph takes what is queued."""
+    return kind.index >= 0 and torch.cuda.is_current_stream_capturing()
