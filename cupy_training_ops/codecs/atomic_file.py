@@ -29,27 +29,27 @@ _unfinished: set[Path] = set()
 
 @contextlib.contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
-    """A stream whose bytes take the place of `path` at the end, all or none of them.
+    """Yield a stream whose bytes take the place of `path` at the end, all or none of them.
 
-    sync: whether they are on the disk before they do, and the new name is before this ends, so
-    that a machine that stops leaves the old file or the new one. What writers that were killed
-    left in the folder a day ago or earlier is removed.
+    sync: wait until they are on the disk before they do, and then until the new name is, so that a
+    machine that stops leaves the old file or the new one. What writers that were killed left in
+    the folder a day ago or earlier is removed.
     A link stays, and what it points to is replaced; a file that was there keeps its owner and its
     permissions, and is refused where it could not be opened for writing. A pipe, a device or a
     descriptor of this process gets the bytes, and a folder is refused. Raises OSError.
     """
     if is_replaced(path):
-        with _named(path), _renamed_to(Path(os.path.realpath(path)), sync) as stream:
+        with _naming(path), _renamed_to(Path(os.path.realpath(path)), sync) as stream:
             yield stream
     else:
-        with _named(path), _opened(path) as stream:
+        with _naming(path), _open(path) as stream:
             whole = io.BytesIO()
             yield whole
             stream.write(whole.getbuffer())
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether `path` becomes a new file; else it is written into, and may be the process's stdout.
+    """Return True if `path` becomes a new file; else it is written into, and may be stdout.
 
     /dev/stdout is a link to what the shell opened, maybe a file that others write as well.
     """
@@ -64,7 +64,7 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def _renamed_to(path: Path, sync: bool) -> Iterator[IO[bytes]]:
-    """A new file beside `path`, which becomes it at the end or vanishes; it is locked till then."""
+    """Yield a new, locked file beside `path`, which becomes it at the end or vanishes."""
     old = _writable_status(path)
     _remove_abandoned(path.parent)
     new = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -138,7 +138,7 @@ def _lock(number: int) -> bool:
 
 
 def _take_over(descriptor: int, old: os.stat_result) -> None:
-    """Owner and permissions of the old file; refused to those who may not give files away."""
+    """Give a file the old one's owner and permissions; not all may give files away."""
     new = os.fstat(descriptor)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         os.fchown(descriptor, old.st_uid, old.st_gid)
@@ -146,7 +146,7 @@ def _take_over(descriptor: int, old: os.stat_result) -> None:
 
 
 def _writable_status(path: Path) -> os.stat_result | None:
-    """What is at a path, opened as if to write into it; None where there is nothing."""
+    """Return the status of a path, opened as if to write; None where there is nothing."""
     try:
         number = os.open(path, os.O_WRONLY)
     except FileNotFoundError:
@@ -163,13 +163,13 @@ def _remove(path: Path) -> None:
     _unfinished.discard(path)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     number = _descriptor(path)
     return path.open("wb") if number is None else os.fdopen(os.dup(number), "wb")
 
 
 def _descriptor(path: Path) -> int | None:
-    """N where a path is /dev/fd/N by whatever links: opened anew, it begins at its start."""
+    """Return N where a path is /dev/fd/N by whatever links: opened anew, it begins at 0."""
     folders = {os.path.realpath(folder) for folder in _DESCRIPTORS}
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
@@ -183,8 +183,8 @@ def _descriptor(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors that name `path`, and neither nothing nor the new file beside it."""
+def _naming(path: Path) -> Iterator[None]:
+    """Let errors name `path`, and neither nothing nor the new file beside it."""
     try:
         yield
     except OSError as error:

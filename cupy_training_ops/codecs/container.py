@@ -17,13 +17,13 @@ import numpy as np
 
 from ..errors import ArgumentError, cut, shown
 from .atomic_file import replacing
-from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, stored, undamaged
+from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored
 
 Header = dict[str, Any]
 
 
 class Format(NamedTuple):
-    """What a kind of file holds, and how it is told from others."""
+    """A kind of file: what it holds, and how it is told from others."""
 
     noun: str
     version: int
@@ -32,7 +32,7 @@ class Format(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the header says."""
+        """The name in the header."""
         return f"cupy-training-ops {self.noun}"
 
 
@@ -45,7 +45,7 @@ class Opened(NamedTuple):
     members: Mapping[str, Stored]
 
     def member(self, name: str) -> Stored:
-        """One of the arrays."""
+        """Return one of the arrays."""
         return _member(self.file, self.format, self.members, name)
 
 
@@ -56,7 +56,7 @@ def write(
     arrays: Mapping[str, NumpyArray],
     sync: bool = True,
 ) -> None:
-    """Write what `opened` gives back; the header holds what JSON can say.
+    """Write what `load` gives back; the header holds what JSON can say.
 
     A path is replaced by a whole file or not at all, which is on the disk before with `sync`.
     Raises OSError.
@@ -67,8 +67,8 @@ def write(
 
 
 @contextlib.contextmanager
-def opened(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
-    """The header and the arrays of a file, which may be open already.
+def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
+    """Yield the header and the arrays of a file, which may be open already.
 
     Raises OSError and MemoryError, and ArgumentError for whatever else is wrong with the file.
     """
@@ -77,8 +77,8 @@ def opened(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
         if isinstance(members, Stored):
             dtype = cut(str(members.header().dtype))
             raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")
-        header = _parsed(file, kind, _member(file, kind, members, "header"))
-        yield Opened(file, kind, _checked(file, kind, header), members)
+        header = _parse_header(file, kind, _member(file, kind, members, "header"))
+        yield Opened(file, kind, _check_format(file, kind, header), members)
 
 
 def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
@@ -90,7 +90,7 @@ def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[B
 def _writable(
     file: StrPath | BinaryFile, sync: bool
 ) -> contextlib.AbstractContextManager[BinaryFile]:
-    """The file as a stream; a path is replaced when the stream is closed."""
+    """Open a file for writing; a path is replaced when the stream is closed."""
     if isinstance(file, str | os.PathLike):
         return replacing(Path(file), sync)
     return contextlib.nullcontext(file)
@@ -102,18 +102,18 @@ def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str
     return members[name]
 
 
-def _parsed(file: object, kind: Format, member: Stored) -> object:
+def _parse_header(file: object, kind: Format, member: Stored) -> object:
     shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
         about = f"{cut(str(dtype))} of shape {shape}"
         raise ArgumentError(f"{file}: no {kind.noun}: its header is {about}")
     text = str(member.read())
-    with undamaged(str(file)):
+    with refuse_damage(str(file)):
         return json.loads(text)
 
 
-def _checked(file: object, kind: Format, header: object) -> Header:
-    """What `write` was given, if this is the format, in a version that is read."""
+def _check_format(file: object, kind: Format, header: object) -> Header:
+    """Return the header that `write` got; raise for another format or an unknown version."""
     if not isinstance(header, dict) or header.pop("format", None) != kind.name:
         raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")
     version = header.pop("version", None)

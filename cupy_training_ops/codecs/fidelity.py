@@ -65,7 +65,7 @@ E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0), has_infinit
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What was measured; None where a number does not exist (no zero, no error to speak of)."""
+    """Measured numbers; None where a number does not exist (no zero, no error to speak of)."""
 
     max_abs_error: float | None
     rmse: float | None
@@ -169,7 +169,7 @@ class Measurement:
                 self.dropped += int(np.count_nonzero(finite & _of_elements(lost, x.size)))
 
     def _add_errors(self, x: Float64s, y: Float64s) -> None:
-        """Errors and norms of the values that are finite on both sides."""
+        """Add errors and norms of the values that are finite on both sides."""
         both = np.isfinite(x) & np.isfinite(y)
         if not both.all():
             x, y = x[both], y[both]
@@ -181,7 +181,7 @@ class Measurement:
         self.noise.add(error)
 
     def fidelity(self) -> Fidelity:
-        """What all parts show together."""
+        """Return the numbers of all parts together."""
         return Fidelity(
             max_abs_error=self.max_abs_error,
             rmse=self.noise.root_mean_square(self.compared) if self.compared else None,
@@ -201,18 +201,18 @@ class Measurement:
 def within_bound(
     codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = False, dtype: Dtype = FLOAT64
 ) -> Mask:
-    """Where the decoded y is what the codec promises for x, element by element, both flat.
+    """Mark where the decoded y is what the codec promises for x, element by element, both flat.
 
     dtype: what elements were before they were made float64.
     """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
     if codec == "msfp15_signed":
-        return _signed(x, y, keep_nonfinite)
+        return _within_signed_tile(x, y, keep_nonfinite)
     if codec == "sparse_msfp15":
         return _is_same(x, y) | _sparse_exponent(x, y, gist_sparse.TILE_NBYTES // dtype.itemsize)
     if codec in _SCALED:
-        return _scaled(x, y, _SCALED[codec], float(ml_dtypes.finfo(dtype).max))
+        return _within_scale(x, y, _SCALED[codec], float(ml_dtypes.finfo(dtype).max))
     if codec in _INTEGERS:
         return _integers(x, y, _INTEGERS[codec], ml_dtypes.finfo(dtype))
     return _BOUNDS[codec](x, y)
@@ -223,7 +223,7 @@ def _sign_test(x: Float64s, y: Float64s) -> Mask:
     return right
 
 
-def _rounded(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
+def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
     size = np.abs(x)
     allowed = np.maximum(rounding.relative * size, rounding.absolute)
     right: Mask = np.abs(y - x) <= allowed
@@ -239,12 +239,12 @@ def _is_same(x: Float64s, y: Float64s) -> Mask:
     return same
 
 
-def _sparse_rounded(x: Float64s, y: Float64s) -> Mask:
+def _within_sparse_rounding(x: Float64s, y: Float64s) -> Mask:
     """FP10, or elements as they are where the code takes no more bytes so."""
-    return _rounded(x, y, FP10) | _is_same(x, y)
+    return _within_rounding(x, y, FP10) | _is_same(x, y)
 
 
-def _scaled(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
+def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
     """Blocks with a scale, the smallest at which their largest finite number fits.
 
     largest: of the decoded type, beyond which a number may be rounded up to infinity.
@@ -288,11 +288,11 @@ def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
 _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "binarize": _sign_test,
     "pack1": _sign_test,
-    "pack8": partial(_rounded, rounding=E5M2),
-    "pack16": partial(_rounded, rounding=HALF),
-    "fp10": partial(_rounded, rounding=FP10),
+    "pack8": partial(_within_rounding, rounding=E5M2),
+    "pack16": partial(_within_rounding, rounding=HALF),
+    "fp10": partial(_within_rounding, rounding=FP10),
     "sparse": _is_same,
-    "sparse_fp10": _sparse_rounded,
+    "sparse_fp10": _within_sparse_rounding,
     "index4": _is_same,
 }
 _INTEGERS = {"int8": False, "int8_signed": True}  # with their signs
@@ -315,7 +315,7 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     return right
 
 
-def _signed(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
+def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     """MSFP15 with signs: a step of the tile, also below 2^-126, and the sign of x."""
     largest = _largest_of_tile(np.abs(x))
     _, exponent = np.frexp(largest)
@@ -344,12 +344,12 @@ def _is_lost(largest: Float64s) -> Mask:
 
 
 def _of_elements(of_tiles: HostArray, n: int) -> HostArray:
-    """What n elements have of their tiles."""
+    """Repeat the values of tiles for n elements."""
     return np.repeat(of_tiles, TILE)[:n]
 
 
 def _larger(before: float | None, values: Float64s) -> float | None:
-    """The largest of a part and the parts before it."""
+    """Return the largest of a part and the parts before it."""
     if not values.size:
         return before
     largest = float(values.max())

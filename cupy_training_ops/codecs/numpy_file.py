@@ -32,7 +32,7 @@ _BY_DAMAGE = (None, errno.EINVAL)  # bz2's own error, and a place before the sta
 
 
 class BinaryFile(Protocol):
-    """What is called of an open binary file, reading or writing."""
+    """Methods of an open binary file, for reading or writing."""
 
     def read(self, size: int = ..., /) -> bytes: ...
     def write(self, data: bytes, /) -> object: ...
@@ -43,7 +43,7 @@ class BinaryFile(Protocol):
 
 
 class Header(NamedTuple):
-    """What an array's file says of it before the elements."""
+    """The description of an array before its elements."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -66,38 +66,38 @@ class Stored:
         self._sealed = sealed
 
     def is_array(self) -> bool:
-        """Whether it is one: an archive may hold anything else as well."""
-        with undamaged(self._name), self._opened() as stream:
+        """Return True if it is one: an archive may hold anything else as well."""
+        with refuse_damage(self._name), self._opened() as stream:
             return stream.read(len(_NPY)) == _NPY
 
     def header(self) -> Header:
-        """Its shape and type, where as many bytes as they need are there."""
+        """Return shape and type, where as many bytes as they need are there."""
         if not self.is_array():
             raise ArgumentError(f"{self._name} is no array")
-        with undamaged(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._opened() as stream:
             header = _header(stream)
             _check_size(header, self._end - stream.tell())
         return header
 
     def read(self) -> NumpyArray:
-        """The array."""
+        """Read the array."""
         if self.header().dtype.hasobject:
             raise ArgumentError(f"{self._name}: holds Python objects, which are never loaded")
-        with undamaged(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._opened() as stream:
             array: NumpyArray = npy.read_array(stream, allow_pickle=False)
             if self._sealed and stream.read(1):  # the checksum is compared at the end
                 raise ValueError("it goes on after its elements")
         return array
 
     def mapped(self) -> NumpyArray:
-        """The array as memory that the system reads from the file once it is looked at.
+        """Return memory that the system reads from the file once it is looked at.
 
         Where that cannot be, in an archive for one, it is read.
         """
         header = self.header()
         if self._sealed or header.dtype.hasobject or not _nbytes(header):
             return self.read()
-        with undamaged(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._opened() as stream:
             _header(stream)
             array = _map(stream, header)
         return self.read() if array is None else array
@@ -106,7 +106,7 @@ class Stored:
 def stored(
     stream: BinaryFile, name: object, expected: str = ".npy or .npz"
 ) -> Stored | dict[str, Stored]:
-    """The array of a .npy file, or those of a .npz file by name; the rest is for messages.
+    """Find the array of a .npy file, or those of a .npz file by name; the rest is for messages.
 
     They can be read as long as the stream is open.
     """
@@ -117,7 +117,7 @@ def stored(
         return _array(stream, str(name))
     if not magic.startswith(_NPZ):
         raise ArgumentError(f"{name}: no {expected} file")
-    with undamaged(str(name)):
+    with refuse_damage(str(name)):
         archive = zipfile.ZipFile(stream)
     return {
         member.filename.removesuffix(".npy"): _member(archive, member, str(name))
@@ -126,13 +126,13 @@ def stored(
 
 
 def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: Dtype) -> None:
-    """What stands before the elements of a .npy file; they follow in row-major order."""
+    """Write what stands before the elements of a .npy file; they follow in row-major order."""
     about = {"shape": shape, "fortran_order": False, "descr": npy.dtype_to_descr(dtype)}
     npy.write_array_header_1_0(stream, about)
 
 
 @contextlib.contextmanager
-def undamaged(name: str) -> Iterator[None]:
+def refuse_damage(name: str) -> Iterator[None]:
     """Refuse what a damaged file makes NumPy's parsers and Python's raise: almost anything.
 
     A lack of memory and what the operating system says are no damage.
@@ -179,7 +179,7 @@ def _nbytes(header: Header) -> int:
 
 
 def _map(stream: Any, header: Header) -> NumpyArray | None:
-    """The file from here on as an array; None where there is no file, or one that maps nothing."""
+    """Map the file from here on; None where there is no file, or one that maps nothing."""
     try:
         return np.memmap(stream, header.dtype, "r", stream.tell(), header.shape, header.order)
     except (AttributeError, OSError):

@@ -112,9 +112,9 @@ class Packed:
         """
         if provider not in ("cpu", "cuda"):
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
-        with container.opened(file, FORMAT) as opened:
-            stored = opened.member("code")
-            codec, dtype, shape, options = _read_header(file, opened.header, stored)
+        with container.load(file, FORMAT) as loaded:
+            stored = loaded.member("code")
+            codec, dtype, shape, options = _read_header(file, loaded.header, stored)
             code = stored.read()
         flaw = _decoder(codec, dtype, shape, options).flaw(code)
         if flaw:

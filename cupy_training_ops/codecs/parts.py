@@ -20,7 +20,7 @@ from .packed import Packed, compress
 from .table import Codec, get_codec
 
 PART = 1 << 22  # elements
-Advance = Callable[[int], None]  # is told how many elements more are done
+Advance = Callable[[int], None]  # called with how many elements more are done
 
 
 class Part(NamedTuple):
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
-    """The parts of n elements, one where there is no element; all in one where `whole`."""
+    """Yield the parts of n elements, one where there is no element; all in one where `whole`."""
     tiles = codec.encoder.tiles or {}
     element, code = tiles.get("X", 1), tiles.get("Y", 1)
     most = max(n, 1) if whole else max(PART // element, 1) * element
@@ -43,7 +43,7 @@ def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
 
 
 def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advance) -> Packed:
-    """What `compress` gives; raises what it does."""
+    """Encode as `compress` does, part by part; raises what it does."""
     codec = get_codec(name)
     if codec.leaves_room:  # where a part's codes begin depends on the values before it
         packed = compress(x, name, **options)
@@ -61,7 +61,7 @@ def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advanc
 
 
 def decoded(packed: Packed, advance: Advance) -> Iterator[HostArray]:
-    """The elements in row-major order, part after part; `advance` is told when one was taken."""
+    """Yield the elements in row-major order, part after part; `advance` hears of each."""
     codec, n = get_codec(packed.codec), math.prod(packed.shape)
     if codec.leaves_room:
         yield packed.decompress().reshape(-1)

@@ -43,26 +43,22 @@ class Tensor:
         self._label = f"{label}: tensor {cut(name)}"
 
     def is_array(self) -> bool:
-        """Whether NumPy has arrays of its type."""
+        """Return True if NumPy has arrays of its type."""
         return self._type() in _DTYPES
 
     def header(self) -> Header:
-        """Its shape and type."""
+        """Return shape and type."""
         if not self.is_array():
             raise ArgumentError(f"{self._label}: NumPy has no type {self._type()}")
         shape = tuple(self._file.get_slice(self._name).get_shape())
         return Header(shape, _DTYPES[self._type()], "C")
 
     def mapped(self) -> NumpyArray:
-        """Its values."""
+        """Read its values."""
         self.header()
         try:
             values: NumpyArray = self._file.get_tensor(self._name)
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-        ):  # a type that the library does not give to NumPy
+        except (AttributeError, KeyError, TypeError):  # a type that the library keeps from NumPy
             raise ArgumentError(f"{self._label}: {self._type()} cannot be read") from None
         return values
 
@@ -71,7 +67,7 @@ class Tensor:
 
 
 def is_safetensors(stream: BinaryFile) -> bool:
-    """Whether the file begins like one: eight bytes, then JSON."""
+    """Return True if the file begins like one: eight bytes, then JSON."""
     start = stream.tell()
     head = stream.read(_START + 1)
     stream.seek(start)
@@ -80,7 +76,7 @@ def is_safetensors(stream: BinaryFile) -> bool:
 
 @contextlib.contextmanager
 def tensors(path: str | None, stream: BinaryFile, name: object) -> Iterator[Mapping[str, Tensor]]:
-    """The unread tensors of a file by name; one that has no path of its own is copied to one."""
+    """Yield the unread tensors of a file by name; a stream without a path is copied to one."""
     library = _library()
     with _with_path(path, stream) as place:
         try:

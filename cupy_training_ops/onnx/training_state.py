@@ -121,7 +121,7 @@ def read_state(
     file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
     """The numbers and arrays that `write_state` wrote; refused where they do not fit these."""
-    with container.opened(file, FORMAT) as opened:
+    with container.load(file, FORMAT) as opened:
         stored = _numbers(file, opened.header, list(arrays), numbers)
         members = {name: opened.member(str(i)) for i, name in enumerate(arrays)}
         for name, member in members.items():

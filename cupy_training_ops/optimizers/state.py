@@ -121,7 +121,7 @@ def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = 
 
 def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
     """The state of a file, which is one of such a layout, or of another one."""
-    with container.opened(file, FORMAT) as opened:
+    with container.load(file, FORMAT) as opened:
         state = dict(opened.header)
         layout = next((x for x in layouts if state.keys() == set(x.numbers)), layouts[0])
         with _named(file):

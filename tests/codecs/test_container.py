@@ -27,7 +27,7 @@ def written(header: dict, array: np.ndarray) -> io.BytesIO:
 
 
 def read(file) -> tuple[dict, np.ndarray]:
-    with container.opened(file, FORMAT) as opened:
+    with container.load(file, FORMAT) as opened:
         return opened.header, opened.member("code").read()
 
 
