@@ -55,7 +55,7 @@ class Activations:
         self.stash = ActivationStash(policy)
 
     def runner(self, node: Node) -> Runner | None:
-        """What puts a value away, or takes it back; None of other nodes."""
+        """Return what puts a value away, or takes it back; None for other nodes."""
         if node.op_type not in (PUT, GET):
             return None
         run = self._put if node.op_type == PUT else self._get
@@ -75,12 +75,12 @@ class Activations:
         return [(None, shape)]
 
     def _get(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
-        kept, shape = values[0]
-        return [kept if shape is None else self.stash.get(name).reshape(shape)]
+        value, shape = values[0]
+        return [value if shape is None else self.stash.get(name).reshape(shape)]
 
 
 def with_codes(graph: Graph) -> Graph:
-    """The graph with nodes that put values away and take them back."""
+    """Return the graph with nodes that put values away and take them back."""
     backward = _backward(graph)
     needs = _needs(graph, backward)
     before: dict[int, list[Node]] = {}
@@ -91,10 +91,12 @@ def with_codes(graph: Graph) -> Graph:
         last = max(i for i, n in enumerate(graph.nodes) if i not in backward and name in _near(n))
         first = min(i for i in readers if i in backward)
         if last < first:
-            said = {"name": name, "need": need}
+            attributes = {"name": name, "need": need}
             token = name + PUT
-            after.setdefault(last, []).append(Node(PUT, "", 1, (name,), (token,), said))
-            before.setdefault(first, []).append(Node(GET, "", 1, (token,), (name + GET,), said))
+            after.setdefault(last, []).append(Node(PUT, "", 1, (name,), (token,), attributes))
+            before.setdefault(first, []).append(
+                Node(GET, "", 1, (token,), (name + GET,), attributes)
+            )
             renamed[name] = name + GET
     nodes: list[Node] = []
     for i, node in enumerate(graph.nodes):
@@ -110,45 +112,45 @@ def _near(node: Node) -> tuple[str, ...]:
 
 
 def _backward(graph: Graph) -> set[int]:
-    """The nodes that the gradient of the first output, which is a constant, goes into; and views
+    """Return the nodes that the gradient of the first output goes into, a constant; and views
     that they alone take."""
     reached = {f"{item.name}_grad" for item in graph.outputs[:1]}
-    found = set()
+    backward = set()
     for i, node in enumerate(graph.nodes):
         if reached.intersection(node.inputs):
             reached.update(filter(None, node.outputs))
-            found.add(i)
+            backward.add(i)
     forward = Counter(
-        n for i, node in enumerate(graph.nodes) if i not in found for n in node.inputs
+        n for i, node in enumerate(graph.nodes) if i not in backward for n in node.inputs
     )
     forward.update(item.name for item in graph.outputs)
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
-        if i not in found and node.op_type in VIEWS and not any(forward[n] for n in node.outputs):
-            found.add(i)
+        if i not in backward and node.op_type in VIEWS and not any(map(forward.get, node.outputs)):
+            backward.add(i)
             forward.subtract(node.inputs)
-    return found
+    return backward
 
 
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Values to be coded, and what they are needed for."""
-    fixed = _of_parameters(graph)
+    """Return the values to be coded, and what they are needed for."""
+    fixed = _parameters(graph)
     made = {n for i, node in enumerate(graph.nodes) if i not in backward for n in node.outputs if n}
     made -= fixed | {item.name for item in graph.outputs}
     owner = _owners(graph, backward)
-    found: dict[str, str | None] = {}
+    needs: dict[str, str | None] = {}
     for name in made:
         if any(name in graph.nodes[i].inputs for i in backward):
             read = _reads(graph, backward, name)
-            found[name] = _joined(read, _is_linear(graph, backward, fixed, name))
-    exact = {owner.get(name, name) for name, need in found.items() if need is None}
+            needs[name] = _join(read, _is_linear(graph, backward, fixed, name))
+    exact = {owner.get(name, name) for name, need in needs.items() if need is None}
     return {
-        name: need for name, need in found.items() if need and owner.get(name, name) not in exact
+        name: need for name, need in needs.items() if need and owner.get(name, name) not in exact
     }
 
 
 def _owners(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Of each view in the forward part the value whose memory it has."""
+    """Return, for each view in the forward part, the value whose memory it has."""
     owner: dict[str, str] = {}
     for i, node in enumerate(graph.nodes):
         if i not in backward and node.op_type in (*VIEWS, "Split", "Slice", "Expand"):
@@ -157,33 +159,33 @@ def _owners(graph: Graph, backward: set[int]) -> dict[str, str]:
     return owner
 
 
-def _of_parameters(graph: Graph) -> set[str]:
-    """Inputs and constants of the graph, and what is made of them by views alone."""
-    found = {item.name for item in graph.inputs} | graph.constants.keys()
+def _parameters(graph: Graph) -> set[str]:
+    """Return inputs and constants of the graph, and views of them."""
+    names = {item.name for item in graph.inputs} | graph.constants.keys()
     for node in graph.nodes:
-        if node.op_type in VIEWS and node.inputs[0] in found:
-            found.update(node.outputs)
-    return found
+        if node.op_type in VIEWS and node.inputs[0] in names:
+            names.update(node.outputs)
+    return names
 
 
 def _reads(graph: Graph, backward: Iterable[int], name: str) -> set[str]:
-    """What the backward part reads a value for, seen through views."""
-    names, found = {name}, set()
+    """Return the needs of the backward part for a value, seen through views."""
+    names, needs = {name}, set()
     for i in sorted(backward):
         node = graph.nodes[i]
-        for k, given in enumerate(node.inputs):
-            if given not in names:
+        for k, each in enumerate(node.inputs):
+            if each not in names:
                 continue
             if node.op_type in VIEWS and k == 0:
                 names.update(node.outputs)
             else:
-                found.add(READ.get((node.op_type, k), "exact"))
-    return found
+                needs.add(READ.get((node.op_type, k), "exact"))
+    return needs
 
 
 def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> bool:
-    """Whether every product of the forward part that takes a value, or a view of it, is with
-    parameters."""
+    """Return True if every product of the forward part that takes a value, or a view of it, is
+    with parameters."""
     names = {name}
     for i, node in enumerate(graph.nodes):
         if i in backward or not names.intersection(node.inputs[:1] + node.inputs[1:2]):
@@ -197,8 +199,8 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
     return True
 
 
-def _joined(read: set[str], is_linear: bool) -> str | None:
-    """One need for all that a value is read for; None where it is needed as it is."""
+def _join(read: set[str], is_linear: bool) -> str | None:
+    """Return one need for all that a value is read for; None where it is needed as it is."""
     if "exact" in read:
         return None
     if "smooth" in read:

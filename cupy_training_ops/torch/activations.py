@@ -82,7 +82,7 @@ class Statement:
 
 
 class ThreadStatements(threading.local):
-    """What a thread has to undo."""
+    """The statements that a thread is in, the innermost last."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []

@@ -48,7 +48,7 @@ class Move(Protocol):
 
 
 class Coding(NamedTuple):
-    """What a codec does with n consecutive elements of one dtype on one device."""
+    """A codec for n consecutive elements of one dtype on one device, prepared."""
 
     code_nbytes: int  # what the longest codes take
     leaves_room: bool  # codes may be shorter; their first eight bytes say how long they are
@@ -66,7 +66,7 @@ def coding(
     measure: str = "",
     grouping: Grouping | None = None,
 ) -> Coding:
-    """The prepared codec; device -1 is the host. measure: what is asked of the encoder."""
+    """Prepare a codec; device -1 is the host. measure: of an error check, by the encoder."""
     encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)
@@ -77,7 +77,7 @@ def coding(
 def _moves(
     encoder: Op, decoder: Op, plain: Spec, outputs: tuple[Spec, ...], device: int
 ) -> tuple[Move, Move, Move]:
-    """Encoding, the same of unaligned memory, decoding."""
+    """Prepare encoding, encoding of unaligned memory, and decoding."""
     code = outputs[0]
     if device < 0:
         encode = _on_host(encoder, (plain, *outputs))
@@ -90,14 +90,17 @@ def _moves(
 
 
 def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
-    """A call of the operator over the host's memory, done when it returns."""
-    shortened = isinstance(op, SparseDecoder)
-    given, results = specs[0], specs[1:]
+    """Call the operator over the host's memory; done when it returns."""
+    is_short = isinstance(op, SparseDecoder)
+    x_spec, results = specs[0], specs[1:]
 
     def move(addresses: tuple[int, ...], _: Stream) -> None:
         source = addresses[0]
-        taken = _host_array(source, HEAD).view(np.int64)[0] if shortened else given.size
-        x = _host_array(source, Spec((int(taken),), given.dtype) if shortened else given)
+        spec = x_spec
+        if is_short:
+            nbytes = int(_host_array(source, HEAD).view(np.int64)[0])
+            spec = Spec((nbytes,), x_spec.dtype)
+        x = _host_array(source, spec)
         op(x, out=_out([_host_array(*each) for each in zip(addresses[1:], results, strict=True)]))
 
     return move
@@ -113,7 +116,7 @@ def _host_array(address: int, spec: Spec) -> Any:
 
 
 def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
-    """The operator's launches, checked and compiled here for arrays that are not there yet."""
+    """Prepare the operator's launches, checked and compiled for arrays that come later."""
     cuda_backend()  # imports CuPy
     place = 1 << 20  # nobody touches memory there: plans depend on an array's form alone
     places = [i * place for i in range(1, len(specs) + 1)]
@@ -141,13 +144,13 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
 
 
 def _room(device: int, stream: int, zeros: int, nbytes: int) -> int:
-    """Where calls of one stream, one after another, have their scratch memory.
+    """Allocate scratch memory for calls of one stream, one after another.
 
     Its zeros are made once, since kernels leave them so; memory of other zeros is another's.
     """
-    made = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    _KEPT.append(made)
-    return _ROOMS.setdefault((device, stream, zeros, nbytes), made.data_ptr())
+    memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    _KEPT.append(memory)
+    return _ROOMS.setdefault((device, stream, zeros, nbytes), memory.data_ptr())
 
 
 def _device_array(address: int, spec: Spec, device: int) -> object:
@@ -157,7 +160,7 @@ def _device_array(address: int, spec: Spec, device: int) -> object:
 
 
 def current_stream(index: int) -> Stream:
-    """PyTorch's, in this thread; that of the host for -1."""
+    """Return PyTorch's stream in this thread; that of the host for -1."""
     if index < 0:
         return NO_STREAM
     if raw_stream is not None:
@@ -167,7 +170,7 @@ def current_stream(index: int) -> Stream:
 
 
 def stream_of(address: int) -> Stream:
-    """The stream at an address, one object for each."""
+    """Return the stream at an address, one object for each."""
     return _STREAMS.get(address) or _STREAMS.setdefault(address, Stream(address))
 
 
