@@ -89,7 +89,7 @@ class ThreadStatements(threading.local):
 
 
 class CompressedActivations:
-    """A context in which what autograd saves is entry as codes; see `compressed_activations`."""
+    """A context in which what autograd saves is kept as codes; see `compressed_activations`."""
 
     def __init__(self, policy: object, check: bool = False) -> None:
         self._argument, self._policy, self._check = policy, policy_of(policy), check
@@ -255,7 +255,7 @@ class CompressedActivations:
         return x.dtype is torch.bool and self._policy.by_consumer
 
     def _hold(self, x: Tensor, kind: Kind, source: Any) -> Saved:
-        """Hold a tensor, of which there may be an entry alprepared."""
+        """Hold a tensor, of which there may be an entry already."""
         form, storage, lends = kind.form, x.untyped_storage(), self._lent
         stream = current_stream(form.index)  # codes of another stream may not be there yet
         history = None if source is None else source._sequence_nr()
@@ -298,9 +298,7 @@ class CompressedActivations:
     def _encode(self, entry: Entry, x: Tensor, kind: Kind, captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
         prepared, stream, address = kind.coding, entry.stream, x.data_ptr()
-        if (
-            prepared.leaves_room or entry.code is not None
-        ):  # codes that are replaced have a length, too
+        if prepared.leaves_room or entry.code is not None:  # replaced codes have a length, too
             self._lengths.trim(stream)
         code, measure, numbers = kind.empty(), kind.measure, None
         encode = prepared.encode_unaligned if address % ALIGNED else prepared.encode
