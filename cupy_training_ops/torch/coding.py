@@ -96,11 +96,8 @@ def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
 
     def move(addresses: tuple[int, ...], _: Stream) -> None:
         source = addresses[0]
-        spec = x_spec
-        if is_short:
-            nbytes = int(_host_array(source, HEAD).view(np.int64)[0])
-            spec = Spec((nbytes,), x_spec.dtype)
-        x = _host_array(source, spec)
+        n = _host_array(source, HEAD).view(np.int64)[0] if is_short else x_spec.size
+        x = _host_array(source, Spec((int(n),), x_spec.dtype) if is_short else x_spec)
         op(x, out=_out([_host_array(*each) for each in zip(addresses[1:], results, strict=True)]))
 
     return move
