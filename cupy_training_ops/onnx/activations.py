@@ -135,11 +135,11 @@ def _backward(graph: Graph) -> set[int]:
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
     """Return the values to be coded, and what they are needed for."""
     fixed = _parameters(graph)
-    made = {n for i, node in enumerate(graph.nodes) if i not in backward for n in node.outputs if n}
-    made -= fixed | {item.name for item in graph.outputs}
+    passed = fixed | {item.name for item in graph.outputs} | {""}
+    forward = [node for i, node in enumerate(graph.nodes) if i not in backward]
     owner = _owners(graph, backward)
     needs: dict[str, str | None] = {}
-    for name in made:
+    for name in (n for node in forward for n in node.outputs if n not in passed):
         if any(name in graph.nodes[i].inputs for i in backward):
             read = _reads(graph, backward, name)
             needs[name] = _join(read, _is_linear(graph, backward, fixed, name))
