@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from .bindable import Outputs, with_values
-from .call import NO_VALUES, Call
 from .foreign import Lent
 from .opened import OpenCall
 from .operator import Operator
 from .prepared import Arguments, Arrays, grouped
+from .run import NO_VALUES, Call
 from .unchanged import AtAddresses, Unchanged
 
 __all__ = ["BoundCall", "LendingCall", "OpenCall", "bind", "opened"]
@@ -39,7 +39,7 @@ def _bound(
     """A call whose inputs are all given."""
     call, taken, given = op.prepared_call(inputs, out, outputs, lent)
     if call.makes_arrays:  # once; then they are as if the caller had given them
-        every, given, arrays = call.taken_apart(taken, given)
+        every, given, arrays = call.split(taken, given)
         made = call.completed(arrays, given, call.values(every))
         kept = tuple(
             None if r.value is not None or _replaces(array, r.alias, arrays) else array
@@ -74,10 +74,10 @@ class BoundCall(AtAddresses):
         self._op = op
         self.call = call
         self._workspace = workspace
-        self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
+        self._inputs, self._out, self._arrays = call.split(inputs, out)
         if call.records:
             call.refuse_gradients(self._arrays + self._out)
-        self.tables = call.checked_tables(self._arrays, self._out)
+        self.placed = call.place(self._arrays, self._out)
         self._unchanged = Unchanged(call, self._arrays + self._out, lent)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # where they are the same at each call
@@ -95,12 +95,14 @@ class BoundCall(AtAddresses):
             inputs = with_values(self._op, inputs, self._places, values)
         if self._results is not None:
             own = call.values(inputs) if call.changing else NO_VALUES
-            arrays, workspace, tables = self._arrays, self._workspace, self.tables
-            call.execute(inputs, arrays, self._results, workspace, own, tables)
+            arrays, results, workspace = self._arrays, self._results, self._workspace
+            if call.has_checks or workspace is not None:
+                workspace, own = call.check(inputs, arrays, results, workspace, own)
+            call.run(inputs, arrays, results, workspace, own, self.placed)
             if call.has_tensors and call.writes:
                 call.raise_versions(arrays, self._out)
             return self.answer
-        return call.finish(inputs, self._arrays, self._out, self._workspace, self.tables)
+        return call.finish(inputs, self._arrays, self._out, self._workspace, self.placed)
 
 
 class LendingCall(BoundCall):

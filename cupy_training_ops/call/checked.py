@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from .bindable import with_values
-from .call import Call, Tables
 from .operator import Operator
 from .prepared import Arguments, Arrays
+from .run import Call, Placed
 from .unchanged import AtAddresses
 
 Held = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
@@ -27,11 +28,11 @@ class CheckedCall(AtAddresses):
         call: Call,
         held: Held,
         workspace: object,
-        tables: Tables | None,
+        placed: Placed | None,
     ) -> None:
         self._op, self._call = op, call
         self._inputs, self._arrays, self._results = held
-        self._workspace, self._tables = workspace, tables
+        self._workspace, self._placed = workspace, placed
         self._places = {op.inputs[place].name: place for place in call.changing}
 
     @property
@@ -57,14 +58,14 @@ class CheckedCall(AtAddresses):
         if values:
             inputs = with_values(self._op, inputs, self._places, values)
         own, arrays, results = call.values(inputs), self._arrays, self._results
-        found: Callable[[], object] = call.execute(
-            inputs, arrays, results, self._workspace, own, self._tables, call.computed
-        )
-        return found
+        workspace: Any = self._workspace
+        if call.has_checks or workspace is not None:
+            workspace, own = call.check(inputs, arrays, results, workspace, own)
+        return call.computed(inputs, arrays, results, workspace, own, self._placed)
 
 
 def held_of(call: Call, inputs: Arguments, out: Arguments) -> Held:
-    inputs, out, arrays = call.taken_apart(inputs, out)
+    inputs, out, arrays = call.split(inputs, out)
     return inputs, arrays, call.completed(arrays, out, call.values(inputs))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..declare.schema import Input
 from ..dtypes import HostArray
-from .backends import info, infos
+from .backends import BACKENDS, TENSORS, info, infos
 
 Reader = Callable[[Any], object]
 
@@ -107,7 +107,14 @@ def reader(item: Input) -> Reader:
 
 def out_key(out: Sequence[Any]) -> tuple[object, ...]:
     """What is known of the caller's outputs, those of a variadic one in a tuple of their own."""
-    return tuple([None if a is None else out_key(a) if type(a) is tuple else info(a) for a in out])
+    keys: list[object] = []
+    for array in out:
+        if array is None or type(array) is tuple:
+            keys.append(None if array is None else out_key(array))
+        else:
+            kind = type(array)
+            keys.append((BACKENDS.get(kind) or TENSORS[kind]).info(array))
+    return tuple(keys)
 
 
 def attribute_key(value: object) -> object:

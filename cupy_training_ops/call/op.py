@@ -21,8 +21,8 @@ from ..errors import ArgumentError, pass_on
 from ..plan import Device, Plan
 from . import checks, keys
 from .arrays import adopt_input, adopt_out
+from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
-from .call import Call
 from .convert import frozen_attributes
 from .foreign import Lent
 from .help import Help
@@ -31,6 +31,7 @@ from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .renamed import named
 from .repeated import Repeated, remembered
+from .run import Call
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
@@ -223,10 +224,10 @@ class Op(Declares):
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        inputs, flat, arrays = call.taken_apart(inputs, given)
-        tables = call.checked_tables(arrays, flat)
-        self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
-        return call.finish(inputs, arrays, flat, workspace, tables)
+        inputs, flat, arrays = call.split(inputs, given)
+        placed = call.place(arrays, flat)
+        self._last[:] = remembered(call, self._readers, inputs, given, outputs, placed)
+        return call.finish(inputs, arrays, flat, workspace, placed)
 
     def _call_anew(
         self,
@@ -249,7 +250,7 @@ class Op(Declares):
                 return self._run_lists(call, taken, out, outputs, workspace)
             result = call(taken, out, workspace)
             if lent and call.writes:
-                _, flat, arrays = call.taken_apart(taken, out)
+                _, flat, arrays = call.split(taken, out)
                 lent.raise_versions(call.writes, arrays + flat)
             return lent.returned(result)
 
@@ -298,7 +299,7 @@ class Op(Declares):
         taken, given, key = self._adopted(inputs, out, outputs, lent)
         call = self._remembered.get(key) or self._prepare(key)
         if lent.has_unwritable:
-            _, flat, arrays = call.taken_apart(taken, given)
+            _, flat, arrays = call.split(taken, given)
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
 
@@ -368,12 +369,18 @@ class Op(Declares):
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
-        known = tuple(
-            [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
-        )
+        known: list[object] = []
+        for read, value in zip(self._readers, inputs, strict=False):  # a comprehension is a call
+            if value is None:
+                known.append(None)
+            elif read is info:  # with a call less
+                kind = type(value)
+                known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
+            else:
+                known.append(read(value))
         out = given if given is _NO_OUT else keys.out_key(given)
         names = tuple(outputs) if type(outputs) is list else outputs
-        return known, out, names, self._says_where and self.placement()
+        return tuple(known), out, names, self._says_where and self.placement()
 
 
 Op.declaration = Declaration.of(Op)

@@ -17,13 +17,13 @@ from . import checks
 from .aliasing import Beside
 from .arrays import adopt_input, adopt_out
 from .bindable import Outputs, with_values
-from .call import Call, Tables
 from .checked import CheckedCall, held_of, kept_of
 from .foreign import NONE_LENT, Lent, are_native
 from .keys import reader
 from .operator import Operator
 from .prepared import Arguments
 from .renamed import named
+from .run import Call, Placed
 from .seen import Addresses, Seen, as_list
 from .unchanged import AtAddresses, Unchanged
 
@@ -208,7 +208,7 @@ class _Opened:
         self._op, self._workspace = op, workspace
         self._places, self._out = places, out
         self._inputs = tuple([None if p in places else v for p, v in enumerate(inputs)])
-        _, flat, arrays = call.taken_apart(inputs, out)
+        _, flat, arrays = call.split(inputs, out)
         self._arrays, at = _opened_arrays(call, inputs, places)
         closed = list(arrays)
         for i in at:
@@ -221,7 +221,7 @@ class _Opened:
         self._changing = {op.inputs[place].name: place for place in call.prepared.changing}
         self._kept = None if workspace is not None else kept_of(call, inputs, out, places)
         self._seen = Seen(op.inputs, call, inputs, places) if call.has_tensors else None
-        self._made: dict[tuple[int, ...], Tables | None] = {}
+        self._made: dict[tuple[int, ...], Placed | None] = {}
 
     def refuse_others(self) -> None:
         """Refuse arrays that are not open and became others, or would have gradients."""
@@ -232,7 +232,7 @@ class _Opened:
     def refuse_unwritable(self, given: Sequence[Any], lent: Lent) -> None:
         """Refuse what is given for an input that is written and cannot be."""
         if lent.has_unwritable:
-            _, out, arrays = self.call.taken_apart(self._every(given), self._out)
+            _, out, arrays = self.call.split(self._every(given), self._out)
             lent.refuse_unwritable(self.call.prepared, (*arrays, *out))
 
     def found(self, values: Sequence[Any]) -> Addresses | None:
@@ -251,9 +251,9 @@ class _Opened:
     ) -> Any:
         """The call with these arguments, some of which stand for what others lent."""
         call = self.call
-        inputs, tables = self._checked(given, values, found)
-        inputs, out, arrays = call.taken_apart(inputs, self._out)
-        result = call.finish(inputs, arrays, out, self._workspace, tables)
+        inputs, placed = self._checked(given, values, found)
+        inputs, out, arrays = call.split(inputs, self._out)
+        result = call.finish(inputs, arrays, out, self._workspace, placed)
         if lent and not call.has_tensors:
             lent.raise_versions(call.writes, arrays + out)
         return result
@@ -263,18 +263,18 @@ class _Opened:
     ) -> CheckedCall:
         """The same, not launched yet."""
         call = self.call
-        inputs, tables = self._checked(given, values, found)
-        if self._kept is None or tables is None:
+        inputs, placed = self._checked(given, values, found)
+        if self._kept is None or placed is None:
             held = held_of(call, inputs, self._out)
         else:
             changing = call.prepared.changing
             kept = (inputs[p] if p in changing else v for p, v in enumerate(self._kept[0]))
             held = (tuple(kept), *self._kept[1:])
-        return CheckedCall(self._op, call, held, self._workspace, tables)
+        return CheckedCall(self._op, call, held, self._workspace, placed)
 
     def _checked(
         self, given: Sequence[Any], values: Mapping[str, object], found: Addresses | None
-    ) -> tuple[Arguments, Tables | None]:
+    ) -> tuple[Arguments, Placed | None]:
         """All inputs; the tables of arrays none of which is written and another's too."""
         call, inputs = self.call, self._every(given)
         if values:
@@ -282,7 +282,7 @@ class _Opened:
         if found is None:
             lists = (as_list(inputs[place]) for place in self._arrays)
             found = [at for arrays in lists for at in call.backend.pointers(arrays)]
-        return inputs, self._tables(found)
+        return inputs, self._place(found)
 
     def _every(self, given: Sequence[Any]) -> Arguments:
         """All inputs, with these for those that are open."""
@@ -291,7 +291,7 @@ class _Opened:
             every[place] = value
         return tuple(every)
 
-    def _tables(self, found: Addresses) -> Tables | None:
+    def _place(self, found: Addresses) -> Placed | None:
         """With the addresses of what is open; refused where memory is shared."""
         key = tuple(found)
         if key not in self._made:
@@ -301,7 +301,7 @@ class _Opened:
                 self._overlap.refuse(addresses)
             if len(self._made) >= _MAX_TABLES:
                 self._made.clear()
-            self._made[key] = self.call.tables_at(addresses)
+            self._made[key] = self.call.placed_at(addresses)
         return self._made[key]
 
 

@@ -12,9 +12,9 @@ from ..declare.schema import Inferred, Input
 from ..device.source import Source
 from ..device.workspace import Workspaces
 from ..plan import Device, Plan
-from .call import Call
 from .foreign import Lent
 from .prepared import Arguments, Prepared
+from .run import Call
 
 
 class Operator(Protocol):

@@ -19,13 +19,12 @@ from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from . import checks, layout, renamed
-from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
 from .operator import Operator
 from .pieces import PIECE, Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
-from .providers import CpuCall, EmptyCall, kernel_call
+from .run import Call, CpuCall, EmptyCall, KernelCall
 
 Outputs = Sequence[str] | None
 Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
@@ -355,7 +354,7 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     if not placement.backend.runs_kernels:
         function = functools.partial(op.cpu_function(), **op.cpu_attributes())
         return CpuCall(prepared, function, _pieces(op.declaration, prepared))
-    return kernel_call(prepared, _ready(op, prepared, specs), op.workspaces)
+    return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
 
 
 def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:

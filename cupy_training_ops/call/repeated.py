@@ -16,9 +16,9 @@ from ..backend import Array, Backend
 from ..declare.schema import Input
 from ..errors import pass_on
 from .backends import is_array
-from .call import Call, Tables
 from .keys import Reader
 from .prepared import Arguments
+from .run import Call, Placed
 
 Keys = tuple[object, ...]  # parts of a call's key
 
@@ -85,7 +85,7 @@ class Repeated:
     call: Call
     known: Known
     outputs: Sequence[str] | None
-    tables: Tables | None
+    placed: Placed | None
 
     def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
         """Whether a call with these arguments is the same."""
@@ -99,8 +99,8 @@ class Repeated:
 
     def again(self, inputs: Arguments, out: Arguments) -> object:
         """The call, without a comparison of memory."""
-        inputs, out, arrays = self.call.taken_apart(inputs, out)
-        return self.call.finish(inputs, arrays, out, None, self.tables)
+        inputs, out, arrays = self.call.split(inputs, out)
+        return self.call.finish(inputs, arrays, out, None, self.placed)
 
 
 def remembered(
@@ -109,12 +109,12 @@ def remembered(
     inputs: Arguments,
     out: Arguments,
     outputs: Sequence[str] | None,
-    tables: Tables | None,
+    placed: Placed | None,
 ) -> list[Repeated]:
     """The call with these arguments in a list, which is empty where it cannot be known again."""
     known = Known.of(call.backend, call.prepared.inputs, readers, inputs, out)
     names = None if outputs is None else tuple(outputs)  # a list might change
-    return [] if known is None else [Repeated(call, known, names, tables)]
+    return [] if known is None else [Repeated(call, known, names, placed)]
 
 
 def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:

@@ -10,9 +10,9 @@ from ..backend import Array
 from ..declare.schema import Input
 from ..device.alike import like
 from ..errors import pass_on
-from .call import Call
 from .keys import Reader, reader
 from .prepared import Arguments
+from .run import Call
 
 Addresses = list[int]
 

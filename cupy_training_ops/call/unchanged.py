@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from ..device.alike import Watched, state
 from ..dtypes import dtype_name
 from ..errors import refuse
-from .call import Call
 from .foreign import Lent, is_tensor, refuse_gradients
 from .operator import Operator
 from .prepared import Arrays
+from .run import Call
 
 
 class Unchanged:

@@ -13,7 +13,7 @@ from ..declare.declaration import Declaration
 from ..plan import Launch, Plan, Step
 from .arguments import Addresses, getter
 from .late_arguments import Values, renewed
-from .marks import make_all, own_marks
+from .marks import NO_MARKS, make_all, own_marks, waiting
 from .packed import WORD, Packed, PackedStep
 from .placing import READY, Builder, Place
 from .source import Source
@@ -78,6 +78,8 @@ class ReadyPlan:
         self._queued = self._as_packed(len(in_row), rows)
         alone = self._queued[0] if self._queued and len(self._queued) == 1 else None
         self._packed = alone if isinstance(alone, Packed) else None
+        queued = self._queued
+        self.takes_objects = queued is None or any(type(each) is not Packed for each in queued)
 
     def _as_packed(
         self, n_taken: int, rows: Sequence[tuple[int, ...]]
@@ -108,12 +110,8 @@ class ReadyPlan:
             queued.append(Packed(driver, steps, n_words, self._constants, made))
         return queued
 
-    def tables(self, arrays: Sequence[Array | None]) -> list[object]:
-        """The structs that hold addresses of these arrays."""
-        return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
-
     def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
-        """The same for arrays at these addresses."""
+        """The structs that hold addresses, of arrays that are at these."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
     def values(self, changing: Values) -> list[object]:
@@ -126,33 +124,43 @@ class ReadyPlan:
 
     def run(
         self,
-        arrays: Sequence[Array | None],
+        objects: Sequence[Array | None],
+        addresses: Sequence[int],
         scratch: Sequence[object],
         tables: Sequence[object],
         values: Sequence[object],
     ) -> None:
-        """Queue all steps on the current device and stream; `scratch` is what one below gives."""
-        given = arrays if self._pick is None else self._pick(arrays)
-        if self._queued is not None:
-            words = (*self._backend.pointers(given), *scratch)
-            stream = self._backend.stream_address(self._device)
-            self._queue(given, words, (*tables, *values), stream)
+        """Queue all steps on the current device and stream.
+
+        objects: the call's arrays, results behind the others, where it `takes_objects`; addresses:
+        theirs. scratch, tables, values: as the methods of these names give them.
+        """
+        pick = self._pick
+        if self._queued is None:
+            self._call((*(objects if pick is None else pick(objects)), *scratch), tables, values)
             return
-        row = (*given, *scratch, *self._constants, *tables, *values)
+        words = (*(addresses if pick is None else pick(addresses)), *scratch)
+        stream = self._backend.stream_address(self._device)
+        if self._packed is not None and _log is None:
+            self._packed.run(
+                words, (*tables, *values), stream, own_marks() if waiting else NO_MARKS
+            )
+        else:
+            given = objects if pick is None or not objects else pick(objects)
+            self._queue(given, words, (*tables, *values), stream)
+
+    def _call(
+        self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
+    ) -> None:
+        """Call kernels with objects."""
+        row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
-        for note in marks.first:
-            note()
+        make_all(marks.first)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
-        for note in marks.last:
-            note()
-
-    def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
-        """The same where it `takes_addresses`: those of all arrays."""
-        given = addresses if self._pick is None else self._pick(addresses)
-        self._queue((), (*given, *scratch), (), self._backend.stream_address(self._device))
+        make_all(marks.last)
 
     def _queue(
         self,
@@ -161,13 +169,13 @@ class ReadyPlan:
         made: Sequence[object],
         stream: int,
     ) -> None:
-        """The steps as the driver takes them."""
+        """Queue the steps as the driver takes them."""
         assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
         marks = own_marks()
-        if len(self._queued) == 1 and isinstance(some := self._queued[0], Packed):
-            some.run(words, made, stream, marks)
+        if self._packed is not None:
+            self._packed.run(words, made, stream, marks)
             return
         make_all(marks.first)
         for some in self._queued:
@@ -175,8 +183,7 @@ class ReadyPlan:
                 some.run(words, made, stream)
             else:
                 work, pick = some
-                row = (*arrays, *words[len(arrays) :], *self._constants, *made)
-                work((), (), pick(row), 0)
+                work((), (), pick((*arrays, *words[len(arrays) :], *self._constants, *made)), 0)
         make_all(marks.last)
 
     @property
@@ -187,8 +194,7 @@ class ReadyPlan:
     @property
     def takes_numbers(self) -> bool:
         """Whether they need no more than addresses and numbers, which `run_at` is given, too."""
-        are_kernels = self._queued is not None and all(type(q) is Packed for q in self._queued)
-        return are_kernels and not self.has_tables
+        return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
         """The same where it `takes_numbers`: addresses of arrays and scratch, and numbers."""

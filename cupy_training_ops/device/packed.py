@@ -18,7 +18,7 @@ import numpy as np
 from ..backend import Driver
 from ..dtypes import Dtype
 from ..plan import align_up
-from .marks import NO_MARKS, Marks, in_turn
+from .marks import NO_MARKS, Marks, in_turn, make_all
 
 Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory
 WORD = np.dtype(np.uint64)
@@ -97,7 +97,8 @@ class Packed:
                 launch, arguments = launches[0]
                 launch(stream, arguments, 0)
             else:
-                in_turn(last[1] if last[0] == stream else block.on(stream), marks)
+                queued = last[1] if last[0] == stream else block.on(stream)
+                make_all(queued) if marks is NO_MARKS else in_turn(queued, marks)
         except RuntimeError as error:
             if not self._driver.serves_now(error):
                 raise

@@ -14,7 +14,7 @@ import torch
 from ..call.backends import cuda_backend
 from ..call.foreign import NONE_LENT
 from ..call.op import Op
-from ..call.providers import KernelCall
+from ..call.run import KernelCall
 from ..codecs.kept.policies import coders
 from ..codecs.table import get_codec
 from ..declare.schema import Spec

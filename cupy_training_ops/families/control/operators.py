@@ -15,7 +15,7 @@ import numpy as np
 from ...backend import Array, Backend
 from ...call.backends import BACKENDS
 from ...call.named import in_order
-from ...call.uncomputed import DelegatingOp
+from ...call.view_ops import DelegatingOp
 from ...callables.split_step import Yielded, current_run
 from ...declare.schema import (
     Inferred,

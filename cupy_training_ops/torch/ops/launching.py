@@ -18,7 +18,7 @@ from ...call.backends import TENSORS, tensor_backend
 from ...call.foreign import Lent
 from ...call.keys import CHANGES, exact_key, is_plain
 from ...call.op import Op
-from ...call.providers import KernelCall
+from ...call.run import KernelCall
 from ...declare.schema import Spec
 from ...device.arguments import getter
 from ...dtypes import ELEMENT_TYPES, UINT8
