@@ -17,8 +17,8 @@ from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError
-from cupy_training_ops.call import aliasing, backends, checks, op
-from cupy_training_ops.call.aliasing import Overlap, Written
+from cupy_training_ops.call import backends, checks, op, overlap
+from cupy_training_ops.call.overlap import Overlap, Written
 from cupy_training_ops.call.view_ops import ViewOp
 from cupy_training_ops.declare.schema import Input, Output, integer
 from cupy_training_ops.device.launch import ReadyPlan
@@ -171,7 +171,7 @@ def test_spans_are_compared_as_pairs_would_be(rng, monkeypatch, n_written) -> No
             if p not in w.partners or arrays[w.place] != arrays[p]
         )
         names, sizes = [f"a{i}" for i in range(n + 1)], [*(a.nbytes for a in arrays), 0]
-        monkeypatch.setattr(aliasing, "MANY", rng.choice([0, 100]))
+        monkeypatch.setattr(overlap, "MANY", rng.choice([0, 100]))
         check = Overlap("Op", names, sizes, written, unread)
         try:
             check.refuse([*(a.start for a in arrays), 0])

@@ -16,8 +16,8 @@ from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input, Output, kind
 from ..declare.type_rows import TypeRows, Types
 from ..dtypes import dtype_name, dtype_names
-from .named import CALL
-from .operator import Operator
+from .arguments import CALL
+from .protocol import Operator
 
 WIDTH = 96  # of a line, which pydoc indents by four
 

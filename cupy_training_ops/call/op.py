@@ -20,17 +20,15 @@ from ..device.workspace import Workspaces
 from ..errors import ArgumentError, pass_on
 from ..plan import Device, Plan
 from . import checks, keys
-from .arrays import adopt_input, adopt_out
+from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
 from .convert import frozen_attributes
-from .foreign import Lent
+from .guards import Repeated, remembered
 from .help import Help
-from .named import Signatures, in_order
+from .interop import Lent
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
-from .renamed import named
-from .repeated import Repeated, remembered
 from .run import Call
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
@@ -70,7 +68,7 @@ class Op(Declares):
     def __init__(self, **attributes: object) -> None:
         declared = self.declaration
         if declared.other_attributes:
-            attributes = named(self.name, declared.other_attributes, attributes)
+            attributes = by_declared_names(self.name, declared.other_attributes, attributes)
         vars(self).update(frozen_attributes(declared, attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 

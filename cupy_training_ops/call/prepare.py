@@ -18,13 +18,13 @@ from ..device.launch import ReadyPlan
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
-from . import checks, layout, renamed
+from . import arguments, checks, layout
 from .convert import converted
 from .keys import CHANGES, unmarked
-from .operator import Operator
-from .pieces import PIECE, Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
+from .protocol import Operator
 from .run import Call, CpuCall, EmptyCall, KernelCall
+from .tiling import PIECE, Pieces
 
 Outputs = Sequence[str] | None
 Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
@@ -93,7 +93,7 @@ def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
     known = {*declared, *op.other_outputs}
     if type(outputs) is not tuple or not all(isinstance(n, str) and n in known for n in outputs):
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
-    return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
+    return tuple(arguments.declared_name(op.name, op.other_outputs, name) for name in outputs)
 
 
 def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:

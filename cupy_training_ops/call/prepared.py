@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from ..backend import Array, ArrayInfo
 from ..declare.schema import Changing, Input, Open, Spec
 from ..dtypes import HostArray
-from .aliasing import Overlap, Written
 from .layout import Order
+from .overlap import Overlap, Written
 
 Arguments = tuple[Any, ...]  # as the caller gave them
 Arrays = tuple[Array | None, ...]

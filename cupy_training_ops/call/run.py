@@ -15,20 +15,18 @@ import numpy as np
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
 from ..device import workspace as workspaces
-from ..device.alike import raise_versions
-from ..device.arguments import getter
-from ..device.late_arguments import Values
+from ..device.arguments import Values, getter
 from ..device.launch import ReadyPlan
 from ..device.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
+from ..device.tensor_guards import raise_versions
 from ..device.workspace import Workspaces
 from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, pass_on, refuse, shown
 from . import layout
-from .aliasing import Overlap, Written
-from .arrays import adopt
+from .arguments import adopt
 from .backends import info
 from .convert import Freezing
-from .foreign import (
+from .interop import (
     as_tensor,
     is_read_only,
     is_tensor,
@@ -36,8 +34,9 @@ from .foreign import (
     refuse_gradients,
     refuse_read_only,
 )
-from .pieces import Pieces
+from .overlap import Overlap, Written
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped, written
+from .tiling import Pieces
 
 Addresses = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Maker = Callable[[Sequence[Any]], Array]
@@ -45,7 +44,7 @@ NO_VALUES: Values = {}
 
 
 # Addresses of a call's arrays and, behind them, of its results; structs that hold addresses.
-Placed = tuple[Sequence[int], Sequence[object]]
+Placed = tuple[Addresses, Sequence[object]]
 
 
 class Call:
@@ -220,7 +219,7 @@ class Call:
         self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
             values = {**values, self.supplied: self.always or self._supply(inputs, values)}
-        return cast("Array | None", workspace), values
+        return workspace, values
 
     def computed(self, *arguments: Any) -> Callable[[], object]:
         """What is left to do of a call that has these arguments of `run`: what writes."""
@@ -244,7 +243,7 @@ class Call:
     ) -> None:
         raise NotImplementedError
 
-    def values(self, inputs: Arguments) -> dict[int, object]:
+    def values(self, inputs: Arguments) -> Values:
         """The values that this call gives, by place, in their frozen form."""
         return {
             place: freeze(inputs[place])
@@ -542,7 +541,7 @@ class KernelCall(Call):
         objects = arrays + results if ready.takes_objects else ()
         if placed is None:
             on_device = self._on_device(results) if self.hosts else results
-            addresses = self.backend.pointers(arrays + on_device)
+            addresses: Addresses = self.backend.pointers(arrays + on_device)
             tables: Sequence[object] = ready.tables_at(addresses) if ready.has_tables else ()
         else:
             addresses, tables = placed
@@ -555,7 +554,7 @@ class KernelCall(Call):
     def _queue(
         self,
         objects: Arrays,
-        addresses: Sequence[int],
+        addresses: Addresses,
         workspace: Array | None,
         tables: Sequence[object],
         late: Sequence[object],

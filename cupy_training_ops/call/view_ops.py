@@ -13,9 +13,9 @@ from ..backend import Array, ArrayInfo
 from ..declare.schema import Open, Spec
 from ..dtypes import dtype_name
 from ..errors import refuse
-from .arrays import adopt
+from .arguments import adopt
 from .backends import info
-from .foreign import same_stream
+from .interop import same_stream
 from .op import Op
 from .prepared import Arguments, Arrays, Prepared, Result
 from .run import Call, Placed

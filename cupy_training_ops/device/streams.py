@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Work beside the caller's stream: on a GPU on a stream of its own, on the host at once.
+"""Work beside the caller's stream, on a GPU on a stream of its own, and events by number.
 
 Memory belongs to the stream that it was allocated on, and the pool hands it out again on that
 stream without waiting. So an array may be let go only after its stream waits for all others that
@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
+
+from ..forks import InChild
 
 T = TypeVar("T")
 RELAXED = 2  # CUstreamCaptureMode
@@ -143,3 +146,39 @@ class Cuda(Streams):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)
         return event
+
+
+MAX_EVENTS = 4096
+NO_EVENT = -1
+
+
+class Events(InChild):
+    """What was recorded and is not waited for yet; a mark says where in its stream that was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what was recorded: marks are of the parent's streams in a forked child."""
+        self._changed = threading.Condition()
+        self._marks: dict[int, object] = {}
+
+    def record(self, identifier: int, mark: Callable[[], object]) -> bool:
+        """Put a mark under this number; False, and no mark is made, where there is one already."""
+        with self._changed:
+            if identifier in self._marks:
+                return False
+            self._marks[identifier] = mark()
+            self._changed.notify_all()  # who waits for another number waits on
+            return True
+
+    def take(self, identifier: int, timeout: float) -> object:
+        """The mark, as soon as there is one; TimeoutError after so many seconds without."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: identifier in self._marks, timeout):
+                raise TimeoutError
+            return self._marks.pop(identifier)
+
+
+EVENTS = Events()

@@ -20,8 +20,8 @@ from torch import Tensor
 from ..backend import Info, Piece
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
-from .alike import state
 from .cuda import CudaBackend
+from .tensor_guards import state
 
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..call.backends import cuda_backend
-from ..call.foreign import NONE_LENT
+from ..call.interop import NONE_LENT
 from ..call.op import Op
 from ..call.run import KernelCall
 from ..codecs.kept.policies import coders

@@ -38,7 +38,7 @@ def no_waiting(monkeypatch):
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("n_groups", [1, 2])
 def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n_groups) -> None:
-    from cupy_training_ops.call import foreign
+    from cupy_training_ops.call import interop
 
     model = net(seed)
     found = list(model.parameters())
@@ -46,7 +46,7 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n
     with tensors_on(HollowTensors()) as backend:
         optimizer = make(groups, lr=1e-2, max_norm=max_norm)
         for name in ("shared", "as_tensor", "_stream"):
-            monkeypatch.setattr(foreign, name, None)
+            monkeypatch.setattr(interop, name, None)
         generator = torch.Generator().manual_seed(seed)
         for i in range(4):
             optimizer.zero_grad()

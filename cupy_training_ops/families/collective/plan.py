@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from ...backend import Backend
 from ...call.bound import BoundCall, OpenCall
+from ...call.guards import Repeated
 from ...call.keys import attribute_key
 from ...call.op import Op
 from ...call.prepared import Prepared
-from ...call.repeated import Repeated
 from ...call.run import Call, KernelCall, Placed
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
@@ -66,7 +66,7 @@ class WarmCall(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, placed: Placed | None) -> WarmCall | None:
-        """The calls that were queued for arrays in these places; None where there was more to it."""
+        """The calls that were queued for arrays in these places; None if there was more to it."""
         if not isinstance(call, KernelCall) or placed is None or not placed[1]:
             return None
         step = call.ready.only_step

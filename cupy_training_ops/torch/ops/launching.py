@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...call.backends import TENSORS, tensor_backend
-from ...call.foreign import Lent
+from ...call.interop import Lent
 from ...call.keys import CHANGES, exact_key, is_plain
 from ...call.op import Op
 from ...call.run import KernelCall

@@ -12,7 +12,7 @@ from ..declare.schema import Inferred, Input
 from ..device.source import Source
 from ..device.workspace import Workspaces
 from ..plan import Device, Plan
-from .foreign import Lent
+from .interop import Lent
 from .prepared import Arguments, Prepared
 from .run import Call
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..declare.schema import Input
-from ..device.alike import raise_versions
 from ..device.streams import on_stream
+from ..device.tensor_guards import raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
 from .backends import cuda_backend, infos, tensor_backend
