@@ -510,7 +510,6 @@ class KernelCall(Call):
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
         self.taken = ready.taken if ready.has_tables else None
-        self.is_alone = self.backend.is_alone(self.device)
         places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
         self.aliases = np.array(places, np.intp)  # the place behind the last for those without
 
@@ -545,7 +544,7 @@ class KernelCall(Call):
             tables: Sequence[object] = ready.tables_at(addresses) if ready.has_tables else ()
         else:
             addresses, tables = placed
-        if self.is_alone or self.backend.is_current(self.device):
+        if self.backend.is_current(self.device):
             self._queue(objects, addresses, workspace, tables, late)
         else:
             with self.backend.on(self.device):
