@@ -60,7 +60,7 @@ def adopt_out(op: str, value: object, lent: Lent) -> object:
 
 
 def _lent(op: str, name: str, value: object, lent: Lent, or_else: str = "") -> object:
-    """What stands for an array; `or_else` is what else may be given, in words."""
+    """Adopt an array; `or_else` names what else may be given."""
     array = adopt(op, name, value, or_else)
     if array is not value and not lent.detaches:
         interop.refuse_gradients(op, [name], [value])
@@ -107,13 +107,13 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """What an error of another library says; the name of its type where that may be all."""
+    """Text of another library's error, behind the name of its type unless that is clear."""
     plain = isinstance(error, BufferError) and str(error)
     return cut(plain or f"{type(error).__name__}: {error}")
 
 
 def _kind(value: object) -> str:
-    """What a value is that is no array."""
+    """Name a value that is no array."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -131,7 +131,7 @@ def in_order(declared: Declaration, inputs: Arguments, named: Mapping[str, objec
 
 @functools.lru_cache(maxsize=1024)  # most calls by names are made again
 def _picker(declared: Declaration, n: int, *names: str) -> Callable[[Arguments], Arguments]:
-    """What takes the inputs out of n positions, the values of these names and a None."""
+    """Make a function that takes the inputs out of (*n_positions, *values_by_name, None)."""
     places = _places(declared, n, names)
     return itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
 
@@ -165,7 +165,7 @@ class Signatures:
 
 
 def function_signature(declared: Declaration) -> inspect.Signature:
-    """Of an operator as a function: inputs, attributes, and the arguments of every call."""
+    """Signature of an operator as a function: inputs, attributes, arguments of every call."""
     own = [*_inputs(declared), *_attributes(declared)]
     return inspect.Signature([*own, *_call(), *_more(declared)])
 

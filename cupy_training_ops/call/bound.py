@@ -66,7 +66,7 @@ def _bound(
 
 
 def _replaces(array: object, alias: int | None, arrays: Arrays) -> bool:
-    """Whether an output is the very input that it replaces."""
+    """Return True if an output is the very input that it replaces."""
     return alias is not None and array is arrays[alias]
 
 
@@ -201,7 +201,7 @@ class OpenCall(AtAddresses):
 
     @property
     def is_native(self) -> bool:
-        """Whether what is bound are tensors that are taken by their metadata."""
+        """Return True if bound arrays are tensors that are taken by their metadata."""
         return True in self._ways
 
     def trusting(self) -> Self:
@@ -221,7 +221,7 @@ class OpenCall(AtAddresses):
         return last, found
 
     def _values(self, given: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """What is given for the open inputs, in their order, and the rest."""
+        """Split arguments into those for open inputs, in their order, and the rest."""
         others = self._op.declaration.other_inputs
         given = by_declared_names(self._op.name, others, given) if others else given
         missing = self._open.keys() - given.keys()
@@ -465,7 +465,7 @@ class CheckedCall(AtAddresses):
 
     @property
     def over_tensors(self) -> bool:
-        """Whether arrays are tensors, whose current stream it finds itself."""
+        """Return True if arrays are tensors: the call runs on PyTorch's current stream."""
         return self._call.has_tensors
 
     @property

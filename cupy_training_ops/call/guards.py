@@ -45,7 +45,7 @@ class Unchanged:
         self._before = _forms(self._arrays)
 
     def are_same(self) -> bool:
-        """Whether all are what they were."""
+        """Return True if all are what they were."""
         if self._arrays and _forms(self._arrays) != self._before:
             return False
         return self._tensors.are_same()
@@ -72,7 +72,7 @@ class Unchanged:
 
 
 class AtAddresses:
-    """What knows arrays by their addresses, which a copy's arrays would not have."""
+    """Base of what knows arrays by their addresses, which a copy's arrays would not have."""
 
     _op: Operator
 
@@ -100,7 +100,7 @@ _ALIGNMENT = 16  # in bytes; whether an address has it is part of a key
 
 
 class Seen:
-    """What tensors and values were given for open inputs, to know others of their kind by."""
+    """Guard of open inputs: tensors of the same kind and the same values pass."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]
@@ -129,7 +129,7 @@ class Seen:
         return addresses if _alignment(addresses) == self._aligned else None
 
     def _tensors(self, values: Sequence[Any]) -> list[Any] | None:
-        """Those of all values; None where one of them is of another kind."""
+        """Tensors of all values; None where one of them is of another kind."""
         tensors: list[Any] = []
         for value, key, read in zip(values, self._keys, self._readers, strict=True):
             if type(key) is _Tensors:
@@ -143,7 +143,7 @@ class Seen:
 
 
 def _alignment(addresses: Addresses) -> object:
-    """What of addresses a plan may depend on; None where one of the arrays has no memory."""
+    """Alignment of addresses, on which a plan may depend; None where one is 0."""
     return None if 0 in addresses else [address % _ALIGNMENT == 0 for address in addresses]
 
 
@@ -190,7 +190,7 @@ class Known:
         out: Arguments = (),
         by_memory: bool = False,
     ) -> Known | None:
-        """What is known of these arguments; None where it cannot be known again.
+        """Make the guard of these arguments; None where they cannot be known again.
 
         by_memory: arrays are the same ones also where they were given another shape.
         """
@@ -209,7 +209,7 @@ class Known:
         return cls(backend, declared, readers, keys, identities, held, gone, states)
 
     def has(self, inputs: Arguments, out: Arguments = ()) -> bool:
-        """Whether these arguments are the same."""
+        """Return True if these arguments are the same."""
         try:
             found = _arrays(self.declared, inputs, out)
             if self.gone or tuple(map(id, found)) != self.identities:
@@ -232,7 +232,7 @@ class Repeated:
     placed: Placed | None
 
     def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
-        """Whether a call with these arguments is the same."""
+        """Return True if a call with these arguments is the same."""
         missing = len(self.known.declared) - len(inputs)
         try:
             if missing < 0 or outputs != self.outputs:
@@ -285,13 +285,13 @@ def _listed(value: Any) -> Sequence[Any]:
 def _keys(
     declared: Sequence[Input], readers: Sequence[Reader], inputs: Arguments, out: Arguments
 ) -> Keys:
-    """What tells calls with the same arrays apart: the lengths of lists, and host values."""
+    """Key that tells calls with the same arrays apart: lengths of lists, host values."""
     lengths = tuple([len(given) if isinstance(given, tuple) else None for given in out])
     return lengths, tuple(map(_key, declared, readers, inputs))
 
 
 def _key(item: Input, read: Reader, value: object) -> object:
-    """Of one input; KeyError or TypeError where it is not in a form that tells."""
+    """Key of one input; KeyError or TypeError where it has to be adopted first."""
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
     if value is None or (item.memory != "host" and is_array(value)):

@@ -129,7 +129,7 @@ class Op(Declares):
 
     @property
     def checks_numbers(self) -> bool:
-        """Whether `check_numbers` does anything."""
+        """Return True if `check_numbers` does anything."""
         return type(self).check_numbers is not Op.check_numbers
 
     def check_values(self, *inputs: object) -> None:
@@ -157,7 +157,7 @@ class Op(Declares):
 
     @property
     def knows_tensors(self) -> bool:
-        """Whether tensors need not be adopted: what looks at values reads CuPy's arrays."""
+        """Return True if tensors need not be adopted: `check_values` reads CuPy's arrays."""
         return self.takes_tensors and not self._looks_at_values
 
     # ---- what every operator has -----------------------------------------------------------------
@@ -313,16 +313,16 @@ class Op(Declares):
         return getattr(importlib.import_module(reference), cls.function_name)  # type: ignore[no-any-return]
 
     def cpu_attributes(self) -> dict[str, object]:
-        """What the NumPy function takes by keyword: the attributes."""
+        """Keywords of the NumPy function: the attributes."""
         return self.attribute_values
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of arrays."""
+        """Checks of each call that read the values of arrays."""
         return (self.check_values,) if self._looks_at_values else ()
 
     @property
     def _looks_at_values(self) -> bool:
-        """Whether there is an attribute `check`, and it is True; a method of that name is none."""
+        """Return True if there is an attribute `check`, no method, and it is True."""
         return bool(vars(self).get("check"))
 
     def _prepare(self, key: Key) -> Call:
@@ -331,7 +331,7 @@ class Op(Declares):
         return call
 
     def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
-        """Whether an output has a name from before, which each call is warned of."""
+        """Return True if an output has a name from before, which each call is warned of."""
         return outputs is not None and not self.declaration.other_outputs.keys().isdisjoint(outputs)
 
     def _remember(self, key: object, call: Call) -> None:
@@ -361,7 +361,7 @@ class Op(Declares):
         return taken, out, self._call_key(taken, out, names)
 
     def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
-        """What a call depends on: what is known of arrays, values of static host inputs.
+        """Key of a call: what its plan may depend on of arrays, and static host values.
 
         KeyError or TypeError where an input is not in a form that tells.
         """

@@ -75,7 +75,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
 def _number_check(
     op: Operator, specs: Sequence[object]
 ) -> Callable[[Mapping[int, object]], None] | None:
-    """What looks at the numbers of one call, which stand in the places of those that change."""
+    """Make the check of the numbers that change, which stand in the places of `Changing`."""
 
     def check(values: Mapping[int, object]) -> None:
         op.check_numbers(*(values.get(place, spec) for place, spec in enumerate(specs)))
@@ -135,7 +135,7 @@ def _info(key: Info | None) -> ArrayInfo | None:
 
 
 def _have_one_shape(arrays: Sequence[Named]) -> bool:
-    """Whether elements correspond by their place: no array is a row of another."""
+    """Return True if elements correspond by their place: no array is a row of another."""
     return len({a.info.shape for a in arrays if a.info and not a.declared.not_accessed}) == 1
 
 
@@ -162,7 +162,7 @@ def _check_inputs(
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
-    """What `infer` and `plan` see: placed specs, tuples of them, Changing or host values."""
+    """Arguments of `infer` and `plan`: placed specs, tuples of them, Changing, host values."""
     specs: list[object] = []
     n_arrays = 0
     for place, (declared, key) in enumerate(zip(op.inputs, keys, strict=True)):

@@ -98,8 +98,8 @@ class Call:
         self._know_places(prepared)
 
     def _know_places(self, prepared: Prepared) -> None:
-        """What makes new results, and where each is: among arrays, None, new ones, those on the
-        host, and the caller's."""
+        """Collect makers of new results, and pick each result out of (*arrays, None, *new,
+        *host_values, *out)."""
         makers, hosts = self._makers(), self._hosts()
         self.makers = [make for make in makers if make]
         self.makes_arrays = bool(self.makers)
@@ -222,11 +222,11 @@ class Call:
         return workspace, values
 
     def computed(self, *arguments: Any) -> Callable[[], object]:
-        """What is left to do of a call that has these arguments of `run`: what writes."""
+        """Return a function that writes, of a call with these arguments of `run`."""
         return partial(self.run, *arguments)
 
     def _check(self, inputs: Arguments, values: Values) -> None:
-        """What is looked at each time: numbers that change, and arrays where that is asked for."""
+        """Check numbers that change, and arrays where that is asked for."""
         if self.check_numbers is not None:
             self.check_numbers(values)
         for check in self.checks:
@@ -252,7 +252,7 @@ class Call:
         }
 
     def _supply(self, inputs: Arguments, values: Values) -> object:
-        """What the operator gives for the input that was left to it."""
+        """Value that the operator supplies for the input that was left to it."""
         assert self.prepared.supply is not None
         return self.prepared.supply(*self._with_hosts(inputs, values))
 
@@ -287,11 +287,11 @@ class Call:
             refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
     def makers_over(self, places: Sequence[int | None]) -> list[Maker]:
-        """What makes new results, given what has the arrays at these places; None at no place."""
+        """Makers of new results, for arguments that have the arrays at these places, or None."""
         return [make for make in self._makers(places) if make]
 
     def _makers(self, places: Sequence[int | None] | None = None) -> list[Maker | None]:
-        """What makes each result that is a new array."""
+        """For each result its maker, if it is a new array."""
         prepared, specs = self.prepared, dict[tuple[object, object], int | None]()
         for i, array in enumerate(prepared.arrays):
             if array.info is not None and array.info.strides is None:
@@ -309,7 +309,7 @@ class Call:
         ]
 
     def _hosts(self) -> list[Callable[[Values], object] | None]:
-        """What makes each result that is a value."""
+        """For each result its maker, if it is a value."""
         is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
         pairs = zip(self.prepared.results, is_host, strict=True)
         return [partial(self._host, result) if here else None for result, here in pairs]
@@ -349,7 +349,7 @@ class Call:
         return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """What a function returned, lists taken apart where there are several outputs."""
+        """Flatten a function's results, which may have lists among several outputs."""
         if not isinstance(returned, tuple | list):
             return (returned,)
         if not self.groups:
@@ -444,7 +444,7 @@ class CpuCall(Call):
         make_all(marks.last)
 
     def computed(self, *arguments: Any) -> Callable[[], object]:
-        """What writes what was computed; in pieces the one comes with the other."""
+        """Compute, and return a function that writes; in tiles, a function that does both."""
         if self.pieces is not None:
             return super().computed(*arguments)
         inputs, arrays, results, _, values, _ = arguments

@@ -81,7 +81,7 @@ class DelegatedCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """What the callable returns, checked against what was inferred."""
+        """Call it; its results are checked against what was inferred."""
         values = self.values(inputs)
         self._check(inputs, values)
         taken_inputs = self._with_hosts(inputs, values)

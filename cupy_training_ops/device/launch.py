@@ -218,12 +218,12 @@ class ReadyPlan:
 
     @property
     def takes_addresses(self) -> bool:
-        """Whether all steps are kernels that need addresses alone: `run_at` queues them."""
+        """Return True if all steps are kernels that need addresses alone: `run_at` queues them."""
         return self.takes_numbers and not self._arguments.late
 
     @property
     def takes_numbers(self) -> bool:
-        """Whether they need no more than addresses and numbers, which `run_at` is given, too."""
+        """Return True if they need no more than addresses and numbers, as `run_at` takes."""
         return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
@@ -240,7 +240,7 @@ class ReadyPlan:
 
     @property
     def is_one_launch(self) -> bool:
-        """Whether nothing comes between its steps: no other thread, and no Ctrl-C."""
+        """Return True if nothing comes between its steps: no other thread, and no Ctrl-C."""
         return len(self._steps) == 1
 
     def run_at(

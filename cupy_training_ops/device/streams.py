@@ -49,7 +49,7 @@ def allow_queries() -> None:
 
 
 def is_capturing(stream: Any) -> bool:
-    """Whether what is queued on it goes into a graph; CUDA cannot say it of default streams."""
+    """Return True if work on it goes into a graph; CUDA cannot say it of default streams."""
     return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
 
@@ -63,7 +63,7 @@ class Streams:
         """The caller's stream as it is now."""
 
     def fork(self) -> None:
-        """What is queued beside waits for all that is queued on the caller's stream so far."""
+        """Let what is queued beside wait for all on the caller's stream so far."""
 
     def behind(self, stream: int) -> Any:
         """The stream beside, which waits for what is queued at this address of one so far."""
@@ -73,10 +73,10 @@ class Streams:
         return function()
 
     def mark(self) -> Mark:
-        """What is queued beside so far."""
+        """Mark what is queued beside so far."""
 
     def join(self, stream: object, mark: Mark) -> None:
-        """What is queued on a stream from here on waits for what a mark stands for."""
+        """Let what is queued on a stream from here on wait for a mark."""
 
     def read(self, numbers: Any) -> tuple[Any, Any]:
         """A few that were queued beside: on the host, and the event behind them or None."""
@@ -115,7 +115,7 @@ class Cuda(Streams):
         return self._side
 
     def beside(self, function: Callable[[], T]) -> T:
-        """What the function allocates belongs to the stream beside, too."""
+        """Call it on the stream beside, to which what it allocates belongs."""
         with self._cuda.Device(self._device), on_stream(self._side):
             return function()
 
@@ -153,7 +153,7 @@ NO_EVENT = -1
 
 
 class Events(InChild):
-    """What was recorded and is not waited for yet; a mark says where in its stream that was."""
+    """Events that nobody waited for yet; a mark says where in its stream one was recorded."""
 
     def __init__(self) -> None:
         super().__init__()
