@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What frame and runtime ask of a kind of array: its memory, its streams, its kernels.
+"""The protocol of a kind of array: its memory, its streams, its kernels.
 
 The protocol stands at the root because both packages speak it and neither imports the other for it.
 """
@@ -39,7 +39,7 @@ class Array(Protocol):
 
 
 class ArrayInfo(NamedTuple):
-    """What the plan of a call depends on, for one array."""
+    """The properties of an array on which a plan may depend."""
 
     backend: Backend
     dtype: Dtype
@@ -89,19 +89,19 @@ class Module(Protocol):
 
 
 class Driver(Protocol):
-    """What launches kernels whose arguments are in memory."""
+    """Launches kernels whose arguments are in memory."""
 
     def head(
         self, function: Kernel, grid: Extents, block: Extents, nbytes: int, types: Sequence[Dtype]
     ) -> tuple[int, ...]:
-        """What `launch` takes for a kernel with arguments of these types, first of all."""
+        """First arguments of `launch` for a kernel with parameters of these types."""
 
     @property
     def launch(self) -> Callable[..., object]:
         """Queue a kernel: its head, a stream, the address of its arguments' addresses, and 0."""
 
     def serves_now(self, error: Exception) -> bool:
-        """Whether a launch that failed, the first of its thread, would not fail again."""
+        """Return True if a launch that failed, the first of its thread, would not fail again."""
 
 
 class Backend(Protocol):
@@ -109,24 +109,24 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether plans run on it; else the families' `reference.py` do."""
+        """Return True if plans run on it; else the families' `reference.py` do."""
 
     @property
     def loads_at_once(self) -> bool:
-        """Whether several threads may load modules at a time."""
+        """Return True if several threads may load modules at a time."""
 
     @property
     def has_tensors(self) -> bool:
-        """Whether arrays are PyTorch's: they may require gradients, become others while they live,
+        """Return True if arrays are PyTorch's: they may require gradients, change while they live,
         and be made in a captured graph, which then owns their memory."""
 
     @property
     def driver(self) -> Driver | None:
-        """What launches packed arguments; None where kernels are called with objects."""
+        """Launcher of packed arguments; None where kernels are called with objects."""
 
     def info(self, array: Any) -> Info:
         """The fields of ArrayInfo; a bare tuple, because every call makes some."""
@@ -141,8 +141,8 @@ class Backend(Protocol):
         """The addresses of several; 0 for None."""
 
     def states(self, arrays: Sequence[Any]) -> list[object]:
-        """What of arrays may change while they live; with the same objects, it tells that they
-        are as before."""
+        """State of arrays that may change while they live: equal states of the same objects mean
+        that they are as before."""
 
     def offset(self, array: Any, nbytes: int) -> object:
         """A kernel argument that points `nbytes` into the array."""
@@ -151,8 +151,8 @@ class Backend(Protocol):
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
 
     def maker(self, spec: Spec, device: int, like: int | None) -> Callable[[Sequence[Any]], Array]:
-        """What makes an uninitialised array, given those of a call; `like` is the place of one of
-        the same form, if there is one."""
+        """Return a function that makes an uninitialised array, given those of a call; `like` is the
+        place of one of the same form, if there is one."""
 
     def permuted(self, array: Any, axes: Sequence[int]) -> Array:
         """The same memory with its dimensions in another order."""
@@ -185,7 +185,7 @@ class Backend(Protocol):
         """The properties that planning may use."""
 
     def is_current(self, device: int) -> bool:
-        """Whether launches and allocations go to `device` as things stand."""
+        """Return True if launches and allocations go to `device` as things stand."""
 
     def on(self, device: int) -> AbstractContextManager[object]:
         """A context in which `device` is current."""
@@ -197,16 +197,16 @@ class Backend(Protocol):
         """Where the driver has the device's current stream."""
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """What gives that address, for who asks in every call."""
+        """Return a function that gives that address, for who asks in every call."""
 
     def is_alone(self, device: int) -> bool:
-        """Whether there is no other device, so that this one is always current."""
+        """Return True if there is no other device, so that this one is always current."""
 
     def capturing(self, device: int) -> bool:
-        """Whether the device's current stream is being captured into a graph."""
+        """Return True if the device's current stream is being captured into a graph."""
 
     def keeps_memory(self) -> bool:
-        """Whether what is made under capture stays as long as the graph."""
+        """Return True if what is made under capture stays as long as the graph."""
 
     def current_device(self) -> int:
         """The device that is current; -1 for the host."""
@@ -218,7 +218,7 @@ class Backend(Protocol):
         """A mark of what is queued on the current stream so far; None where nothing ever is."""
 
     def wait(self, mark: Any) -> None:
-        """What is queued on the current stream from here on waits for a mark of any backend's."""
+        """Let the current stream wait from here on for a mark of any backend's."""
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """The source compiled for the current device."""

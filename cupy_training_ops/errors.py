@@ -40,7 +40,7 @@ class DtypeError(OpError, TypeError):
 
 
 class ProviderError(OpError, RuntimeError):
-    """What was asked for cannot run here: no GPU, mixed providers, capture without a workspace."""
+    """A request that cannot run here: no GPU, mixed providers, capture without a workspace."""
 
 
 class GroupError(ProviderError):

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class InChild:
-    """What changes in a forked child."""
+    """Base of objects that change in a forked child."""
 
     def __init__(self) -> None:
         _living.add(self)
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_renew_all)
 
 
 class Locked(InChild):
-    """What threads share: one of them has `lock`, which it may take again.
+    """Base of objects that threads share: one has `lock`, which it may take again.
 
     A forked child finds the lock free, unless it was forked by the very thread that holds it.
     """

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .call.named import CALL, function_signature
-from .call.renamed import named
+from .call.arguments import CALL, by_declared_names, function_signature
 from .registry import get_op, names
 
 OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
@@ -32,7 +31,7 @@ def function(name: str) -> Callable[..., Any]:
         for name in given:  # a comprehension would be a call
             attributes[name] = keywords.pop(name)
         if others:
-            attributes = named(cls.name, others, attributes)
+            attributes = by_declared_names(cls.name, others, attributes)
         return cls.shared(**attributes)(*inputs, **keywords)
 
     call_operator.__name__ = call_operator.__qualname__ = name

@@ -16,21 +16,21 @@ MAX_ARRAYS = 2**16  # of a list
 
 
 class Excess(NamedTuple):
-    """What a limit allows and what came, in words."""
+    """Words for what a limit allows, and for what came."""
 
     expected: str
     got: str
 
 
 def of_lengths(lengths: Sequence[int]) -> Excess | None:
-    """What is wrong with lengths along an axis; None where an array can have each."""
+    """Excess of lengths along an axis; None where an array can have each."""
     if min(lengths, default=0) < 0 or max(lengths, default=0) > MAX_NBYTES:
         return Excess("extents of at least 0 and below 2^63", shown(tuple(lengths)))
     return None
 
 
 def of_shape(shape: Sequence[int]) -> Excess | None:
-    """What is wrong with an array of this shape; None where it can exist.
+    """Excess of an array of this shape; None where it can exist.
 
     Extents of 0 do not count, as in NumPy: the strides of the others must fit too.
     """
@@ -48,5 +48,5 @@ def of_scratch(nbytes: int) -> Excess | None:
 
 
 def of_list(n: int) -> Excess | None:
-    """What is wrong with a list of so many arrays; None where it is short enough."""
+    """Excess of a list of so many arrays; None where it is short enough."""
     return Excess(f"at most {MAX_ARRAYS} entries", str(n)) if n > MAX_ARRAYS else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an operator asks of a device, as plain data: steps in order, and their scratch memory."""
+"""Plans of operators as plain data: steps in order, and their scratch memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ZEROS_ALIGNMENT = 16
 
 
 class LaunchError(ArgumentError):
-    """What no GPU launches; says what that is, the frame for which operator."""
+    """Something that no GPU launches; the call adds the operator's name."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What planning may know of a GPU."""
+    """The properties of a GPU that planning may use."""
 
     multiprocessors: int
     capability: tuple[int, int]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .call.arguments import by_declared_names
 from .call.checks import Bindings
 from .call.convert import converted
 from .call.op import Op
-from .call.renamed import named
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
@@ -167,7 +167,7 @@ def _bindings(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
     said = cls.declaration
     for known in (said.other_inputs, said.other_outputs, said.other_attributes):
-        dtypes = named(cls.name, known, dtypes)
+        dtypes = by_declared_names(cls.name, known, dtypes)
     on_host = {i.name: i for i in cls.inputs if i.memory == "host" and i.convert is not None}
     bound: Bindings = {}
     for name, value in dtypes.items():

@@ -54,8 +54,8 @@ SHAPES_OF_LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
 
 
 def rounding_of_sums(terms: Any, axes: Any, dtype: Any) -> Any:
-    """What sums of these terms may be off that are computed as for inputs of a dtype: in float64
-    for float64, in float32 for the others. 0 where terms are not finite."""
+    """Rounding errors of sums of these terms, in float64 for float64 and in float32 for other
+    dtypes. 0 where terms are not finite."""
     tolerance = ROOT_TOLERANCE["float64" if dtype == np.float64 else "float32"]
     with np.errstate(all="ignore"):
         sizes = np.sqrt(np.square(terms, dtype=np.float64).sum(axes))
@@ -88,7 +88,7 @@ class Sample:
         return islice(chain(known, repeat(0.0)), n)
 
     def compared(self, result: Any) -> Any:
-        """What of a result on the host is compared."""
+        """View of a result on the host that is compared."""
         return result if self.view is None else self.view(result)
 
     @property

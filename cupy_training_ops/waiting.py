@@ -21,7 +21,7 @@ class Caller:
         self.end = weakref.finalize(self, self._asked.put, None)
 
     def __call__(self, seconds: float, function: Callable[..., Any], *given: Any) -> Any:
-        """What the function returns or raises; TimeoutError where it has not within the time."""
+        """Return or raise as the function does; TimeoutError where it takes longer."""
         answer: SimpleQueue[Any] = SimpleQueue()
         self._asked.put((answer, function, given))
         try:

@@ -18,7 +18,7 @@ from sequences import assert_zeros
 import cupy_training_ops as cto
 from cupy_training_ops import get_op
 from cupy_training_ops.call import backends
-from cupy_training_ops.families.gist_sparse.samples import written
+from cupy_training_ops.families.gist_sparse.samples import code_bytes
 from cupy_training_ops.testing.compare import assert_matches, tolerance_of
 from cupy_training_ops.testing.samples import flat, mapped_inputs
 
@@ -326,7 +326,7 @@ def compare(
             continue
         pair = host(got), np.asarray(wanted)
         if name.startswith("GistSparse"):
-            pair = written(pair[0]), written(pair[1])
+            pair = code_bytes(pair[0]), code_bytes(pair[1])
         exact = cls.bitwise_exact
         assert_matches(*pair, 0.0 if exact else tolerance_of(pair[1].dtype, max(1, terms)))
 

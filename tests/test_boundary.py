@@ -17,7 +17,7 @@ from runs import gpu_reason
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, OpError, ProviderError, get_op, registry
-from cupy_training_ops.call.arrays import adopt
+from cupy_training_ops.call.arguments import adopt
 from cupy_training_ops.dtypes import BFLOAT16, FLOATS, dtype_name
 from cupy_training_ops.testing.compare import assert_matches
 

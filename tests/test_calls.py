@@ -17,9 +17,9 @@ from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError
-from cupy_training_ops.call import aliasing, backends, checks, op
-from cupy_training_ops.call.aliasing import Overlap, Written
-from cupy_training_ops.call.uncomputed import ViewOp
+from cupy_training_ops.call import backends, checks, op, overlap
+from cupy_training_ops.call.overlap import Overlap, Written
+from cupy_training_ops.call.view_ops import ViewOp
 from cupy_training_ops.declare.schema import Input, Output, integer
 from cupy_training_ops.device.launch import ReadyPlan
 from cupy_training_ops.testing.compare import assert_matches
@@ -171,7 +171,7 @@ def test_spans_are_compared_as_pairs_would_be(rng, monkeypatch, n_written) -> No
             if p not in w.partners or arrays[w.place] != arrays[p]
         )
         names, sizes = [f"a{i}" for i in range(n + 1)], [*(a.nbytes for a in arrays), 0]
-        monkeypatch.setattr(aliasing, "MANY", rng.choice([0, 100]))
+        monkeypatch.setattr(overlap, "MANY", rng.choice([0, 100]))
         check = Overlap("Op", names, sizes, written, unread)
         try:
             check.refuse([*(a.start for a in arrays), 0])
@@ -236,9 +236,8 @@ def test_threads_on_one_stream_take_turns(run, rng, monkeypatch) -> None:
         original(self, *arguments, **named)
         inside.pop()
 
-    for name in ("run", "run_over"):  # over objects, and over addresses
-        wrapped = functools.partialmethod(functools.partial(slow, getattr(ReadyPlan, name)))
-        monkeypatch.setattr(ReadyPlan, name, wrapped)
+    wrapped = functools.partialmethod(functools.partial(slow, ReadyPlan.run))
+    monkeypatch.setattr(ReadyPlan, "run", wrapped)
     op_, x = ProbeSum(), run.place(rng.integers(-8, 8, 3000).astype(np.float32))
     results = [run.place(np.zeros(1, np.float32)) for _ in range(6)]
     ranks.results(ranks.gathered([functools.partial(op_, x, out=out) for out in results], 60))

@@ -18,7 +18,7 @@ from probe.frame_probe import ProbeCopy, ProbeDelegate, ProbeEither
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
-from cupy_training_ops.call import foreign
+from cupy_training_ops.call import interop
 from cupy_training_ops.registry import get_op
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, mapped_inputs
@@ -178,7 +178,7 @@ def test_jax_arrays_on_a_gpu_are_not_written(monkeypatch) -> None:
     pytest.importorskip("cupy", reason="CuPy is in the extras")
     from cupy_training_ops.testing.hollow import hollow, hollow_launches
 
-    monkeypatch.setattr(foreign, "shared", lambda array: hollow(array.shape, array.dtype))
+    monkeypatch.setattr(interop, "shared", lambda array: hollow(array.shape, array.dtype))
     x, other = jnp.zeros(8, jnp.float32), hollow((8,), np.float32)
     with hollow_launches() as launches:
         for call in (

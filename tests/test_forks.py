@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 
 import numpy as np
 import pytest
@@ -27,17 +28,17 @@ X = np.arange(1, 5001, dtype=np.float32)
 H200 = Device(132, (9, 0), 227 * 1024)
 
 
-def of_torch(name: str) -> Locked:
-    module = pytest.importorskip(f"cupy_training_ops.torch.{name.lower()}")
-    return getattr(module, name)()
+def of_torch(module: str, name: str) -> Locked:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    return getattr(importlib.import_module(f"cupy_training_ops.torch.{module}"), name)()
 
 
 LOCKED = {
     "kernels": lambda: compiler._shared,
     "contexts": lambda: contexts._shared,
     "scratch memory": lambda: Workspaces("SomeOp"),
-    "account": lambda: of_torch("Account"),
-    "window": lambda: of_torch("Window"),
+    "statistics": lambda: of_torch("saved", "Statistics"),
+    "pending checks": lambda: of_torch("error_checks", "PendingChecks"),
 }
 
 

@@ -24,7 +24,7 @@ from probe.probe import ProbeHalves, ProbeSum
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, ProviderError
-from cupy_training_ops.call import providers
+from cupy_training_ops.call import run
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, Work
 from cupy_training_ops.testing.compare import assert_matches
@@ -150,7 +150,7 @@ def test_work_takes_what_launches_take() -> None:
 
 def test_no_signal_comes_between_two_results_of_numpy(monkeypatch) -> None:
     """The first one takes some milliseconds, in which the alarm comes."""
-    pairs = providers.CpuCall._pairs
+    pairs = run.CpuCall._pairs
 
     def alarmed(*given):
         found = pairs(*given)
@@ -160,7 +160,7 @@ def test_no_signal_comes_between_two_results_of_numpy(monkeypatch) -> None:
     def stop(*_) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(providers.CpuCall, "_pairs", alarmed)
+    monkeypatch.setattr(run.CpuCall, "_pairs", alarmed)
     sums, ones = ([np.full(1 << 22, x, np.float32) for _ in range(3)] for x in (0, 1))
     before = signal.signal(signal.SIGALRM, stop)
     try:

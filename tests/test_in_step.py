@@ -21,7 +21,7 @@ from never_sampled import NEVER_SAMPLED
 from cupy_training_ops import registry
 from cupy_training_ops.call import backends
 from cupy_training_ops.call.op import Op
-from cupy_training_ops.call.uncomputed import DelegatingOp, ViewOp
+from cupy_training_ops.call.view_ops import DelegatingOp, ViewOp
 from cupy_training_ops.declare.declaration import snake_case
 from cupy_training_ops.device import source
 from cupy_training_ops.plan import Device, Launch

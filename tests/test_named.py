@@ -23,7 +23,7 @@ from probe.probe import ProbeHalves, ProbeSum
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.call.named import CALL
+from cupy_training_ops.call.arguments import CALL
 from cupy_training_ops.registry import REGISTRY, get_op
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, flat, sampled

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, ProviderError, get_op
-from cupy_training_ops.call import foreign
+from cupy_training_ops.call import interop
 from cupy_training_ops.call.backends import CPU
 from cupy_training_ops.call.keys import host_key
 from cupy_training_ops.samples import Sample
@@ -121,7 +121,7 @@ def addresses(backend) -> list[int]:
 def test_nothing_is_exchanged(backend, monkeypatch) -> None:
     """No array of CuPy's or NumPy's is made, and no stream object."""
     for name in ("shared", "as_tensor", "_stream"):
-        monkeypatch.setattr(foreign, name, None)
+        monkeypatch.setattr(interop, name, None)
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
     dy, x = torch.randn(2, 3, 70)
     for _ in range(2):
@@ -242,7 +242,7 @@ def test_a_workspace_is_not_exchanged(backend, monkeypatch) -> None:
     labels = torch.zeros(4500, dtype=torch.int64)
     memory = torch.empty(op.workspace_nbytes(scores, labels) + 64, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % 16 :]
-    monkeypatch.setattr(foreign, "shared", lambda _: pytest.fail("it was exchanged"))
+    monkeypatch.setattr(interop, "shared", lambda _: pytest.fail("it was exchanged"))
     for _ in range(2):
         op(scores, labels, workspace=memory)
         assert memory.data_ptr() in addresses(backend)
@@ -261,8 +261,8 @@ def test_nothing_is_exchanged_between_two_streams_under_capture(
     of_cupy = SimpleNamespace(capturing=lambda _: captures == "CuPy")
     monkeypatch.setattr(backend, "capturing", lambda _: captures == "PyTorch")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-    monkeypatch.setattr(foreign, "has_same_stream", lambda _: False)
-    monkeypatch.setattr(foreign, "cuda_backend", lambda: of_cupy)
+    monkeypatch.setattr(interop, "has_same_stream", lambda _: False)
+    monkeypatch.setattr(interop, "cuda_backend", lambda: of_cupy)
     with pytest.raises(ProviderError, match=r"Loss: workspace: under graph capture .* one stream"):
         op(scores, labels, workspace=hollow((2**20,), np.uint8))
     assert not backend.launches

@@ -12,7 +12,7 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops.call.convert import Freezing
 from cupy_training_ops.declare.schema import Changing, Input, flag, integer, real
-from cupy_training_ops.device.late_arguments import LateArgument
+from cupy_training_ops.device.arguments import LateArgument
 
 NUMBERS = [
     *(0.0, -0.0, 1.0, 1, True, False, 0, 2**53 + 1, float(2**53), math.inf, -1.5),

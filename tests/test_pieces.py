@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
-from cupy_training_ops.call import pieces
-from cupy_training_ops.call.pieces import blocks
+from cupy_training_ops.call import tiling
+from cupy_training_ops.call.tiling import blocks
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.compare import assert_matches
@@ -26,7 +26,7 @@ small = pytest.mark.usefixtures("small_pieces")
 
 @pytest.fixture
 def small_pieces(monkeypatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 64)
+    monkeypatch.setattr(tiling, "PIECE", 64)
 
 
 def results(name: str, attributes, inputs) -> list:

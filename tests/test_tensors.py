@@ -14,8 +14,8 @@ from probe.frame_probe import ProbeEither
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.call.arrays import adopt
-from cupy_training_ops.call.foreign import as_tensor
+from cupy_training_ops.call.arguments import adopt
+from cupy_training_ops.call.interop import as_tensor
 from cupy_training_ops.testing.compare import assert_matches
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")

@@ -18,7 +18,7 @@ from cupy_training_ops.testing.hollow import hollow, hollow_launches
 PACKAGE = Path(cto.__file__).parent
 MOST = 8
 # Folders and modules of the package: a function of one calls none of one before it.
-DOWN = ("functions", "call/op", "call/keys", "call/providers", "call/call", "call", "device")
+DOWN = ("functions", "call/op", "call/key", "call/run", "call", "device")
 
 
 def holds(value, array, depth: int = 2) -> bool:

@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..backend import Array, Backend
-from ..call.arrays import adopt
+from ..call.arguments import adopt
 from ..call.backends import BACKENDS
-from ..call.foreign import as_tensor, is_tensor
+from ..call.interop import as_tensor, is_tensor
 from ..codecs.table import Codec, get_codec
 from ..declare.schema import Spec
-from ..device.alike import raise_versions
 from ..device.streams import Cuda, Mark, Streams
+from ..device.tensor_guards import raise_versions
 from ..dtypes import FLOAT64, dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
 from ..families.gist.operators import Decoder

@@ -20,12 +20,12 @@ from ..plan import Device
 
 
 def strides(array: HostArray) -> Shape | None:
-    """Those of an array of NumPy's, in bytes; None where it is C-contiguous."""
+    """Strides of NumPy's array in bytes; None where it is C-contiguous."""
     return None if array.flags.c_contiguous else array.strides
 
 
 class OneStream:
-    """What a backend says of streams where there is one, on a device that is always current."""
+    """Streams of a backend that has one, on a device that is always current."""
 
     def is_current(self, device: int) -> bool:
         """There is one device."""
@@ -44,7 +44,7 @@ class OneStream:
         return 0
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """What gives that address."""
+        """Return a function that gives that address."""
         return lambda: 0
 
     def is_alone(self, device: int) -> bool:
@@ -113,7 +113,7 @@ class NumpyBackend(OneStream):
     def maker(
         self, spec: Spec, device: int, like: int | None
     ) -> Callable[[Sequence[Any]], HostArray]:
-        """What makes an uninitialised array."""
+        """Return a function that makes an uninitialised array."""
         return lambda _: self.empty(spec, device)
 
     def permuted(self, array: HostArray, axes: Sequence[int]) -> HostArray:
@@ -190,12 +190,12 @@ def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
 
 
 def is_array(value: object) -> bool:
-    """Whether there may be a backend for a value."""
+    """Return True if there may be a backend for a value."""
     return type(value) in BACKENDS or type(value) in TENSORS
 
 
 def are_known(arrays: Sequence[object]) -> bool:
-    """Whether all of a list have a backend, or are None."""
+    """Return True if all of a list have a backend, or are None."""
     return BACKENDS.keys() >= set(map(type, arrays)) - {type(None)}
 
 

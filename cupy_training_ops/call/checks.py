@@ -37,7 +37,7 @@ def count(op: str, declared: Sequence[Input], given: int) -> None:
 
 
 def within(op: str, argument: str, excess: limits.Excess | None) -> None:
-    """What can exist; see limits.py."""
+    """Refuse what cannot exist; see limits.py."""
     if excess is not None:
         refuse(op, argument, *excess)
 

@@ -95,7 +95,7 @@ class _Holder(NamedTuple):
 
 
 def _holder(declared: str) -> _Holder | None:
-    """Of a declared type; of a type variable the numbers that core/either.cuh has room for."""
+    """Make the holder of a declared type; of a type variable, that of core/either.cuh."""
     try:
         dtype = to_dtype(declared)
     except DtypeError:
@@ -117,5 +117,5 @@ def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | Non
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of an "either" input is a number, or a few, rather than an array."""
+    """Return True if a value of an "either" input is a number, or a few, and no array."""
     return isinstance(value, int | float | np.generic | tuple | list)

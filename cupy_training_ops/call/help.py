@@ -16,8 +16,8 @@ from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input, Output, kind
 from ..declare.type_rows import TypeRows, Types
 from ..dtypes import dtype_name, dtype_names
-from .named import CALL
-from .operator import Operator
+from .arguments import CALL
+from .protocol import Operator
 
 WIDTH = 96  # of a line, which pydoc indents by four
 
@@ -46,7 +46,7 @@ def generated(declared: Declaration) -> Iterator[str]:
 
 
 def sections(declared: Declaration) -> dict[str, list[Row]]:
-    """What the declaration says, by title: rows of cells."""
+    """Rows of cells that the declaration gives, by title."""
     found: dict[str, list[Row]] = {
         "call": [(line,) for line in _calls(declared)],
         "inputs": [_input(item) for item in declared.inputs],
@@ -152,7 +152,7 @@ def _other_names(item: Input | Output | Attribute) -> Iterator[str]:
 
 
 def _types(types: Types) -> list[Row]:
-    """What each type variable may be."""
+    """Rows of type variables and their types."""
     return [(variable, dtype_names(dtypes)) for variable, dtypes in types.items()]
 
 
@@ -166,13 +166,13 @@ def _joined(words: Sequence[str], doc: str) -> str:
 
 
 def _takes(item: Input | Attribute) -> str:
-    """What a host input or an attribute may be, in words that go on a sentence."""
+    """Values of a host input or an attribute, in words that go on a sentence."""
     text = kind(item.convert) if item.convert else ""
     return text[:1].lower() + text[1:]
 
 
 def _every_call(declared: Declaration) -> Iterator[str]:
-    """What holds for all operators of a kind."""
+    """Sentences that hold for all operators of a kind."""
     memories = {item.memory for item in declared.inputs}
     if "host" in memories:
         yield (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What of an argument is part of a call's key: what is known of an array, a host value exactly."""
+"""Keys of calls: an array by dtype, shape, alignment and device, a host value exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..declare.schema import Input
 from ..dtypes import HostArray
-from .backends import info, infos
+from .backends import BACKENDS, TENSORS, info, infos
 
 Reader = Callable[[Any], object]
 
@@ -76,19 +76,19 @@ def changing_key(value: object) -> object:
 
 
 def either_key(value: Any) -> object:
-    """What is known of an array, or that there is a number."""
+    """Key of an array, or of there being a number."""
     return CHANGES if type(value) in _CHANGING else info(value)
 
 
 def read_list(read: Reader, values: object) -> tuple[object, ...]:
-    """What `read` says of each entry; TypeError where there is no list of Python's own."""
+    """Key of each entry by `read`; TypeError where there is no list of Python's own."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError  # an array would take itself apart, another class may do anything
     return tuple([None if v is None else read(v) for v in values])
 
 
 def array_keys(values: object) -> tuple[object, ...]:
-    """What is known of each array of a list; TypeError where there is no list of Python's own."""
+    """Keys of a list of arrays; TypeError where there is no list of Python's own."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
@@ -106,8 +106,15 @@ def reader(item: Input) -> Reader:
 
 
 def out_key(out: Sequence[Any]) -> tuple[object, ...]:
-    """What is known of the caller's outputs, those of a variadic one in a tuple of their own."""
-    return tuple([None if a is None else out_key(a) if type(a) is tuple else info(a) for a in out])
+    """Keys of the caller's outputs, those of a variadic one in a tuple of their own."""
+    keys: list[object] = []
+    for array in out:
+        if array is None or type(array) is tuple:
+            keys.append(None if array is None else out_key(array))
+        else:
+            kind = type(array)
+            keys.append((BACKENDS.get(kind) or TENSORS[kind]).info(array))
+    return tuple(keys)
 
 
 def attribute_key(value: object) -> object:
@@ -132,7 +139,7 @@ def exact_key(values: Sequence[object]) -> bytes:
 
 
 def is_plain(value: object) -> bool:
-    """Whether `exact_key` tells a value from all others."""
+    """Return True if `exact_key` tells a value from all others."""
     if type(value) in (tuple, list):
         return all(map(is_plain, value))  # type: ignore[call-overload]
     return type(value) in _ATOMS

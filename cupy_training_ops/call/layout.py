@@ -20,7 +20,7 @@ Order = tuple[int, ...]
 
 
 class Named(Protocol):
-    """What has a name."""
+    """Anything with a name."""
 
     @property
     def name(self) -> str: ...
@@ -105,7 +105,7 @@ def _significant(found: ArrayInfo) -> Order:
 def maker(
     backend: Backend, spec: Spec, device: int, found: Order | None, like: int | None
 ) -> Callable[[Sequence[object]], Array]:
-    """What makes a backend's array with its dimensions in this order, given those of a call."""
+    """Return a function that makes an array with its dimensions in this order."""
     if found is None or len(found) != len(spec.shape):
         return backend.maker(spec, device, like)
     shape = tuple(spec.shape[d] for d in found)

@@ -20,17 +20,16 @@ from ..device.workspace import Workspaces
 from ..errors import ArgumentError, pass_on
 from ..plan import Device, Plan
 from . import checks, keys
-from .arrays import adopt_input, adopt_out
+from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
+from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
-from .call import Call
 from .convert import frozen_attributes
-from .foreign import Lent
+from .guards import Repeated, remembered
 from .help import Help
-from .named import Signatures, in_order
+from .interop import Lent
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
-from .renamed import named
-from .repeated import Repeated, remembered
+from .run import Call
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
@@ -69,7 +68,7 @@ class Op(Declares):
     def __init__(self, **attributes: object) -> None:
         declared = self.declaration
         if declared.other_attributes:
-            attributes = named(self.name, declared.other_attributes, attributes)
+            attributes = by_declared_names(self.name, declared.other_attributes, attributes)
         vars(self).update(frozen_attributes(declared, attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
@@ -130,7 +129,7 @@ class Op(Declares):
 
     @property
     def checks_numbers(self) -> bool:
-        """Whether `check_numbers` does anything."""
+        """Return True if `check_numbers` does anything."""
         return type(self).check_numbers is not Op.check_numbers
 
     def check_values(self, *inputs: object) -> None:
@@ -158,7 +157,7 @@ class Op(Declares):
 
     @property
     def knows_tensors(self) -> bool:
-        """Whether tensors need not be adopted: what looks at values reads CuPy's arrays."""
+        """Return True if tensors need not be adopted: `check_values` reads CuPy's arrays."""
         return self.takes_tensors and not self._looks_at_values
 
     # ---- what every operator has -----------------------------------------------------------------
@@ -223,10 +222,10 @@ class Op(Declares):
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        inputs, flat, arrays = call.taken_apart(inputs, given)
-        tables = call.checked_tables(arrays, flat)
-        self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
-        return call.finish(inputs, arrays, flat, workspace, tables)
+        inputs, flat, arrays = call.split(inputs, given)
+        placed = call.place(arrays, flat)
+        self._last[:] = remembered(call, self._readers, inputs, given, outputs, placed)
+        return call.finish(inputs, arrays, flat, workspace, placed)
 
     def _call_anew(
         self,
@@ -249,7 +248,7 @@ class Op(Declares):
                 return self._run_lists(call, taken, out, outputs, workspace)
             result = call(taken, out, workspace)
             if lent and call.writes:
-                _, flat, arrays = call.taken_apart(taken, out)
+                _, flat, arrays = call.split(taken, out)
                 lent.raise_versions(call.writes, arrays + flat)
             return lent.returned(result)
 
@@ -298,7 +297,7 @@ class Op(Declares):
         taken, given, key = self._adopted(inputs, out, outputs, lent)
         call = self._remembered.get(key) or self._prepare(key)
         if lent.has_unwritable:
-            _, flat, arrays = call.taken_apart(taken, given)
+            _, flat, arrays = call.split(taken, given)
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
 
@@ -314,16 +313,16 @@ class Op(Declares):
         return getattr(importlib.import_module(reference), cls.function_name)  # type: ignore[no-any-return]
 
     def cpu_attributes(self) -> dict[str, object]:
-        """What the NumPy function takes by keyword: the attributes."""
+        """Keywords of the NumPy function: the attributes."""
         return self.attribute_values
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of arrays."""
+        """Checks of each call that read the values of arrays."""
         return (self.check_values,) if self._looks_at_values else ()
 
     @property
     def _looks_at_values(self) -> bool:
-        """Whether there is an attribute `check`, and it is True; a method of that name is none."""
+        """Return True if there is an attribute `check`, no method, and it is True."""
         return bool(vars(self).get("check"))
 
     def _prepare(self, key: Key) -> Call:
@@ -332,7 +331,7 @@ class Op(Declares):
         return call
 
     def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
-        """Whether an output has a name from before, which each call is warned of."""
+        """Return True if an output has a name from before, which each call is warned of."""
         return outputs is not None and not self.declaration.other_outputs.keys().isdisjoint(outputs)
 
     def _remember(self, key: object, call: Call) -> None:
@@ -362,18 +361,24 @@ class Op(Declares):
         return taken, out, self._call_key(taken, out, names)
 
     def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
-        """What a call depends on: what is known of arrays, values of static host inputs.
+        """Key of a call: what its plan may depend on of arrays, and static host values.
 
         KeyError or TypeError where an input is not in a form that tells.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
-        known = tuple(
-            [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
-        )
+        known: list[object] = []
+        for read, value in zip(self._readers, inputs, strict=False):  # a comprehension is a call
+            if value is None:
+                known.append(None)
+            elif read is info:  # with a call less
+                kind = type(value)
+                known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
+            else:
+                known.append(read(value))
         out = given if given is _NO_OUT else keys.out_key(given)
         names = tuple(outputs) if type(outputs) is list else outputs
-        return known, out, names, self._says_where and self.placement()
+        return tuple(known), out, names, self._says_where and self.placement()
 
 
 Op.declaration = Declaration.of(Op)

@@ -18,14 +18,13 @@ from ..device.launch import ReadyPlan
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
-from . import checks, layout, renamed
-from .call import Call
+from . import arguments, checks, layout
 from .convert import converted
 from .keys import CHANGES, unmarked
-from .operator import Operator
-from .pieces import PIECE, Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
-from .providers import CpuCall, EmptyCall, kernel_call
+from .protocol import Operator
+from .run import Call, CpuCall, EmptyCall, KernelCall
+from .tiling import PIECE, Pieces
 
 Outputs = Sequence[str] | None
 Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
@@ -76,7 +75,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
 def _number_check(
     op: Operator, specs: Sequence[object]
 ) -> Callable[[Mapping[int, object]], None] | None:
-    """What looks at the numbers of one call, which stand in the places of those that change."""
+    """Make the check of the numbers that change, which stand in the places of `Changing`."""
 
     def check(values: Mapping[int, object]) -> None:
         op.check_numbers(*(values.get(place, spec) for place, spec in enumerate(specs)))
@@ -94,7 +93,7 @@ def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
     known = {*declared, *op.other_outputs}
     if type(outputs) is not tuple or not all(isinstance(n, str) and n in known for n in outputs):
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
-    return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
+    return tuple(arguments.declared_name(op.name, op.other_outputs, name) for name in outputs)
 
 
 def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
@@ -136,7 +135,7 @@ def _info(key: Info | None) -> ArrayInfo | None:
 
 
 def _have_one_shape(arrays: Sequence[Named]) -> bool:
-    """Whether elements correspond by their place: no array is a row of another."""
+    """Return True if elements correspond by their place: no array is a row of another."""
     return len({a.info.shape for a in arrays if a.info and not a.declared.not_accessed}) == 1
 
 
@@ -163,7 +162,7 @@ def _check_inputs(
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
-    """What `infer` and `plan` see: placed specs, tuples of them, Changing or host values."""
+    """Arguments of `infer` and `plan`: placed specs, tuples of them, Changing, host values."""
     specs: list[object] = []
     n_arrays = 0
     for place, (declared, key) in enumerate(zip(op.inputs, keys, strict=True)):
@@ -355,7 +354,7 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     if not placement.backend.runs_kernels:
         function = functools.partial(op.cpu_function(), **op.cpu_attributes())
         return CpuCall(prepared, function, _pieces(op.declaration, prepared))
-    return kernel_call(prepared, _ready(op, prepared, specs), op.workspaces)
+    return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
 
 
 def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What all calls of one kind share, and what they write."""
+"""Calls of one kind: what they share, their results, and what they write."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from ..backend import Array, ArrayInfo
 from ..declare.schema import Changing, Input, Open, Spec
 from ..dtypes import HostArray
-from .aliasing import Overlap, Written
 from .layout import Order
+from .overlap import Overlap, Written
 
 Arguments = tuple[Any, ...]  # as the caller gave them
 Arrays = tuple[Array | None, ...]
@@ -44,7 +44,7 @@ class Result:
 
     @property
     def is_new(self) -> bool:
-        """Whether it is an array of its own."""
+        """Return True if it is an array of its own."""
         return self.spec is not None and self.value is None and self.alias is None
 
 
@@ -66,7 +66,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What all calls of one kind share."""
+    """Everything that calls of one kind share."""
 
     op: str
     inputs: tuple[Input, ...]
@@ -87,12 +87,12 @@ class Prepared:
 
     @property
     def names(self) -> list[str]:
-        """What messages call the arrays, and the caller's outputs behind them."""
+        """Names of the arrays in messages, the caller's outputs behind them."""
         return [a.name for a in self.arrays] + [f"out ({r.name})" for r in self.results]
 
     @property
     def groups_outputs(self) -> bool:
-        """Whether lists come back in tuples of their own, beside other outputs."""
+        """Return True if lists come back in tuples of their own, beside other outputs."""
         return len(self.counts) > 1 and any(count is not None for count in self.counts)
 
 
@@ -111,7 +111,7 @@ def ungrouped(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
 
 
 def written(prepared: Prepared) -> Iterator[Written]:
-    """What a call writes, by place: arrays first, then the caller's outputs."""
+    """Yield what a call writes, by place: arrays first, then the caller's outputs."""
     n_arrays = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
     for place, (result, given) in enumerate(pairs, n_arrays):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ..call.arrays import adopt
+from ..call.arguments import adopt
 from ..call.backends import info
-from ..call.foreign import as_tensor, has_same_stream
+from ..call.interop import as_tensor, has_same_stream
 from ..dtypes import Dtype, dtype_name
 from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, shown
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..backend import ArrayInfo
-from ..call.arrays import adopt
+from ..call.arguments import adopt
 from ..call.backends import info
-from ..call.foreign import as_tensor, is_tensor
+from ..call.interop import as_tensor, is_tensor
 from ..declare.schema import Spec
 from ..dtypes import dtype_name
 from ..errors import DtypeError, ProviderError, refuse, shown

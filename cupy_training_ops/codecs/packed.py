@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from ..backend import Array
-from ..call import arrays, backends
-from ..call.foreign import is_tensor
+from ..call import arguments, backends
+from ..call.interop import is_tensor
 from ..declare.schema import Shape, Spec, integer
 from ..dtypes import Dtype, dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
@@ -39,7 +39,7 @@ class Packed:
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        code: Array = arrays.adopt("Packed", "code", self.code)
+        code: Array = arguments.adopt("Packed", "code", self.code)
         if code is None:
             refuse("Packed", "code", "a NumPy or CuPy array", "None")
         _check(self.codec, self.dtype, self.shape, self.options, code)
@@ -132,7 +132,7 @@ class Packed:
             length = integer(nbytes)
         except ArgumentError as error:
             raise ArgumentError(f"Packed: nbytes: {error}") from None
-        on_host = isinstance(arrays.adopt("Packed", "code", self.code), np.ndarray)
+        on_host = isinstance(arguments.adopt("Packed", "code", self.code), np.ndarray)
         if on_host and length != self._length():
             refuse("Packed", "nbytes", f"{self._length()}, the codes' length", shown(length))
         if not 0 <= length <= self.nbytes:
@@ -170,7 +170,7 @@ def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
         _, dtype, shape, *_ = backends.info(x)  # type: ignore[arg-type]
     except KeyError as error:
         pass_on(error)
-        x = array = arrays.adopt(op, "X", x)
+        x = array = arguments.adopt(op, "X", x)
         dtype, shape = array.dtype, array.shape
     return dtype, tuple(shape), isinstance(x, np.ndarray)
 
@@ -217,7 +217,7 @@ def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Heade
 
 
 def _to_host(array: Array) -> NumpyArray:
-    return backends.to_host(arrays.adopt("Packed", "code", array))
+    return backends.to_host(arguments.adopt("Packed", "code", array))
 
 
 def _from_host(array: NumpyArray) -> Array:

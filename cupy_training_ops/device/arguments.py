@@ -67,7 +67,7 @@ def cast(launch: Launch, parameter: Parameter, value: object) -> object:
 
 
 def scalar_type(launch: Launch, parameter: Parameter) -> Dtype:
-    """What a number becomes that each call gives."""
+    """Dtype of a number that each call gives."""
     return np.dtype(_SCALARS[launch.slots.get(parameter.c_type, parameter.c_type)])
 
 
@@ -83,7 +83,7 @@ def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None
 
 
 def is_either(parameter: Parameter) -> bool:
-    """Whether a parameter takes a number or an array."""
+    """Return True if a parameter takes a number or an array."""
     return not parameter.pointer and parameter.c_type.rpartition("::")[2].startswith(EITHER)
 
 
@@ -93,8 +93,8 @@ def either_layout(parameter: Parameter) -> Dtype:
 
 
 def checked(op: str, name: str, holder: str, make: Make, changing: Changing) -> Late:
-    """What makes an argument of a caller's number, which is refused where the kernel's `holder`
-    cannot have it."""
+    """Return a function that makes an argument of a caller's number, or refuses a number that
+    the kernel's `holder` cannot have."""
     place, follows = changing.place, bool(changing.functions)
 
     def late(values: Mapping[int, object]) -> object:
@@ -121,7 +121,7 @@ def either(
 
 @functools.cache
 def either_bytes(layout: Dtype) -> Callable[[object], bytes]:
-    """What makes the bytes of that struct with numbers, sooner than NumPy makes the struct."""
+    """Return a function that packs that struct with numbers, sooner than NumPy makes it."""
     n, pack = _fields(layout)
 
     def longer(numbers: Sequence[Any]) -> bytes:
@@ -201,7 +201,7 @@ def _bound(c_type: str, slots: Mapping[str, str]) -> str:
 
 
 def pointers(table: Pointers) -> Address:
-    """What makes the struct of the addresses of several arrays."""
+    """Return a function that makes the struct of several arrays' addresses."""
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
 
@@ -216,12 +216,12 @@ def pointers(table: Pointers) -> Address:
 
 
 def either_at(layout: Dtype, spec: Spec) -> Address:
-    """What makes the struct of core/either.cuh of the address of an array."""
+    """Return a function that makes the struct of core/either.cuh with an array's address."""
     return _at([spec.place], lambda picked: either(layout, address=picked[0], dtype=spec.dtype))
 
 
 def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
-    """What `make` gives for the addresses at these places; most stay as they are."""
+    """Return a function that applies `make` to addresses at these places, if they changed."""
     pick, index = getter(places), np.array(places, np.intp)
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
@@ -239,10 +239,50 @@ def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
 
 
 def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """What takes the items at these places out of a row, or out of a dictionary."""
+    """Return a function that takes the items at these places out of a row or dictionary."""
     if len(indices) > 1:
         return itemgetter(*indices)
     if not indices:
         return lambda _: ()
     (index,) = indices
     return lambda row: (row[index],)
+
+
+Values = Mapping[int, object]  # of changing inputs, by their places
+
+
+class LateArgument:
+    """An argument that follows from values that change; for `Work` it may be anything.
+
+    From the very number of the call before it is the same object.
+    """
+
+    def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
+        self.dtype, self.anew, self.places = dtype, make, changing.places
+        self._pick = itemgetter(*changing.places)
+        self._last: tuple[object, object] = (self, None)
+
+    def of(self, values: Values) -> object:
+        """The argument in a call with these values."""
+        picked = self._pick(values)
+        known, made = self._last  # once: another thread may put its own there
+        if picked is not known:  # nor is a row of several ever
+            made = self.anew(values)
+            self._last = picked, made
+        return made
+
+
+def renewed(
+    late: Sequence[LateArgument], known: list[object], place: int
+) -> Callable[[object], list[object]]:
+    """Return a function of this place's value: the known arguments, but for those that
+    follow from the value."""
+    following = [(i, each.anew) for i, each in enumerate(late) if place in each.places]
+
+    def with_value(value: object) -> list[object]:
+        found, given = known.copy(), {place: value}
+        for i, anew in following:
+            found[i] = anew(given)
+        return found
+
+    return with_value

@@ -114,19 +114,19 @@ def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def has_warpgroups(capability: tuple[int, int]) -> bool:
-    """Whether modules with WARPGROUPS can be compiled, and run there."""
+    """Return True if modules with WARPGROUPS can be compiled, and run there."""
     return capability == _HAS_WARPGROUPS and _compiles_warpgroups()
 
 
 @functools.cache
 def _compiles_warpgroups() -> bool:
-    """Whether NVRTC takes the two options: versions differ, so that it is asked."""
+    """Return True if NVRTC takes the two options: versions differ, so that it is asked."""
     return _compiles(_ASKS_FOR_WARPGROUPS, (_WITH_WARPGROUPS, _OF_CUPY))
 
 
 @functools.cache
 def thread_options() -> tuple[str, ...]:
-    """What has a module's kernels compiled by threads, where NVRTC can."""
+    """Options by which a module's kernels are compiled by threads, where NVRTC can."""
     return (_BY_THREADS,) if _compiles("", (_BY_THREADS,)) else ()
 
 

@@ -114,7 +114,7 @@ class CudaBackend:
     def maker(
         self, spec: Spec, device: int, like: int | None
     ) -> Callable[[Sequence[object]], cupy.ndarray]:
-        """What makes an uninitialised array, most often on the current device."""
+        """Return a function that makes an uninitialised array, most often on the current device."""
         make, shape, dtype = cupy.ndarray, spec.shape, spec.dtype
         current = cupy.cuda.runtime.getDevice
         return lambda _: make(shape, dtype) if current() == device else self.empty(spec, device)
@@ -172,7 +172,7 @@ class CudaBackend:
         )
 
     def is_current(self, device: int) -> bool:
-        """Whether launches and allocations go to `device` as things stand."""
+        """Return True if launches and allocations go to `device` as things stand."""
         return cupy.cuda.runtime.getDevice() == device  # type: ignore[no-any-return]
 
     def on(self, device: int) -> contextlib.AbstractContextManager[object]:
@@ -185,19 +185,19 @@ class CudaBackend:
         return (stream, threading.get_ident()) if stream == PER_THREAD else stream
 
     def stream_address(self, device: int) -> int:
-        """Of CuPy's current stream."""
+        """Address of CuPy's current stream."""
         return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """What gives that address."""
+        """Return a function that gives that address."""
         return functools.partial(self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
-        """Whether there is one device."""
+        """Return True if there is one device."""
         return cupy.cuda.runtime.getDeviceCount() == 1  # type: ignore[no-any-return]
 
     def capturing(self, device: int) -> bool:
-        """Whether the device's current stream is being captured into a graph."""
+        """Return True if the device's current stream is being captured into a graph."""
         return streams.is_capturing(cupy.cuda.get_current_stream(device))
 
     def keeps_memory(self) -> bool:

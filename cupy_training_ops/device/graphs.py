@@ -23,12 +23,12 @@ _state = threading.local()
 
 
 def owns_memory() -> bool:
-    """Whether what this thread allocates stays as long as the graph that it captures."""
+    """Return True if what this thread allocates stays as long as the graph it captures."""
     return getattr(_state, "owns_memory", False)
 
 
 class Captured:
-    """What a capture made; None before its end."""
+    """Result of a capture; None before its end."""
 
     graph: Any = None
 

@@ -1,22 +1,52 @@
 # SPDX-License-Identifier: MIT
-"""A plan made ready: kernels compiled, every argument checked against what takes it."""
+"""A plan made ready: kernels compiled, every argument checked against what takes it, and launches.
+
+A launch takes the addresses of its arguments. Those stay, so that a call writes what is new, which
+is addresses of arrays and numbers, and calls the driver once for each kernel.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from operator import is_
+from typing import Any, NamedTuple
 
-from ..backend import Array, Backend, Kernel
+import numpy as np
+
+from ..backend import Array, Backend, Driver, Kernel
 from ..declare.declaration import Declaration
-from ..plan import Launch, Plan, Step
-from .arguments import Addresses, getter
-from .late_arguments import Values, renewed
-from .marks import make_all, own_marks
-from .packed import WORD, Packed, PackedStep
-from .placing import READY, Builder, Place
-from .source import Source
+from ..declare.schema import Changing, Spec
+from ..dtypes import Dtype
+from ..errors import CompileError
+from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work, align_up
+from .arguments import (
+    Address,
+    Addresses,
+    Late,
+    LateArgument,
+    Make,
+    Values,
+    cast,
+    check_pointer,
+    checked,
+    either,
+    either_at,
+    either_bytes,
+    either_layout,
+    getter,
+    is_either,
+    pointers,
+    renewed,
+    scalar_type,
+)
+from .compiler import compile_ahead, kernel
+from .marks import NO_MARKS, Marks, in_turn, make_all, own_marks, waiting
+from .source import Parameter, Source, load
 from .workspace import Store
 
 _log: list[Step] | None = None
@@ -78,6 +108,8 @@ class ReadyPlan:
         self._queued = self._as_packed(len(in_row), rows)
         alone = self._queued[0] if self._queued and len(self._queued) == 1 else None
         self._packed = alone if isinstance(alone, Packed) else None
+        queued = self._queued
+        self.takes_objects = queued is None or any(type(each) is not Packed for each in queued)
 
     def _as_packed(
         self, n_taken: int, rows: Sequence[tuple[int, ...]]
@@ -108,12 +140,8 @@ class ReadyPlan:
             queued.append(Packed(driver, steps, n_words, self._constants, made))
         return queued
 
-    def tables(self, arrays: Sequence[Array | None]) -> list[object]:
-        """The structs that hold addresses of these arrays."""
-        return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
-
     def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
-        """The same for arrays at these addresses."""
+        """The structs that hold addresses, of arrays that are at these."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
     def values(self, changing: Values) -> list[object]:
@@ -126,33 +154,43 @@ class ReadyPlan:
 
     def run(
         self,
-        arrays: Sequence[Array | None],
+        objects: Sequence[Array | None],
+        addresses: Sequence[int] | Addresses,
         scratch: Sequence[object],
         tables: Sequence[object],
         values: Sequence[object],
     ) -> None:
-        """Queue all steps on the current device and stream; `scratch` is what one below gives."""
-        given = arrays if self._pick is None else self._pick(arrays)
-        if self._queued is not None:
-            words = (*self._backend.pointers(given), *scratch)
-            stream = self._backend.stream_address(self._device)
-            self._queue(given, words, (*tables, *values), stream)
+        """Queue all steps on the current device and stream.
+
+        objects: the call's arrays, results behind the others, where it `takes_objects`; addresses:
+        theirs. scratch, tables, values: as the methods of these names give them.
+        """
+        pick = self._pick
+        if self._queued is None:
+            self._call((*(objects if pick is None else pick(objects)), *scratch), tables, values)
             return
-        row = (*given, *scratch, *self._constants, *tables, *values)
+        words = (*(addresses if pick is None else pick(addresses)), *scratch)
+        stream = self._backend.stream_address(self._device)
+        if self._packed is not None and _log is None:
+            self._packed.run(
+                words, (*tables, *values), stream, own_marks() if waiting else NO_MARKS
+            )
+        else:
+            given = objects if pick is None or not objects else pick(objects)
+            self._queue(given, words, (*tables, *values), stream)
+
+    def _call(
+        self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
+    ) -> None:
+        """Call kernels with objects."""
+        row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
-        for note in marks.first:
-            note()
+        make_all(marks.first)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
-        for note in marks.last:
-            note()
-
-    def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
-        """The same where it `takes_addresses`: those of all arrays."""
-        given = addresses if self._pick is None else self._pick(addresses)
-        self._queue((), (*given, *scratch), (), self._backend.stream_address(self._device))
+        make_all(marks.last)
 
     def _queue(
         self,
@@ -161,13 +199,13 @@ class ReadyPlan:
         made: Sequence[object],
         stream: int,
     ) -> None:
-        """The steps as the driver takes them."""
+        """Queue the steps as the driver takes them."""
         assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
         marks = own_marks()
-        if len(self._queued) == 1 and isinstance(some := self._queued[0], Packed):
-            some.run(words, made, stream, marks)
+        if self._packed is not None:
+            self._packed.run(words, made, stream, marks)
             return
         make_all(marks.first)
         for some in self._queued:
@@ -175,20 +213,18 @@ class ReadyPlan:
                 some.run(words, made, stream)
             else:
                 work, pick = some
-                row = (*arrays, *words[len(arrays) :], *self._constants, *made)
-                work((), (), pick(row), 0)
+                work((), (), pick((*arrays, *words[len(arrays) :], *self._constants, *made)), 0)
         make_all(marks.last)
 
     @property
     def takes_addresses(self) -> bool:
-        """Whether all steps are kernels that need addresses alone: `run_at` queues them."""
+        """Return True if all steps are kernels that need addresses alone: `run_at` queues them."""
         return self.takes_numbers and not self._arguments.late
 
     @property
     def takes_numbers(self) -> bool:
-        """Whether they need no more than addresses and numbers, which `run_at` is given, too."""
-        are_kernels = self._queued is not None and all(type(q) is Packed for q in self._queued)
-        return are_kernels and not self.has_tables
+        """Return True if they need no more than addresses and numbers, as `run_at` takes."""
+        return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
         """The same where it `takes_numbers`: addresses of arrays and scratch, and numbers."""
@@ -204,7 +240,7 @@ class ReadyPlan:
 
     @property
     def is_one_launch(self) -> bool:
-        """Whether nothing comes between its steps: no other thread, and no Ctrl-C."""
+        """Return True if nothing comes between its steps: no other thread, and no Ctrl-C."""
         return len(self._steps) == 1
 
     def run_at(
@@ -249,3 +285,262 @@ def _indices(
 ) -> tuple[int, ...]:
     """Where one step's arguments are in the row of all values."""
     return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
+
+
+_Section = list[Any]  # one of the lists below
+
+
+class Table(NamedTuple):
+    """A struct that holds addresses."""
+
+    dtype: Dtype
+    fill: Address
+
+
+@dataclass
+class Arguments:
+    """Where the arguments of all steps come from, each a section of one row of values."""
+
+    scratch: list[Scratch] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    late: list[LateArgument] = field(default_factory=list)
+
+    def add(self, section: _Section, item: object) -> tuple[_Section, int]:
+        """Append to a section; the section and the place in it."""
+        section.append(item)
+        return section, len(section) - 1
+
+    def starts(self, n_taken: int) -> dict[int, int]:
+        """Where each section begins behind the arrays, by the section's identity."""
+        sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.late)
+        ends = itertools.accumulate(map(len, sections), initial=n_taken)
+        return {id(section): start for section, start in zip(sections, ends, strict=False)}
+
+
+Place = int | tuple[_Section, int]  # of an array, or in a section
+Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
+Ready = tuple[Run, list[Place], Step]
+
+
+class Builder:
+    """Makes each kind of step ready; collects where the arguments of all come from."""
+
+    def __init__(
+        self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
+    ) -> None:
+        self._declared = declared
+        self._source = source
+        self._backend = backend
+        self._device = device
+        self.arguments = Arguments()
+        self._shared: dict[tuple[int, Dtype], Place] = {}  # what several launches take alike
+
+    def compile_ahead(self, steps: Sequence[Step]) -> None:
+        """Compile what several steps need at the same time."""
+        launches = [step for step in steps if isinstance(step, Launch)]
+        if len(launches) > 1:
+            wanted = ((self._source_of(step), step.slots) for step in launches)
+            compile_ahead(self._backend, wanted, self._device)
+
+    def _source_of(self, step: Launch) -> Source:
+        return load(step.family) if step.family else self._source()
+
+    def launch(self, step: Launch) -> Ready:
+        """A kernel with its arguments placed."""
+        source = self._source_of(step)
+        shared_nbytes = self._shared_nbytes(step)
+        function = kernel(
+            self._backend, source, step.slots, step.symbol, self._device, shared_nbytes
+        )
+        parameters = source.kernels[step.symbol]
+        if len(parameters) != len(step.args):
+            raise CompileError(
+                f"{step.symbol}: takes {len(parameters)} arguments, the plan gives {len(step.args)}"
+            )
+        pairs = zip(parameters, step.args, strict=True)
+        places = [self._place(step, parameter, arg) for parameter, arg in pairs]
+        return (function, step.config.grid, step.config.block, shared_nbytes), places, step
+
+    def work(self, step: Work) -> Ready:
+        """The backend's piece of work, called as a kernel is."""
+        work = self._backend.work(step.name)
+        places = [self._work_place(arg) for arg in step.args]
+        return (lambda _grid, _block, args, _shared: work(*args), (), (), 0), places, step
+
+    def _shared_nbytes(self, step: Launch) -> int:
+        """Dynamic shared memory, which the device has."""
+        wanted = step.config.shared_nbytes
+        if wanted > SHARED_NBYTES:
+            most = self._backend.device(self._device).max_shared_nbytes
+            if wanted > most:
+                raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
+        return wanted
+
+    def _place(self, step: Launch, parameter: Parameter, arg: object) -> Place:
+        """Where an argument of a launch comes from."""
+        add, arguments = self.arguments.add, self.arguments
+        if is_either(parameter):
+            return self._either_place(either_layout(parameter), arg)
+        if isinstance(arg, Spec):
+            check_pointer(step, parameter, arg.dtype)
+            return arg.place
+        if isinstance(arg, Changing):
+            make, dtype = partial(cast, step, parameter), arg.struct
+            dtype = scalar_type(step, parameter) if dtype is None else dtype
+            return add(
+                arguments.late, LateArgument(dtype, arg, self._late(parameter.c_type, arg, make))
+            )
+        value = cast(step, parameter, arg)
+        if isinstance(value, Scratch):
+            return add(arguments.scratch, value)
+        if isinstance(value, Pointers):
+            return add(arguments.tables, Table(value.dtype, pointers(value)))
+        return add(arguments.constants, value)
+
+    def _either_place(self, layout: Dtype, arg: object) -> Place:
+        """A number or an array: the struct that lets a kernel read it from either."""
+        add, arguments = self.arguments.add, self.arguments
+        if isinstance(arg, Spec):
+            return add(arguments.tables, Table(layout, either_at(layout, arg)))
+        if isinstance(arg, Changing):
+            key = id(arg), layout
+            if key not in self._shared:
+                # The driver takes it as bytes, which are made sooner.
+                is_packed = self._backend.driver is not None
+                make: Make = either_bytes(layout) if is_packed else partial(either, layout)
+                late = self._late("float64 or an integer of 64 bits", arg, make)
+                self._shared[key] = add(arguments.late, LateArgument(layout, arg, late))
+            return self._shared[key]
+        return add(arguments.constants, either(layout, arg))
+
+    def _late(self, holder: str, changing: Changing, make: Make) -> Late:
+        """A number that each call gives, as the kernel takes it; `holder` has it there."""
+        name = self._declared.inputs[changing.place].name
+        return checked(self._declared.name, name, holder, make, changing)
+
+    def _work_place(self, arg: object) -> Place:
+        if isinstance(arg, Spec):
+            return arg.place
+        if isinstance(arg, Scratch):
+            return self.arguments.add(self.arguments.scratch, arg)
+        if isinstance(arg, Pointers):
+            return self.arguments.add(self.arguments.tables, Table(arg.dtype, pointers(arg)))
+        if isinstance(arg, Changing):
+            return self.arguments.add(self.arguments.late, LateArgument(None, arg, arg.of))
+        return self.arguments.add(self.arguments.constants, arg)
+
+
+READY: Mapping[type, Callable[[Builder, Any], Ready]] = {
+    Launch: Builder.launch,
+    Work: Builder.work,
+}
+
+
+Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory
+WORD = np.dtype(np.uint64)
+_ALIGNMENT = 16  # of what is no word
+
+
+class PackedStep(NamedTuple):
+    """A launch, and where in the row of values its arguments are."""
+
+    head: Head
+    places: tuple[int, ...]
+
+
+class _Block(NamedTuple):
+    """A row of values, and the launches with the addresses of their arguments behind it."""
+
+    memory: memoryview
+    launches: tuple[tuple[Callable[..., object], int], ...]  # of the driver's, behind each head
+    known: list[Any]  # what a call has made, and written
+    last: list[Any]  # a stream, and the launches on it
+
+    def on(self, stream: int) -> Sequence[Callable[[], object]]:
+        """The launches on another stream than the last."""
+        found = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
+        self.last[:] = stream, found
+        return found
+
+
+class Packed:
+    """Launches over one row of values: words, then constants, then what each call makes."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        steps: Sequence[PackedStep],
+        n_words: int,
+        constants: Sequence[Any],
+        made: Sequence[Dtype | None],
+    ) -> None:
+        self._driver = driver
+        self._steps, self._constants = steps, constants
+        self._offsets = [WORD.itemsize * i for i in range(n_words)]
+        self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
+        self._fixed = [self._span(getattr(value, "nbytes", 0)) for value in constants]
+        self._new = [self._span(0 if dtype is None else dtype.itemsize) for dtype in made]
+        self._write = struct.Struct(f"={n_words}Q").pack_into
+        self._free: list[_Block] = []
+
+    def run(
+        self,
+        words: Sequence[int],
+        made: Sequence[Any],
+        stream: int,
+        marks: Marks = NO_MARKS,
+    ) -> None:
+        """Queue all launches, or none: no handler of a signal comes between two.
+
+        A block is one call's until its last launch: other threads, and calls that come between two
+        launches, take others.
+        """
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = self._block()
+        memory, launches, known, last = block
+        self._write(memory, 0, *words)
+        if made and not all(map(is_, made, known)):
+            for i, value in enumerate(made):
+                if value is not known[i]:
+                    span = self._new[i]
+                    if span.start != span.stop:  # else it is no kernel's
+                        memory[span] = value if type(value) is bytes else value.tobytes()
+                    known[i] = value
+        try:
+            if len(launches) == 1 and marks is NO_MARKS:
+                launch, arguments = launches[0]
+                launch(stream, arguments, 0)
+            else:
+                queued = last[1] if last[0] == stream else block.on(stream)
+                make_all(queued) if marks is NO_MARKS else in_turn(queued, marks)
+        except RuntimeError as error:
+            if not self._driver.serves_now(error):
+                raise
+            in_turn(block.on(stream), marks)
+        self._free.append(block)
+
+    def _span(self, nbytes: int) -> slice:
+        """Room for the next value."""
+        start = self._end
+        self._offsets.append(start)
+        self._end += align_up(nbytes, _ALIGNMENT)
+        return slice(start, start + nbytes)
+
+    def _block(self) -> _Block:
+        """Memory with the constants, and with the addresses of all arguments."""
+        n_arguments = sum(len(step.places) for step in self._steps)
+        store = np.zeros(self._end + WORD.itemsize * n_arguments, np.uint8)
+        memory, start = memoryview(store), store.ctypes.data
+        for span, value in zip(self._fixed, self._constants, strict=True):
+            if span.start != span.stop:
+                memory[span] = value.tobytes()
+        addresses, launches, at = store[self._end :].view(WORD), [], 0
+        for head, places in self._steps:
+            addresses[at : at + len(places)] = [start + self._offsets[place] for place in places]
+            launch = partial(self._driver.launch, *head)
+            launches.append((launch, start + self._end + WORD.itemsize * at))
+            at += len(places)
+        return _Block(memory, tuple(launches), [None] * len(self._new), [None, ()])

@@ -24,23 +24,23 @@ class Marks(NamedTuple):
 
 
 NO_MARKS = Marks()
-_marks: dict[int, Marks] = {}  # of the next call of an operator, by thread
+waiting: dict[int, Marks] = {}  # of the next call of an operator, by thread
 
 
 def marked(marks: Marks, function: Callable[..., T], *args: object) -> T:
     """The result of a function, whose first call of an operator has these marks."""
     thread = get_ident()
     try:
-        _marks[thread] = marks
+        waiting[thread] = marks
         return function(*args)
     finally:
-        if _marks:
-            _marks.pop(thread, None)
+        if waiting:
+            waiting.pop(thread, None)
 
 
 def own_marks() -> Marks:
     """The marks of the call that asks, and of no other."""
-    return _marks.pop(get_ident(), NO_MARKS) if _marks else NO_MARKS
+    return waiting.pop(get_ident(), NO_MARKS) if waiting else NO_MARKS
 
 
 def in_turn(writes: Sequence[Callable[[], object]], marks: Marks = NO_MARKS) -> None:

@@ -30,7 +30,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes of a multiprocessor; spills are bytes a thread."""
+    """Registers and memory that a kernel takes of a multiprocessor; spills are bytes a thread."""
 
     registers: int
     spill_nbytes: int

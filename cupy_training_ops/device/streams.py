@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Work beside the caller's stream: on a GPU on a stream of its own, on the host at once.
+"""Work beside the caller's stream, on a GPU on a stream of its own, and events by number.
 
 Memory belongs to the stream that it was allocated on, and the pool hands it out again on that
 stream without waiting. So an array may be let go only after its stream waits for all others that
@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
+
+from ..forks import InChild
 
 T = TypeVar("T")
 RELAXED = 2  # CUstreamCaptureMode
@@ -46,7 +49,7 @@ def allow_queries() -> None:
 
 
 def is_capturing(stream: Any) -> bool:
-    """Whether what is queued on it goes into a graph; CUDA cannot say it of default streams."""
+    """Return True if work on it goes into a graph; CUDA cannot say it of default streams."""
     return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
 
@@ -60,7 +63,7 @@ class Streams:
         """The caller's stream as it is now."""
 
     def fork(self) -> None:
-        """What is queued beside waits for all that is queued on the caller's stream so far."""
+        """Let what is queued beside wait for all on the caller's stream so far."""
 
     def behind(self, stream: int) -> Any:
         """The stream beside, which waits for what is queued at this address of one so far."""
@@ -70,10 +73,10 @@ class Streams:
         return function()
 
     def mark(self) -> Mark:
-        """What is queued beside so far."""
+        """Mark what is queued beside so far."""
 
     def join(self, stream: object, mark: Mark) -> None:
-        """What is queued on a stream from here on waits for what a mark stands for."""
+        """Let what is queued on a stream from here on wait for a mark."""
 
     def read(self, numbers: Any) -> tuple[Any, Any]:
         """A few that were queued beside: on the host, and the event behind them or None."""
@@ -112,7 +115,7 @@ class Cuda(Streams):
         return self._side
 
     def beside(self, function: Callable[[], T]) -> T:
-        """What the function allocates belongs to the stream beside, too."""
+        """Call it on the stream beside, to which what it allocates belongs."""
         with self._cuda.Device(self._device), on_stream(self._side):
             return function()
 
@@ -143,3 +146,39 @@ class Cuda(Streams):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)
         return event
+
+
+MAX_EVENTS = 4096
+NO_EVENT = -1
+
+
+class Events(InChild):
+    """Events that nobody waited for yet; a mark says where in its stream one was recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what was recorded: marks are of the parent's streams in a forked child."""
+        self._changed = threading.Condition()
+        self._marks: dict[int, object] = {}
+
+    def record(self, identifier: int, mark: Callable[[], object]) -> bool:
+        """Put a mark under this number; False, and no mark is made, where there is one already."""
+        with self._changed:
+            if identifier in self._marks:
+                return False
+            self._marks[identifier] = mark()
+            self._changed.notify_all()  # who waits for another number waits on
+            return True
+
+    def take(self, identifier: int, timeout: float) -> object:
+        """The mark, as soon as there is one; TimeoutError after so many seconds without."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: identifier in self._marks, timeout):
+                raise TimeoutError
+            return self._marks.pop(identifier)
+
+
+EVENTS = Events()

@@ -20,8 +20,8 @@ from torch import Tensor
 from ..backend import Info, Piece
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
-from .alike import state
 from .cuda import CudaBackend
+from .tensor_guards import state
 
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}
@@ -92,7 +92,7 @@ class TensorBackend(CudaBackend):
     def maker(
         self, spec: Spec, device: int, like: int | None
     ) -> Callable[[Sequence[object]], Tensor]:
-        """What makes an uninitialised tensor.
+        """Return a function that makes an uninitialised tensor.
 
         As compiled code does, past the dispatcher, which takes half the time; on the current device
         alone, and where no mode is to see it.
@@ -146,21 +146,21 @@ class TensorBackend(CudaBackend):
         return self.stream_address(device)
 
     def stream_address(self, device: int) -> int:
-        """Of PyTorch's current stream."""
+        """Address of PyTorch's current stream."""
         known = _raw_stream
         address: int = known(device) if known else torch.cuda.current_stream(device).cuda_stream
         return address
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """What gives that address, with no function of ours between."""
+        """Return a function that gives that address, with none of ours between."""
         return partial(_raw_stream or self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
-        """Whether there is one device."""
+        """Return True if there is one device."""
         return len(self.devices) == 1
 
     def capturing(self, device: int) -> bool:
-        """Whether the current stream is being captured into a graph."""
+        """Return True if the current stream is being captured into a graph."""
         return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:

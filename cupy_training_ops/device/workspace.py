@@ -22,8 +22,8 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def behind_graphs() -> Iterator[None]:
-    """What this thread calls inside comes behind all replays of graphs that were captured on its
-    stream, and before the next ones: it may have their scratch memory."""
+    """Say that this thread's calls inside come behind all replays of graphs that were captured on
+    its stream, and before the next ones: they may have the graphs' scratch memory."""
     before, _state.is_behind = _is_behind_graphs(), True
     try:
         yield
@@ -50,7 +50,7 @@ class Store:
         self.is_captured = False  # a graph writes to it, whenever it is replayed
 
     def serves(self, plain_nbytes: int, zeros_nbytes: int) -> bool:
-        """Whether it is known, and large enough."""
+        """Return True if it is known, and large enough."""
         fits = self.plain.nbytes >= plain_nbytes and self.zeros.nbytes >= zeros_nbytes
         return self.is_zero and fits
 
@@ -111,7 +111,7 @@ class Workspaces(Locked):
         return made
 
     def _captured(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """What is there, from now on the graph's."""
+        """Hand the memory that is there to the graph, for good."""
         if store is None or not store.serves(plain_nbytes, zeros_nbytes):
             raise ProviderError(
                 f"{self._op}: workspace: a call under graph capture needs {plain_nbytes} bytes of "

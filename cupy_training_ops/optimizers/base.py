@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any, ClassVar
 
-from ..call.arrays import adopt
+from ..call.arguments import adopt
 from ..call.backends import are_known, info
-from ..call.bound import opened
-from ..call.checked import CheckedCall
+from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.convert import is_number
-from ..call.foreign import Lent, are_native, is_tensor, refuse_unwritable
+from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
 from ..call.op import Op
-from ..call.opened import OpenCall
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import positive_or_zero
-from ..device.alike import Watched, raise_versions
+from ..device.tensor_guards import Watched, raise_versions
 from ..dtypes import BOOL, FLOATS, Dtype, dtype_name, dtype_names
 from ..errors import ArgumentError, DtypeError, refuse, shown
 from ..rules.widening import computed_in

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import ArrayInfo, Info
-from ..call.aliasing import Overlap, Written
-from ..call.arrays import adopt
+from ..call.arguments import adopt
 from ..call.backends import info
-from ..call.foreign import Lent, refuse_unwritable
+from ..call.interop import Lent, refuse_unwritable
+from ..call.overlap import Overlap, Written
 from ..device.streams import Cuda, Streams
 from ..errors import ArgumentError, GroupError, refuse, shown
 from ..families.collective import queue

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..backend import Backend
-from ..call.checked import CheckedCall
+from ..call.bound import CheckedCall
+from ..call.guards import Known
 from ..call.keys import reader
-from ..call.repeated import Known
 from ..declare.schema import Input
 from ..planning.step import number
 from .whole import Whole

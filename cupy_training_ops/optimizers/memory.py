@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Info
-from ..call.arrays import adopt
+from ..call.arguments import adopt
 from ..call.backends import info, tensor_backend, to_host
-from ..call.foreign import is_tensor
+from ..call.interop import is_tensor
 from ..declare.schema import Shape, Spec
 from ..dtypes import Dtype, HostArray
 

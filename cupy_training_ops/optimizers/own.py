@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..call.checked import CheckedCall
-from ..call.repeated import Known
+from ..call.bound import CheckedCall
+from ..call.guards import Known
 from .base import Optimizer
 from .counts import Places
 from .parts import GatheredParts

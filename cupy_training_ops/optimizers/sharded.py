@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from ..call.backends import info
-from ..call.checked import CheckedCall
+from ..call.bound import CheckedCall
 from ..call.convert import is_number
-from ..call.foreign import Lent, is_tensor
+from ..call.guards import Known
+from ..call.interop import Lent, is_tensor
 from ..call.keys import reader
-from ..call.repeated import Known
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
-from ..device.alike import Watched
 from ..device.streams import Cuda, Streams
+from ..device.tensor_guards import Watched
 from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
 from ..families.collective.messages import description

@@ -13,9 +13,9 @@ import torch
 
 from ..activations.policies import coders
 from ..call.backends import cuda_backend
-from ..call.foreign import NONE_LENT
+from ..call.interop import NONE_LENT
 from ..call.op import Op
-from ..call.providers import KernelCall
+from ..call.run import KernelCall
 from ..codecs.table import get_codec
 from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype

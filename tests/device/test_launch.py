@@ -213,7 +213,8 @@ def ready(signature: str, *steps: Launch, n_arrays: int = 1):
 
 
 def run(plan: ReadyPlan, arrays, scratch=(), values=None) -> None:
-    plan.run(arrays, scratch, plan.tables(arrays), plan.values(values or {}))
+    addresses = [0 if array is None else array.ctypes.data for array in arrays]
+    plan.run(arrays, addresses, scratch, plan.tables_at(addresses), plan.values(values or {}))
 
 
 X = Spec((4,), np.dtype(np.float32), place=0)

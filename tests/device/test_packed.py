@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from cupy_training_ops.device.launch import Packed, PackedStep
 from cupy_training_ops.device.marks import Marks
-from cupy_training_ops.device.packed import Packed, PackedStep
 
 ROW = np.dtype([("x", "f4"), ("n", "i8")])
 CONSTANTS = [np.int64(-7), np.array((1.5, 9), ROW)[()], np.bool_(True)]

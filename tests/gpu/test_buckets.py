@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; GPU machine
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_an_array_over_a_tensor_is_as_dlpacks(dtype) -> None:
-    from cupy_training_ops.call.arrays import adopt
+    from cupy_training_ops.call.arguments import adopt
     from cupy_training_ops.device.tensors import array_over
 
     for shape in ((3, 5), (), (0, 4), (1,), (2, 1, 7)):

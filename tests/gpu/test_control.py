@@ -8,7 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import SplitStep, YieldOp
-from cupy_training_ops.device import events
+from cupy_training_ops.device import streams
 from cupy_training_ops.families.control import operators as control
 
 pytestmark = pytest.mark.gpu
@@ -28,9 +28,9 @@ RUNS = 100
 
 
 @pytest.fixture(autouse=True)
-def table(monkeypatch) -> events.Events:
+def table(monkeypatch) -> streams.Events:
     """Events of its own for each test."""
-    found = events.Events()
+    found = streams.Events()
     monkeypatch.setattr(control, "EVENTS", found)
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from random_calls import CALLS, call, compare, drawn_case
 
-from cupy_training_ops.call import foreign
+from cupy_training_ops.call import interop
 from cupy_training_ops.testing.samples import place
 
 pytestmark = pytest.mark.gpu
@@ -39,13 +39,13 @@ def of_torch() -> Callable[[Any], Any]:
     def tensor(value: Any) -> Any:
         if isinstance(value, list):
             return [tensor(item) for item in value]
-        return foreign.as_tensor(place(value)) if isinstance(value, np.ndarray) else value
+        return interop.as_tensor(place(value)) if isinstance(value, np.ndarray) else value
 
     return tensor
 
 
 def on_host(result: Any) -> np.ndarray:
-    array = foreign.shared(result) if foreign.is_tensor(result) else result
+    array = interop.shared(result) if interop.is_tensor(result) else result
     return array if isinstance(array, np.ndarray) else array.get()
 
 

@@ -15,7 +15,7 @@ from foreign import Foreign
 
 import cupy_training_ops as cto
 from cupy_training_ops.call.backends import numpy_runs_on
-from cupy_training_ops.device.events import EVENTS
+from cupy_training_ops.device.streams import EVENTS
 from cupy_training_ops.errors import OpError
 from cupy_training_ops.families.collective.samples import ALONE
 from cupy_training_ops.plan import Device

@@ -9,10 +9,10 @@ import pytest
 @pytest.fixture(params=["guards", "forms"])
 def known_by(request, monkeypatch) -> str:
     """With a private class of PyTorch's, and as where it is missing."""
-    from cupy_training_ops.device import alike
+    from cupy_training_ops.device import tensor_guards
 
     if request.param == "forms":
-        monkeypatch.setattr(alike, "_guards", lambda _: None)
+        monkeypatch.setattr(tensor_guards, "_guards", lambda _: None)
     return request.param
 
 

@@ -133,7 +133,7 @@ def test_kernels_step_as_the_host(seed, max_norm) -> None:
 
 
 def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed) -> None:
-    from cupy_training_ops.call import foreign
+    from cupy_training_ops.call import interop
 
     def waits(*_: object, **__: object) -> None:
         raise AssertionError("it waits for the device")
@@ -141,7 +141,7 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed) -> None:
     with tensors_on(HollowTensors()) as backend:
         model, optimizer = trained(seed, 1, max_norm=1.0)
         for name in ("shared", "as_tensor", "_stream"):
-            monkeypatch.setattr(foreign, name, None)
+            monkeypatch.setattr(interop, name, None)
         backward(model, torch.Generator().manual_seed(seed))
         backend.launches.clear()
         with monkeypatch.context() as patched:

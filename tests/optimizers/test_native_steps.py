@@ -57,10 +57,10 @@ def pointers(tensors) -> set[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_exchanged(backend, monkeypatch, made, name) -> None:
     """No array of another library is made, and no stream object, first or later."""
-    from cupy_training_ops.call import foreign
+    from cupy_training_ops.call import interop
 
     for function in ("shared", "as_tensor", "_stream"):
-        monkeypatch.setattr(foreign, function, None)
+        monkeypatch.setattr(interop, function, None)
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
     weights = parameters(made(*SHAPES))
     optimizer = getattr(cto, name)(weights, torch.tensor([0.1]))

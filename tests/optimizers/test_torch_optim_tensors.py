@@ -38,7 +38,7 @@ def no_waiting(monkeypatch):
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("n_groups", [1, 2])
 def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n_groups) -> None:
-    from cupy_training_ops.call import foreign
+    from cupy_training_ops.call import interop
 
     model = net(seed)
     found = list(model.parameters())
@@ -46,7 +46,7 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n
     with tensors_on(HollowTensors()) as backend:
         optimizer = make(groups, lr=1e-2, max_norm=max_norm)
         for name in ("shared", "as_tensor", "_stream"):
-            monkeypatch.setattr(foreign, name, None)
+            monkeypatch.setattr(interop, name, None)
         generator = torch.Generator().manual_seed(seed)
         for i in range(4):
             optimizer.zero_grad()
@@ -86,12 +86,12 @@ def test_a_step_looks_at_no_state_that_nobody_wrote(monkeypatch, seed) -> None:
 
 def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> None:
     """Of the last few steps; an allocator gives the same memory again."""
-    from cupy_training_ops.call.providers import KernelCall
+    from cupy_training_ops.call.run import KernelCall
 
     weights = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
     grads = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(seed))
-    made, tables_at = [], KernelCall.tables_at
-    monkeypatch.setattr(KernelCall, "tables_at", lambda *given: made.append(1) or tables_at(*given))
+    made, placed_at = [], KernelCall.placed_at
+    monkeypatch.setattr(KernelCall, "placed_at", lambda *given: made.append(1) or placed_at(*given))
     with tensors_on(HollowTensors()) as backend:
         optimizer = AdamW(weights)
         for i in (0, 1, 2, 0, 1, 2, *range(20), 19):

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from cupy_training_ops.call import backends
-from cupy_training_ops.call.uncomputed import DelegatingOp
+from cupy_training_ops.call.view_ops import DelegatingOp
 from cupy_training_ops.declare.schema import (
     Changing,
     Input,

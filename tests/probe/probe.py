@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cupy_training_ops.call.op import Op
-from cupy_training_ops.call.uncomputed import ViewOp
+from cupy_training_ops.call.view_ops import ViewOp
 from cupy_training_ops.declare.facts import Struct, i32, i64
 from cupy_training_ops.declare.schema import (
     Input,

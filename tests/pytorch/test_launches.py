@@ -83,10 +83,10 @@ def test_nothing_is_exchanged(backend, leaf, labels, monkeypatch) -> None:
     """No array of CuPy's or NumPy's is made, and no stream object, on the way of any function."""
     import cupy
 
-    from cupy_training_ops.call import foreign
+    from cupy_training_ops.call import interop
 
     for name in ("shared", "as_tensor", "_stream"):
-        monkeypatch.setattr(foreign, name, None)
+        monkeypatch.setattr(interop, name, None)
     for name in ("__dlpack__", "__array__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, None)
     monkeypatch.setattr(cupy, "ndarray", None)

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from ...backend import Backend
 from ...call.bound import BoundCall, OpenCall
-from ...call.call import Call
+from ...call.guards import Repeated
 from ...call.keys import attribute_key
 from ...call.op import Op
 from ...call.prepared import Prepared
-from ...call.providers import KernelCall
-from ...call.repeated import Repeated
+from ...call.run import Call, KernelCall, Placed
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
 from ...errors import ArgumentError, OpError, pass_on, refuse, shown
@@ -66,15 +65,15 @@ class WarmCall(NamedTuple):
     gone: Sequence[object] = ()  # arrays that are no more: another may have the identity of one
 
     @classmethod
-    def of(cls, call: Call, tables: Sequence[object] | None) -> WarmCall | None:
-        """The calls that were queued for these tables; None where there was more to it."""
-        if not isinstance(call, KernelCall) or not tables:
+    def of(cls, call: Call, placed: Placed | None) -> WarmCall | None:
+        """The calls that were queued for arrays in these places; None if there was more to it."""
+        if not isinstance(call, KernelCall) or placed is None or not placed[1]:
             return None
         step = call.ready.only_step
         calls = step.args[0] if isinstance(step, Work) else None
         if not isinstance(calls, queue.Calls) or calls.each_time:
             return None
-        prepared = calls.last_for(*tables)
+        prepared = calls.last_for(*placed[1])
         if prepared is None or not prepared.calls:
             return None
         return cls(call.backend, call.device, calls, prepared)
@@ -84,7 +83,7 @@ class WarmCall(NamedTuple):
         """The call before, of one list in place; None for any other."""
         call, known = last.call, last.known
         is_list = len(known.declared) == 1 and known.declared[0].variadic
-        warm = cls.of(call, last.tables)
+        warm = cls.of(call, last.placed)
         if warm is None or not is_list or call.has_out or not call.returns_all:
             return None
         identities = known.identities[: len(known.held)]  # those behind are of no arrays
@@ -122,7 +121,7 @@ class Bound:
                 return self._answer
             answer = bound(**values)
             if type(bound) is BoundCall and bound.answer is not None:  # not over tensors
-                self._warm = WarmCall.of(bound.call, bound.tables)
+                self._warm = WarmCall.of(bound.call, bound.placed)
                 self._answer = bound.answer
             return answer
         except BaseException as error:

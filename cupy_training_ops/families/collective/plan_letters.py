@@ -10,7 +10,7 @@ import numpy as np
 
 from ...backend import Backend
 from ...call import backends
-from ...call.arrays import adopt
+from ...call.arguments import adopt
 from ...call.convert import converted
 from ...call.prepared import Arguments
 from ...declare.schema import (

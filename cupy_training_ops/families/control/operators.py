@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...backend import Array, Backend
+from ...call.arguments import in_order
 from ...call.backends import BACKENDS
-from ...call.named import in_order
-from ...call.uncomputed import DelegatingOp
+from ...call.view_ops import DelegatingOp
 from ...callables.split_step import Yielded, current_run
 from ...declare.schema import (
     Inferred,
@@ -31,7 +31,7 @@ from ...declare.schema import (
     single,
 )
 from ...declare.type_rows import Types
-from ...device.events import EVENTS, MAX_EVENTS, NO_EVENT
+from ...device.streams import EVENTS, MAX_EVENTS, NO_EVENT
 from ...dtypes import BOOL, FIXED_SIZE
 from ...errors import ArgumentError, OpError, ProviderError, pass_on, refuse, shown
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...device.events import NO_EVENT
+from ...device.streams import NO_EVENT
 from ...dtypes import FIXED_SIZE, FLOAT32, Dtype
 from ...samples import Generator, Sample, Shape
 from ..tensor.samples import values

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from ...backend import ArrayInfo, Backend
-from ...call.arrays import adopt
+from ...call.arguments import adopt
 from ...call.backends import BACKENDS, CPU, info
-from ...call.uncomputed import DelegatingOp
+from ...call.view_ops import DelegatingOp
 from ...callables import contexts, functions
 from ...callables.contexts import NO_CONTEXT, UNOWNED, Context, Contexts
 from ...declare.schema import (

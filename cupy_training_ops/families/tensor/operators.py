@@ -15,7 +15,7 @@ import numpy as np
 
 from ...call.checks import from_front
 from ...call.op import Op
-from ...call.uncomputed import ViewOp
+from ...call.view_ops import ViewOp
 from ...declare.facts import Struct
 from ...declare.schema import (
     Inferred,

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ...call.backends import TENSORS, tensor_backend
-from ...call.foreign import Lent
+from ...call.interop import Lent
 from ...call.keys import CHANGES, exact_key, is_plain
 from ...call.op import Op
-from ...call.providers import KernelCall
+from ...call.run import KernelCall
 from ...declare.schema import Spec
 from ...device.arguments import getter
 from ...dtypes import ELEMENT_TYPES, UINT8

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...call.backends import TENSORS
-from ...call.providers import KernelCall
+from ...call.run import KernelCall
 from ...declare.schema import Spec
 from ..coding import ALIGNED
 from . import launching

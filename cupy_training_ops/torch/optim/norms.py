@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...call.bound import opened
-from ...call.opened import OpenCall
+from ...call.bound import OpenCall, opened
 from ...families.optimizer.operators import GradientNorm
 from .local import Ranks, without_gaps
 from .part import Part

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...call.bound import opened
+from ...call.bound import OpenCall, opened
 from ...call.op import Op
-from ...call.opened import OpenCall
-from ...device.alike import Watched, raise_versions, versions
 from ...device.marks import Note, at_once
+from ...device.tensor_guards import Watched, raise_versions, versions
 from ...errors import ArgumentError
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 

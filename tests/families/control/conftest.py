@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from cupy_training_ops.device import events
+from cupy_training_ops.device import streams
 from cupy_training_ops.families.control import operators as control
 
 
 @pytest.fixture(autouse=True)
-def table(monkeypatch) -> events.Events:
+def table(monkeypatch) -> streams.Events:
     """Events of its own for each test."""
-    found = events.Events()
+    found = streams.Events()
     monkeypatch.setattr(control, "EVENTS", found)
     return found
 

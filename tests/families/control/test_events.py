@@ -12,7 +12,7 @@ from forks import forking, holding, status_of_child
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
-from cupy_training_ops.device import events
+from cupy_training_ops.device import streams
 from cupy_training_ops.families.control import operators as control
 
 from .threads import LIMIT, WAITS, X, threads_of
@@ -163,7 +163,7 @@ def test_of_many_records_one_is_first(place, table) -> None:
 @forking
 def test_a_forked_child_has_events_of_its_own() -> None:
     """Also where another thread holds the parent's lock."""
-    found = events.EVENTS
+    found = streams.EVENTS
     found.record(4000, lambda: None)
 
     def records() -> int:

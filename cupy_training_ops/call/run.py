@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A call whose checks are done: what is left is ALLOC, EMPTY and RUN."""
+"""ALLOC, EMPTY and RUN of a call whose checks are done, on the CPU provider or by kernels."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from operator import setitem
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
 from ..device import workspace as workspaces
-from ..device.alike import raise_versions
-from ..device.arguments import getter
-from ..device.late_arguments import Values
+from ..device.arguments import Values, getter
+from ..device.launch import ReadyPlan
+from ..device.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
+from ..device.tensor_guards import raise_versions
+from ..device.workspace import Workspaces
 from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, pass_on, refuse, shown
 from . import layout
-from .aliasing import Overlap, Written
-from .arrays import adopt
+from .arguments import adopt
 from .backends import info
 from .convert import Freezing
-from .foreign import (
+from .interop import (
     as_tensor,
     is_read_only,
     is_tensor,
@@ -32,11 +34,17 @@ from .foreign import (
     refuse_gradients,
     refuse_read_only,
 )
+from .overlap import Overlap, Written
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped, written
+from .tiling import Pieces
 
-Tables = Sequence[object]  # structs that hold addresses
+Addresses = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
 Maker = Callable[[Sequence[Any]], Array]
 NO_VALUES: Values = {}
+
+
+# Addresses of a call's arrays and, behind them, of its results; structs that hold addresses.
+Placed = tuple[Addresses, Sequence[object]]
 
 
 class Call:
@@ -59,6 +67,8 @@ class Call:
         self._know_inputs(prepared)
         self.overlap = overlap(prepared)
         self.writes = tuple([found.place for found in written(prepared)])
+        looks = bool(self.checks or self.check_numbers is not None)
+        self.has_checks = self.records or looks or self.supplied is not None
 
     def _know_inputs(self, prepared: Prepared) -> None:
         """Which are arrays, which are lists, which are frozen at each call."""
@@ -68,7 +78,6 @@ class Call:
         pairs = enumerate(zip(prepared.inputs, prepared.fixed, strict=True))
         self.host_values = [(i, value) for i, (item, value) in pairs if item.memory == "host"]
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
-        self.is_plain = self.all_device and not self.groups_out
         given = set(prepared.changing)
         self.array_places = tuple(
             (place, declared.variadic)
@@ -89,12 +98,14 @@ class Call:
         self._know_places(prepared)
 
     def _know_places(self, prepared: Prepared) -> None:
-        """What makes new results, and where each is in the row that `placed` makes."""
+        """Collect makers of new results, and pick each result out of (*arrays, None, *new,
+        *host_values, *out)."""
         makers, hosts = self._makers(), self._hosts()
         self.makers = [make for make in makers if make]
         self.makes_arrays = bool(self.makers)
         self.hosts = [make for make in hosts if make]
         self.makes_all = len(self.makers) == len(makers)
+        self.refuses_capture = self.makes_arrays and not self.has_tensors
         nothing = len(prepared.arrays)
         made = itertools.count(nothing + 1)
         on_host = itertools.count(nothing + 1 + len(self.makers))
@@ -112,33 +123,54 @@ class Call:
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Check what only the arrays of this call can show, allocate, and run."""
-        if self.is_plain and len(inputs) == self.n_inputs:
-            arrays = inputs
+        if self.has_lists or self.groups_out:
+            inputs, out, arrays = self.split(inputs, out)
         else:
-            inputs, out, arrays = self.taken_apart(inputs, out)
-        if self.overlap is not None:
-            self.overlap.refuse(self.backend.pointers(arrays + out if self.has_out else arrays))
-        return self.finish(inputs, arrays, out, workspace)
-
-    def checked_tables(self, arrays: Arrays, out: Arrays) -> Tables | None:
-        """The tables of these arrays, none of which is written and another argument's too."""
-        addresses = self.addresses(arrays, out)
-        if self.overlap is not None:
+            if len(inputs) < self.n_inputs:
+                inputs += (None,) * (self.n_inputs - len(inputs))
+            arrays = inputs if self.all_device else self._pick_arrays(inputs)
+        placed = None
+        if self.overlap is not None:  # as `place`, with a call less
+            addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
             self.overlap.refuse(addresses)
-        return self.tables(addresses)
+            placed = self.placed_at(addresses)
+        return self.finish(inputs, arrays, out, workspace, placed)
 
-    def addresses(self, arrays: Arrays, out: Arrays) -> list[int]:
-        """Where the arrays are, the caller's outputs behind the others."""
-        return self.backend.pointers(arrays + out if self.has_out else arrays)
-
-    def taken_apart(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
+    def split(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
         """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
         missing = self.n_inputs - len(inputs)
         if missing:
             inputs += (None,) * missing
         if self.groups_out:
             out = ungrouped(out, self.prepared.counts)
-        return inputs, out, inputs if self.all_device else self._flat(inputs)
+        if self.all_device:
+            return inputs, out, inputs
+        if not self.has_lists:
+            return inputs, out, self._pick_arrays(inputs)
+        flat: list[Array | None] = []
+        for place, variadic in self.array_places:
+            value = inputs[place]
+            if variadic and value is not None:
+                flat += value
+            else:
+                flat.append(value)
+        return inputs, out, tuple(flat)
+
+    def place(self, arrays: Arrays, out: Arrays) -> Placed | None:
+        """Where these arrays are, if that is needed; refused where memory is shared."""
+        if self.overlap is None and self.makes_arrays:
+            return None
+        addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
+        if self.overlap is not None:
+            self.overlap.refuse(addresses)
+        return self.placed_at(addresses)
+
+    def placed_at(self, addresses: Addresses) -> Placed | None:
+        """The same of arrays at these addresses, the caller's outputs behind the others.
+
+        None where results are new arrays, or no kernel asks for addresses.
+        """
+        return None
 
     def finish(
         self,
@@ -146,12 +178,22 @@ class Call:
         arrays: Arrays,
         out: Arrays,
         workspace: object,
-        tables: Tables | None = None,
+        placed: Placed | None = None,
     ) -> object:
         """The rest of a call whose memory is known to be apart."""
         values = self.values(inputs) if self.changing else NO_VALUES
-        results = out if self.has_all_outputs else self.completed(arrays, out, values)
-        self.execute(inputs, arrays, results, workspace, values, tables)
+        if self.has_all_outputs:
+            results = out
+        elif self.makes_all and not (self.refuses_capture and self.backend.capturing(self.device)):
+            made: list[Array] = []
+            for make in self.makers:  # a comprehension would be a call
+                made.append(make(arrays))
+            results = tuple(made)
+        else:
+            results = self.completed(arrays, out, values)
+        if self.has_checks or workspace is not None:
+            workspace, values = self.check(inputs, arrays, results, workspace, values)
+        self.run(inputs, arrays, results, workspace, values, placed)
         if self.has_tensors and self.writes:
             self.raise_versions(arrays, out)
         return results[0] if self.single_output else self.returned(results)
@@ -161,58 +203,47 @@ class Call:
         every = arrays + out
         raise_versions([every[place] for place in self.writes])
 
-    def execute(
+    def check(
         self,
         inputs: Arguments,
         arrays: Arrays,
         results: Arrays,
         workspace: object,
         values: Values,
-        tables: Tables | None,
-        run: Callable[..., Any] | None = None,
-    ) -> Any:
-        """The last checks, and the work itself, or what is to run in its place."""
+    ) -> tuple[Array | None, Values]:
+        """The last checks; the caller's workspace, and the values with what is supplied."""
         if self.records:
             self.refuse_gradients(arrays + results)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
-        if self.check_numbers is not None or self.checks:
-            self._check(inputs, values)
+        self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
             values = {**values, self.supplied: self.always or self._supply(inputs, values)}
-        return (run or self._run)(inputs, arrays, results, workspace, values, tables)
+        return workspace, values
 
     def computed(self, *arguments: Any) -> Callable[[], object]:
-        """What is left to do of a call that has these arguments of `_run`: what writes."""
-        return partial(self._run, *arguments)
+        """Return a function that writes, of a call with these arguments of `run`."""
+        return partial(self.run, *arguments)
 
     def _check(self, inputs: Arguments, values: Values) -> None:
-        """What is looked at each time: numbers that change, and arrays where that is asked for."""
+        """Check numbers that change, and arrays where that is asked for."""
         if self.check_numbers is not None:
             self.check_numbers(values)
         for check in self.checks:
             check(*self._with_hosts(inputs, values))
 
-    def _run(
+    def run(
         self,
         inputs: Arguments,
         arrays: Arrays,
         results: Arrays,
         workspace: Array | None,
         values: Values,
-        tables: Tables | None,
+        placed: Placed | None,
     ) -> None:
         raise NotImplementedError
 
-    def tables(self, addresses: Sequence[int]) -> Tables | None:
-        """What a call with the same `addresses` need not make again; None where it has to."""
-        return None
-
-    def tables_at(self, addresses: np.ndarray[Any, np.dtype[np.int64]]) -> Tables | None:
-        """The same, with the addresses in an array."""
-        return None
-
-    def values(self, inputs: Arguments) -> dict[int, object]:
+    def values(self, inputs: Arguments) -> Values:
         """The values that this call gives, by place, in their frozen form."""
         return {
             place: freeze(inputs[place])
@@ -221,7 +252,7 @@ class Call:
         }
 
     def _supply(self, inputs: Arguments, values: Values) -> object:
-        """What the operator gives for the input that was left to it."""
+        """Value that the operator supplies for the input that was left to it."""
         assert self.prepared.supply is not None
         return self.prepared.supply(*self._with_hosts(inputs, values))
 
@@ -236,29 +267,15 @@ class Call:
 
     def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
-        if self.makes_arrays and not self.has_tensors:
+        if self.refuses_capture and self.backend.capturing(self.device):
             self._refuse_capture()
-        made: list[Array] = []
-        for make in self.makers:  # a comprehension would be a call
-            made.append(make(arrays))
-        if self.makes_all:
-            return tuple(made)
-        return self.placed(arrays, None, made, [make(values) for make in self.hosts], out)
-
-    def placed(
-        self,
-        arrays: Sequence[Any],
-        nothing: object,
-        made: Sequence[Any],
-        hosts: Sequence[Any],
-        out: Sequence[Any],
-    ) -> tuple[Any, ...]:
-        """Of each result what it is written into."""
-        return self._pick((*arrays, nothing, *made, *hosts, *out))
+        made = [make(arrays) for make in self.makers]
+        hosts = [make(values) for make in self.hosts]
+        return self._pick((*arrays, None, *made, *hosts, *out))
 
     def _refuse_capture(self) -> None:
         """Refuse new arrays in a graph that would not own their memory."""
-        if self.backend.capturing(self.device) and not self.backend.keeps_memory():
+        if not self.backend.keeps_memory():
             raise ProviderError(
                 f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"
@@ -269,25 +286,12 @@ class Call:
         if may_record(arrays):
             refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
-    def _flat(self, inputs: Arguments) -> Arrays:
-        """The arrays in one tuple."""
-        if not self.has_lists:
-            return self._pick_arrays(inputs)
-        flat: list[Array | None] = []
-        for place, variadic in self.array_places:
-            value = inputs[place]
-            if variadic and value is not None:
-                flat += value
-            else:
-                flat.append(value)
-        return tuple(flat)
-
     def makers_over(self, places: Sequence[int | None]) -> list[Maker]:
-        """What makes new results, given what has the arrays at these places; None at no place."""
+        """Makers of new results, for arguments that have the arrays at these places, or None."""
         return [make for make in self._makers(places) if make]
 
     def _makers(self, places: Sequence[int | None] | None = None) -> list[Maker | None]:
-        """What makes each result that is a new array."""
+        """For each result its maker, if it is a new array."""
         prepared, specs = self.prepared, dict[tuple[object, object], int | None]()
         for i, array in enumerate(prepared.arrays):
             if array.info is not None and array.info.strides is None:
@@ -305,7 +309,7 @@ class Call:
         ]
 
     def _hosts(self) -> list[Callable[[Values], object] | None]:
-        """What makes each result that is a value."""
+        """For each result its maker, if it is a value."""
         is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
         pairs = zip(self.prepared.results, is_host, strict=True)
         return [partial(self._host, result) if here else None for result, here in pairs]
@@ -345,7 +349,7 @@ class Call:
         return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """What a function returned, lists taken apart where there are several outputs."""
+        """Flatten a function's results, which may have lists among several outputs."""
         if not isinstance(returned, tuple | list):
             return (returned,)
         if not self.groups:
@@ -396,3 +400,205 @@ def _info(array: Array, adopted: Array) -> Info:
     except KeyError as error:
         pass_on(error)
         return info(adopted)
+
+
+class EmptyCall(Call):
+    """No output has an element: nothing to compute, nothing launched, nothing supplied."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.supplied = None
+
+    def run(self, *_: object) -> None:
+        pass
+
+
+class CpuCall(Call):
+    """The CPU provider: one NumPy function, its results copied into the outputs, in pieces where
+    the operator says how the arrays come apart."""
+
+    def __init__(
+        self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
+    ) -> None:
+        super().__init__(prepared)
+        self.function = function
+        self.pieces = pieces
+
+    def run(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Array | None,
+        values: Values,
+        placed: Placed | None,
+    ) -> None:
+        self._refuse_all_read_only(arrays, results)
+        taken, out, marks = self._with_hosts(inputs, values), results, own_marks()
+        if self.pieces is None:
+            _put(*self._pairs(self.function(*taken), out), marks)
+            return
+        make_all(marks.first)
+        for piece, targets in self.pieces(taken, out):
+            _put(*self._pairs(self.function(*piece), targets))
+        make_all(marks.last)
+
+    def computed(self, *arguments: Any) -> Callable[[], object]:
+        """Compute, and return a function that writes; in tiles, a function that does both."""
+        if self.pieces is not None:
+            return super().computed(*arguments)
+        inputs, arrays, results, _, values, _ = arguments
+        self._refuse_all_read_only(arrays, results)
+        returned = self.function(*self._with_hosts(inputs, values))
+        return partial(_put_at_once, *self._pairs(returned, results))
+
+    def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
+        """Refuse to write what cannot be written, before anything is."""
+        for result, array in zip(self.prepared.results, results, strict=True):
+            if array is not None:
+                self._refuse_read_only(f"out ({result.name})", array)
+        for named, array in zip(self.prepared.arrays, arrays, strict=True):
+            if named.declared.updated and array is not None:
+                self._refuse_read_only(named.name, array)
+
+    def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The outputs that are written, and what; the last tile's padding falls off."""
+        values = iter(self._one_by_one(returned))
+        arrays: list[Any] = []
+        found: list[Any] = []
+        for result, array in zip(self.prepared.results, out, strict=True):
+            value = next(values) if result.computed else None
+            if value is not None and array is not None and result.value is None:
+                if value.shape != array.shape:
+                    value = value.reshape(-1)[: array.size].reshape(array.shape)
+                assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
+                arrays.append(array)
+                found.append(value)
+        return arrays, found
+
+    def _refuse_read_only(self, name: str, array: Any) -> None:
+        if not array.flags.writeable:
+            refuse_read_only(self.prepared.op, name)
+
+
+def _put_at_once(arrays: Sequence[Any], found: Sequence[Any]) -> None:
+    """Write what was computed, with the notes of the call that this is."""
+    _put(arrays, found, own_marks())
+
+
+def _put(arrays: Sequence[Any], found: Sequence[Any], marks: Marks = NO_MARKS) -> None:
+    """Write all or none: no handler of a signal comes between two."""
+    if marks is NO_MARKS:
+        list(map(setitem, arrays, itertools.repeat(...), found))
+    else:
+        pairs = zip(arrays, found, strict=True)
+        in_turn([partial(setitem, array, ..., value) for array, value in pairs], marks)
+
+
+class HasAddress(Protocol):
+    """A stream, which the driver knows by its address."""
+
+    ptr: int
+
+
+class KernelCall(Call):
+    """A plan on one device, its steps queued on that device's current stream."""
+
+    def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
+        super().__init__(prepared)
+        self.ready = ready
+        self.stores = stores
+        self.workspace_nbytes = ready.workspace_nbytes
+        self.taken = ready.taken if ready.has_tables else None
+        places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
+        self.aliases = np.array(places, np.intp)  # the place behind the last for those without
+
+    def placed_at(self, addresses: Addresses) -> Placed | None:
+        """None where results are new arrays."""
+        if self.makes_arrays:
+            return None
+        n_arrays = len(self.prepared.arrays)
+        if isinstance(addresses, np.ndarray) and not self.has_out:  # in one go
+            addresses = np.concatenate((addresses, np.append(addresses, 0)[self.aliases]))
+        elif not self.has_all_outputs:
+            arrays, out = addresses[:n_arrays], addresses[n_arrays:]
+            nowhere = (0,) * (1 + len(self.hosts))
+            addresses = [*arrays, *self._pick((*arrays, *nowhere, *out))]
+        return addresses, self.ready.tables_at(addresses) if self.ready.has_tables else ()
+
+    def run(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Array | None,
+        values: Values,
+        placed: Placed | None,
+    ) -> None:
+        ready = self.ready
+        late = ready.values(values) if values else ()
+        objects = arrays + results if ready.takes_objects else ()
+        if placed is None:
+            on_device = self._on_device(results) if self.hosts else results
+            addresses: Addresses = self.backend.pointers(arrays + on_device)
+            tables: Sequence[object] = ready.tables_at(addresses) if ready.has_tables else ()
+        else:
+            addresses, tables = placed
+        if self.backend.is_current(self.device):
+            self._queue(objects, addresses, workspace, tables, late)
+        else:
+            with self.backend.on(self.device):
+                self._queue(objects, addresses, workspace, tables, late)
+
+    def _queue(
+        self,
+        objects: Arrays,
+        addresses: Addresses,
+        workspace: Array | None,
+        tables: Sequence[object],
+        late: Sequence[object],
+    ) -> None:
+        """Queue all steps on the device, which is current, in the caller's workspace or our own.
+
+        Zeros count as unknown from the first step until the last is queued.
+        """
+        ready = self.ready
+        if not self.workspace_nbytes:
+            ready.run(objects, addresses, (), tables, late)
+            return
+        if workspace is not None:
+            ready.run(objects, addresses, ready.scratch_in(workspace), tables, late)
+            return
+        backend, device, stores = self.backend, self.device, self.stores
+        with stores.lock:  # another thread's steps do not come between these
+            store = stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
+            scratch = ready.scratch(store)
+            store.is_zero = False
+            try:
+                stores.depth += 1
+                ready.run(objects, addresses, scratch, tables, late)
+                store.is_zero = True
+            finally:
+                stores.depth -= 1
+                if not store.is_zero:  # a graph may be replayed before the next call clears it
+                    stores.clear(backend, device, store)
+
+    def at(
+        self,
+        addresses: Sequence[int],
+        stream: HasAddress,
+        workspace: int = 0,
+        *,
+        is_clear: bool = False,
+    ) -> None:
+        """Queue a call over other arrays of the same kind, known by their addresses alone.
+
+        Nothing is checked: whoever calls has made those arrays apart, and `workspace_nbytes` of
+        scratch memory, whose zeros are there where it `is_clear`. Only for plans that take
+        addresses.
+        """
+        if self.backend.is_current(self.device):
+            self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)
+        else:
+            with self.backend.on(self.device):
+                self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)

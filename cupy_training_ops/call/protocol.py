@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the frame asks of an operator beside its declaration: its output rule, its plan."""
+"""The protocol of an operator beside its declaration: its output rule, its plan."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..declare.schema import Inferred, Input
 from ..device.source import Source
 from ..device.workspace import Workspaces
 from ..plan import Device, Plan
-from .call import Call
-from .foreign import Lent
+from .interop import Lent
 from .prepared import Arguments, Prepared
+from .run import Call
 
 
 class Operator(Protocol):
@@ -43,7 +43,7 @@ class Operator(Protocol):
         """The CUDA source with its kernels."""
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of arrays."""
+        """Checks of each call that read the values of arrays."""
 
     @property
     def checks_numbers(self) -> bool: ...
@@ -72,4 +72,4 @@ class Operator(Protocol):
         """The NumPy function that computes it."""
 
     def cpu_attributes(self) -> dict[str, object]:
-        """What the NumPy function takes by keyword."""
+        """Keywords of the NumPy function."""

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..declare.schema import Input
-from ..device.alike import raise_versions
 from ..device.streams import on_stream
+from ..device.tensor_guards import raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
 from .backends import cuda_backend, infos, tensor_backend
@@ -55,17 +55,17 @@ def shared(value: Any) -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is PyTorch's tensor."""
+    """Return True if a value is PyTorch's tensor."""
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_read_only(value: object) -> bool:
-    """Whether a value is JAX's array, whose memory may be anyone's."""
+    """Return True if a value is JAX's array, whose memory may be anyone's."""
     return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def refuse_read_only(op: str, argument: str) -> NoReturn:
-    """What a call would write cannot be written."""
+    """Refuse to write a read-only array."""
     refuse(op, argument, "an array to write to", "a read-only one")
 
 
@@ -78,7 +78,7 @@ def refuse_unwritable(op: str, argument: str, value: object) -> None:
 
 
 def is_host_tensor(value: Any) -> bool:
-    """Whether it is one that can be read without waiting."""
+    """Return True if it is a tensor that can be read without waiting."""
     return is_tensor(value) and value.device.type == "cpu"
 
 
@@ -95,13 +95,13 @@ def as_tensor(array: Any) -> Any:
 
 
 def _ordinary_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of PyTorch's own tensors, in elements: without elements NumPy's and CuPy's are 0."""
+    """Strides of PyTorch's own tensors, in elements: NumPy's and CuPy's may be 0."""
     inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
     return tuple(inner)[::-1] if shape else ()
 
 
 class Lent:
-    """What other libraries lend one call: whose each array is that stands for one of theirs."""
+    """Arrays that other libraries lend to one call, each with its owner there."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Lent:
             raise_versions(tensors)
 
     def returned(self, result: Any) -> Any:
-        """What the caller gets for a result, or for each of several."""
+        """Convert a result, or each of several, to what the caller gets."""
         if not self._owners:
             return result
         if isinstance(result, tuple):
@@ -209,7 +209,7 @@ def same_stream(device: int) -> Iterator[None]:
 
 
 def has_same_stream(device: int) -> bool:
-    """Whether the current streams of CuPy and PyTorch are one; so it is where there is none.
+    """Return True if CuPy and PyTorch have one current stream, or there is none.
 
     Triton imports PyTorch at its first launch, for its stream: that would be too late.
     """
@@ -223,7 +223,7 @@ def has_same_stream(device: int) -> bool:
 
 
 def _address(device: int) -> int:
-    """Of CuPy's current stream; both libraries also know the default stream as 1."""
+    """Address of CuPy's current stream; both libraries also know the default stream as 1."""
     address: int = sys.modules["cupy"].cuda.get_current_stream(device).ptr
     return 0 if address == 1 else address
 
@@ -246,12 +246,12 @@ def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Argu
 
 
 def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
-    """Whether all arrays are tensors on a GPU that need not be adopted."""
+    """Return True if all arrays are tensors on a GPU that need not be adopted."""
     return Lent(declared, inputs, out, natively=True).is_native
 
 
 def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
-    """Whether tensors need not be adopted."""
+    """Return True if tensors need not be adopted."""
     found: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
     if any(value.device.type == "cuda" for value in found):
         tensor_backend()
@@ -264,7 +264,7 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
 
 
 def may_record(arrays: Sequence[Any]) -> bool:
-    """Whether autograd may record what is done with one of these tensors, or carry a tangent on."""
+    """Return True if autograd may record a use of one of these, or carry a tangent on."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -291,7 +291,7 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
 
 
 def _carries_tangents(torch: Any) -> bool:
-    """Whether there are dual tensors; unknown where PyTorch has the level under another name."""
+    """Return True if there are dual tensors; unknown where PyTorch renamed the level."""
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
@@ -302,7 +302,7 @@ def _has_tangent(torch: Any, array: Any) -> bool:
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[object], out: Arguments
 ) -> Iterator[object]:
-    """What a call is given for arrays, one by one, past what a class of lists says of itself."""
+    """Yield the arguments for arrays, one by one; subclasses of list are read as lists."""
     for item, value in zip(declared, inputs, strict=False):
         if item.memory == "device" and item.variadic and isinstance(value, list):
             yield from list.__iter__(value)
@@ -346,7 +346,7 @@ def _refuse_exchange(device: int) -> None:
 
 
 def _is_captured(device: int) -> bool:
-    """Whether either's current stream is captured; none that is a default stream can be asked."""
+    """Return True if either's current stream is captured; default streams cannot be asked."""
     address = sys.modules["torch"].cuda.current_stream(device).cuda_stream
     if cuda_backend().capturing(device):
         return True
@@ -354,7 +354,7 @@ def _is_captured(device: int) -> bool:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """Whether it has an address; what has none for other reasons lends nothing by itself."""
+    """Return True if it has an address, or none for a reason that its library will name."""
     try:
         return bool(tensor.data_ptr())
     except RuntimeError as error:

@@ -12,7 +12,7 @@ Check = Callable[[Tensors], bool]
 
 
 def like(tensors: Tensors) -> Check:
-    """What tells whether as many others are such tensors, wherever their memory is.
+    """Return a check that as many others are such tensors, wherever their memory is.
 
     Their type, dtype, shape, strides, device and what else PyTorch dispatches by.
     """
@@ -52,7 +52,7 @@ def state(tensor: Any) -> object:
 
 
 def addresses(tensors: Tensors) -> list[int]:
-    """Those of the first elements."""
+    """Addresses of the first elements."""
     return list(map(sys.modules["torch"].Tensor.data_ptr, tensors))
 
 
@@ -80,7 +80,7 @@ class Watched:
         self._are_alike = like(self.tensors) if self.tensors else None
 
     def are_same(self) -> bool:
-        """Whether they are what they were."""
+        """Return True if they are what they were."""
         if self._are_alike is None:
             return True
         if addresses(self._every) != self._addresses:

@@ -50,12 +50,12 @@ class Overlap:
         self._apart: Sequence[int] = ()  # addresses that were found to be so
 
     def looks_at(self, places: Sequence[int]) -> bool:
-        """Whether one of these is written, or may be the same array as one that is."""
+        """Return True if one of these is written, or may be the same array as one that is."""
         named = self._places | {partner for _, partner in self._partners}
         return not named.isdisjoint(places)
 
     def spans(self, addresses: Sequence[int]) -> list[Span]:
-        """Those that are written, in their order."""
+        """Spans that are written, in their order."""
         written = ((addresses[p], addresses[p] + self._sizes[p]) for p in self._places)
         return sorted((start, end) for start, end in written if start < end)
 
@@ -86,7 +86,7 @@ class Overlap:
                 self._raise(place, written.place)
 
     def _any_shared(self, addresses: Sequence[int]) -> bool:
-        """Whether a sweep would refuse: each span against all that end last before it."""
+        """Return True if a sweep would refuse: each span against all that end last before it."""
         starts = np.array(addresses, np.uint64).astype(np.int64)
         counted = self._n_bytes > 0
         if self._partners:

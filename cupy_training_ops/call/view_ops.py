@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Operators that no provider computes: views of an input, and Python functions of the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..backend import Array, ArrayInfo
+from ..declare.schema import Open, Spec
+from ..dtypes import dtype_name
+from ..errors import refuse
+from .arguments import adopt
+from .backends import info
+from .interop import same_stream
+from .op import Op
+from .prepared import Arguments, Arrays, Prepared, Result
+from .run import Call, Placed
+
+
+class ViewCall(Call):
+    """Nothing is computed: the one list is consecutive pieces of the first input."""
+
+    repeats = False
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        specs = [result.spec for result in prepared.results if result.spec is not None]
+        self.unwanted = len(specs) < len(prepared.results)
+        starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
+        self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
+        self.makes_arrays = False
+
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
+        """Views of the first input."""
+        if self.records:
+            self.refuse_gradients(inputs[:1])
+        if self.unwanted:
+            return (None,) * len(self.prepared.results)
+        return self.backend.views(inputs[0], self.pieces)
+
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        placed: Placed | None = None,
+    ) -> object:
+        """The same of a bound call."""
+        return self(inputs, out, workspace)
+
+
+class DelegatedCall(Call):
+    """A Python callable computes; what it returns is taken as arrays are, never copied."""
+
+    repeats = False
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        delegation: Callable[..., AbstractContextManager[Any]],
+        callee: str,
+        shares_stream: bool,
+    ) -> None:
+        super().__init__(prepared)
+        self.delegation = delegation
+        self.shares_stream = shares_stream  # with PyTorch, and so with Triton
+        self.of_callee = f" of {callee}" if callee else ""
+        self.anywhere = not any(array.info for array in prepared.arrays)
+        self.makes_arrays = False
+
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        placed: Placed | None = None,
+    ) -> object:
+        """Call it; its results are checked against what was inferred."""
+        values = self.values(inputs)
+        self._check(inputs, values)
+        taken_inputs = self._with_hosts(inputs, values)
+        with self._current(), self.delegation(*taken_inputs) as returned:
+            taken = self._all_taken(self._one_by_one(returned))
+        return taken[0] if self.single_output else self.returned(taken)
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """The arrays' device, and its stream, are current, also where results are taken."""
+        device = self.device
+        with contextlib.ExitStack() as stack:
+            if not self.backend.is_current(device):
+                stack.enter_context(self.backend.on(device))
+            if self.shares_stream:
+                stack.enter_context(same_stream(device))
+            yield
+
+    def _all_taken(self, results: Sequence[object]) -> Arrays:
+        op, expected = self.prepared.op, self.prepared.results
+        if len(results) != len(expected):
+            refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
+        return tuple([self._taken(*pair) for pair in zip(expected, results, strict=True)])
+
+    def _taken(self, result: Result, value: object) -> Array | None:
+        op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
+        array: Array | None = adopt(op, name, value)
+        if spec is None or (array is None and result.open and result.open.optional):
+            return None
+        expected = _words(result.open, spec)
+        if array is None:
+            refuse(op, name, expected, "None")
+        found = ArrayInfo.of(info(array))
+        has_form = (found.shape, found.dtype) == (spec.shape, spec.dtype)
+        if not (result.open.has(found.spec) if result.open else has_form):
+            refuse(op, name, expected, f"{dtype_name(found.dtype)} of shape {found.shape}")
+        place = self.prepared.placement.place
+        if result.computed and not self.anywhere and found.place != place:
+            refuse(op, name, f"an array on {place}", f"one on {found.place}")
+        return array
+
+
+def _words(known: Open | None, spec: Spec) -> str:
+    """An array that a callable is to give, in words."""
+    if known is None:
+        return f"{dtype_name(spec.dtype)} of shape {spec.shape}"
+    dtype = "an array" if known.dtype is None else dtype_name(known.dtype)
+    return dtype if known.rank is None else f"{dtype} of rank {known.rank}"
+
+
+class ViewOp(Op):
+    """An operator that computes nothing: its one list of outputs is pieces of its first input."""
+
+    no_out = "results are views of the input"
+    provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
+
+    def own_call(self, prepared: Prepared) -> Call:
+        """Views of the input's memory."""
+        return ViewCall(prepared)
+
+
+class DelegatingOp(Op):
+    """An operator that hands the call to a Python callable; its results are taken as they are."""
+
+    takes_tensors, detaches = False, True
+    no_out = "results are the callable's own arrays"
+    provider = "NumPy and CuPy arrays alike: a Python callable computes."
+    callee = ""  # what messages call it
+
+    def delegate(self, *inputs: Any) -> object:
+        """The results, from inputs as the CPU function would get them."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def delegation(self, *inputs: Any) -> Iterator[object]:
+        """The same as a context, which ends with an error where a result is refused."""
+        yield self.delegate(*inputs)
+
+    def own_call(self, prepared: Prepared) -> Call:
+        """The callable's results, never copied."""
+        return DelegatedCall(prepared, self.delegation, self.callee, self.runs_functions)
