@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
-from cupy_training_ops.families.gist_sparse.samples import written
+from cupy_training_ops.families.gist_sparse.samples import code_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -33,6 +33,6 @@ def test_many_tiles_have_the_bytes_of_the_cpu(name: str, dtype: type, rng) -> No
     for _ in range(3):
         code = cupy.full(expected.shape, 0x5A, np.uint8)
         found = encode(cupy.asarray(x), out=code).get()
-        np.testing.assert_array_equal(found[: written(expected).size], written(expected))
+        np.testing.assert_array_equal(found[: code_bytes(expected).size], code_bytes(expected))
     to = get_op(name.replace("Encoder", "Decoder"))(to=dtype, shape=x.shape)
     np.testing.assert_array_equal(to(code).get(), to(expected))
