@@ -68,5 +68,5 @@ class computed_once(Generic[T]):  # noqa: N801 - read as `property` is
 
     def __get__(self, instance: object, _: type | None = None) -> T:
         """Compute; the value hides this from then on."""
-        found = vars(instance)[self._name] = self._function(instance)
-        return found
+        value = vars(instance)[self._name] = self._function(instance)
+        return value

@@ -25,12 +25,12 @@ class Caller:
         answer: SimpleQueue[Any] = SimpleQueue()
         self._asked.put((answer, function, given))
         try:
-            found, error = answer.get(timeout=min(seconds, MOST))
+            result, error = answer.get(timeout=min(seconds, MOST))
         except Empty:
             raise TimeoutError from None
         if error is not None:
             raise error
-        return found
+        return result
 
 
 def _answer(asked: SimpleQueue[Any]) -> None:

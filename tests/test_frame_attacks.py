@@ -290,7 +290,7 @@ def test_open_values_that_change_prepare_once(anywhere) -> None:
     for step in range(1, 40):
         y, _ = bound(rate=1 / step, step=step)
     assert ProbeDecay.prepared == 1
-    assert [len(way._calls) for way in bound._ways.values()] == [1]
+    assert [len(form._calls) for form in bound._forms.values()] == [1]
     assert_matches(anywhere.host(y), anywhere.host(ProbeDecay()(x, 1 / 39, 39)[0]))
 
 

@@ -215,13 +215,13 @@ def declared_name(op: str, known: Others, name: str) -> str:
 
 def by_declared_names(op: str, known: Others, given: Mapping[str, object]) -> dict[str, object]:
     """Arguments by their declared names, each given once."""
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for name, value in given.items():
         declared = declared_name(op, known, name)
-        if declared in found:
+        if declared in by_name:
             refuse(op, declared, "one value", f"one by another name, {name}")
-        found[declared] = value
-    return found
+        by_name[declared] = value
+    return by_name
 
 
 def _depth() -> int:

@@ -7,7 +7,7 @@ a call over hundreds of new ones costs little beside its launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..errors import refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .convert import is_number
-from .guards import Addresses, AtAddresses, Seen, Unchanged, as_list
+from .guards import Addresses, AtAddresses, TensorGuard, Unchanged, as_list
 from .interop import NONE_LENT, Lent, are_native
 from .keys import reader
 from .overlap import Beside
@@ -25,6 +25,8 @@ from .protocol import Operator
 from .run import NO_VALUES, Call, Placed
 
 __all__ = ["BoundCall", "LendingCall", "OpenCall", "bind", "opened"]
+
+Outputs = Sequence[str] | None
 
 
 def bind(
@@ -148,8 +150,8 @@ def opened(bound: BoundCall | OpenCall) -> OpenCall:
     return bound
 
 
-_MAX_OPENED = 64
-_MAX_TABLES = 8  # of lists of addresses: an allocator gives the same memory again
+_MAX_CALLS = 64
+_MAX_PLACED = 8  # lists of addresses: an allocator gives the same memory again
 
 
 class OpenCall(AtAddresses):
@@ -159,107 +161,99 @@ class OpenCall(AtAddresses):
         self, op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
-        self._given = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
-        self._op, self._given_out = op, out
+        every = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
+        self._op, self._out = op, out
         self._outputs, self._workspace = outputs, workspace
-        places = [place for place, value in enumerate(self._given) if value is ...]
-        self._open = {op.inputs[place].name: place for place in places}
-        self._closed = tuple([None if value is ... else value for value in self._given])
-        self._ways: dict[bool, _Way] = {}
+        self._open = {op.inputs[place].name: place for place, v in enumerate(every) if v is ...}
+        self._closed = tuple([None if value is ... else value for value in every])
+        self._forms: dict[bool, _ClosedInputs] = {}
         self._watches = True
-        self._way(op.knows_tensors and are_native(op.inputs, self._closed, out))
+        self._form(op.knows_tensors and are_native(op.inputs, self._closed, out))
 
-    def __call__(self, **given: object) -> Any:
+    def __call__(self, **arguments: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
-        values, given = self._values(given)
-        again = self._again(values)
-        if again is not None:
-            opened, found = again
-            return opened.launch(values, given, found)
-        every = self._every(values)
-        way, lent = self._lent(every, self._given_out)
-        with lent.stream():
-            opened, taken = way.opened(every, lent)
-            opened.refuse_others()
-            return lent.returned(opened.launch(taken, given, lent=lent))
+        values, changing = self._split(arguments)
+        match = self._match(values)
+        if match is not None:
+            call, addresses = match
+            return call.launch(values, changing, addresses)
+        form, every, borrowed = self._borrow(values, self._out)
+        with borrowed.stream():
+            call, adopted = form.call_with(every, borrowed)
+            return borrowed.returned(call.launch(adopted, changing, lent=borrowed))
 
-    def checked(self, **given: object) -> CheckedCall:
+    def checked(self, **arguments: object) -> CheckedCall:
         """The call with these arrays, checked and not launched yet.
 
         It may be made again and again, as long as they are the same.
         """
-        values, given = self._values(given)
-        again = self._again(values)
-        if again is not None:
-            opened, found = again
-            return opened.checked(values, given, found)
-        every = self._every(values)
-        way, lent = self._lent(every, ())
-        opened, taken = way.opened(every, lent)
-        opened.refuse_others()
-        return opened.checked(taken, given)
+        values, changing = self._split(arguments)
+        match = self._match(values)
+        if match is not None:
+            call, addresses = match
+            return call.prepare(values, changing, addresses)
+        form, every, borrowed = self._borrow(values, ())
+        call, adopted = form.call_with(every, borrowed)
+        return call.prepare(adopted, changing)
 
     @property
     def is_native(self) -> bool:
         """Return True if bound arrays are tensors that are taken by their metadata."""
-        return True in self._ways
+        return True in self._forms
 
     def trusting(self) -> Self:
         """The same, whose caller looks whether bound tensors are what they were."""
         self._watches = False
         return self
 
-    def _again(self, values: Sequence[Any]) -> tuple[_Opened, Addresses] | None:
+    def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
         """The last kind of call over tensors, if this is another of it, and where they are."""
-        way = self._ways.get(True)
-        last = None if way is None else way.last
-        found = None if last is None else last.found(values)
-        if last is None or found is None:
+        form = self._forms.get(True)
+        last = None if form is None else form.last
+        addresses = None if last is None else last.match(values)
+        if last is None or addresses is None:
             return None
         if self._watches:
             last.refuse_others()
-        return last, found
+        return last, addresses
 
-    def _values(self, given: dict[str, object]) -> tuple[list[object], dict[str, object]]:
+    def _split(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
         """Split arguments into those for open inputs, in their order, and the rest."""
         others = self._op.declaration.other_inputs
-        given = by_declared_names(self._op.name, others, given) if others else given
-        missing = self._open.keys() - given.keys()
+        if others:
+            arguments = by_declared_names(self._op.name, others, arguments)
+        missing = self._open.keys() - arguments.keys()
         if missing:
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
-        return [given.pop(name) for name in self._open], given
+        return [arguments.pop(name) for name in self._open], arguments
 
-    def _every(self, values: Sequence[object]) -> Arguments:
-        """All inputs."""
-        every = list(self._closed)
-        for place, value in zip(self._open.values(), values, strict=True):
-            every[place] = value
-        return tuple(every)
-
-    def _lent(self, every: Arguments, out: Arguments) -> tuple[_Way, Lent]:
-        """How these inputs are taken, and what is lent for this call."""
+    def _borrow(
+        self, values: Sequence[object], out: Arguments
+    ) -> tuple[_ClosedInputs, Arguments, Lent]:
+        """The form of the closed inputs that fits these, all inputs, and what is borrowed."""
         op = self._op
-        natively = op.knows_tensors and are_native(op.inputs, every, self._given_out)
-        way = self._way(natively)
-        lent = Lent(
-            op.inputs, every, out, way.lent, natively=natively, detaches=op.declaration.detaches
-        )
-        return way, lent
+        every = _filled(self._closed, self._open.values(), values)
+        form = self._form(op.knows_tensors and are_native(op.inputs, every, self._out))
+        return form, every, self._lent(every, out, form.is_native, form.lent)
 
-    def _way(self, natively: bool) -> _Way:
-        way = self._ways.get(natively)
-        if way is None:
-            op, out = self._op, self._given_out
-            lent = Lent(
-                op.inputs, self._closed, out, natively=natively, detaches=op.declaration.detaches
-            )
-            places = tuple(self._open.values())
-            way = _Way(op, self._closed, out, self._outputs, self._workspace, places, lent)
-            self._ways[natively] = way
-        return way
+    def _form(self, natively: bool) -> _ClosedInputs:
+        form = self._forms.get(natively)
+        if form is None:
+            lent = self._lent(self._closed, self._out, natively)
+            bound = self._closed, self._out, self._outputs, self._workspace
+            form = _ClosedInputs(self._op, *bound, tuple(self._open.values()), natively, lent)
+            self._forms[natively] = form
+        return form
+
+    def _lent(
+        self, every: Arguments, out: Arguments, natively: bool, before: Lent | None = None
+    ) -> Lent:
+        op = self._op
+        detaches = op.declaration.detaches
+        return Lent(op.inputs, every, out, before, natively=natively, detaches=detaches)
 
 
-class _Way:
+class _ClosedInputs:
     """The inputs that are not open in one form: tensors as they are, or as arrays."""
 
     def __init__(
@@ -270,49 +264,50 @@ class _Way:
         outputs: Outputs,
         workspace: object,
         places: Sequence[int],
+        is_native: bool,
         lent: Lent,
     ) -> None:
-        self.lent = lent
+        self.is_native, self.lent = is_native, lent
         self._op, self._outputs, self._workspace = op, outputs, workspace
         pairs = zip(op.inputs, closed, strict=True)
         self._inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
         self._out = tuple([adopt_out(op.name, value, lent) for value in out])
         self._places = places
         self._readers = [reader(op.inputs[place]) for place in places]
-        self._calls: dict[object, _Opened] = {}
-        self._last: tuple[object, _Opened] | None = None
+        self._calls: dict[object, _PartialCall] = {}
+        self._last: tuple[object, _PartialCall] | None = None
 
     @property
-    def last(self) -> _Opened | None:
+    def last(self) -> _PartialCall | None:
         """The last kind of call."""
         return None if self._last is None else self._last[1]
 
-    def opened(self, every: Sequence[object], lent: Lent) -> tuple[_Opened, Sequence[Any]]:
-        """The kind of call, and what is given for the open inputs in forms that have a backend."""
+    def call_with(self, every: Sequence[object], lent: Lent) -> tuple[_PartialCall, Sequence[Any]]:
+        """The kind of call, and the open inputs in forms that have a backend."""
         op = self._op
-        taken = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in self._places]
-        pairs = zip(self._readers, taken, strict=True)
+        adopted = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in self._places]
+        pairs = zip(self._readers, adopted, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
         last = self._last
         if last is None or last[0] != key:  # sooner than a hash of it
-            opened = self._calls.get(key) or self._made(key, taken, lent)
-            self._last = last = key, opened
-        last[1].refuse_unwritable(taken, lent)
-        return last[1], taken
+            call = self._calls.get(key) or self._prepare(key, adopted, lent)
+            self._last = last = key, call
+        last[1].refuse_unwritable(adopted, lent)
+        last[1].refuse_others()
+        return last[1], adopted
 
-    def _made(self, key: object, taken: Sequence[Any], lent: Lent) -> _Opened:
-        op, given = self._op, list(self._inputs)
-        for place, value in zip(self._places, taken, strict=True):
-            given[place] = value
-        call, inputs, out = op.prepared_call(tuple(given), self._out, self._outputs, lent)
-        opened = _Opened(op, call, inputs, out, self._workspace, self._places, self.lent)
-        if len(self._calls) >= _MAX_OPENED:
+    def _prepare(self, key: object, adopted: Sequence[Any], lent: Lent) -> _PartialCall:
+        every = _filled(self._inputs, self._places, adopted)
+        call, inputs, out = self._op.prepared_call(every, self._out, self._outputs, lent)
+        places, workspace = self._places, self._workspace
+        partial_call = _PartialCall(self._op, call, inputs, out, workspace, places, self.lent)
+        if len(self._calls) >= _MAX_CALLS:
             self._calls.clear()
-        self._calls[key] = opened
-        return opened
+        self._calls[key] = partial_call
+        return partial_call
 
 
-class _Opened:
+class _PartialCall:
     """One kind of call with open inputs; the addresses of all other arrays are known."""
 
     def __init__(
@@ -330,19 +325,19 @@ class _Opened:
         self._places, self._out = places, out
         self._inputs = tuple([None if p in places else v for p, v in enumerate(inputs)])
         _, flat, arrays = call.split(inputs, out)
-        self._arrays, at = _opened_arrays(call, inputs, places)
+        self._arrays, at = _open_arrays(call, inputs, places)
         closed = list(arrays)
         for i in at:
             closed[i] = None
         self._unchanged = Unchanged(call, (*closed, *flat), lent)
-        given = (*closed, *flat) if call.has_out else closed
-        self._known = np.array(call.backend.pointers(given), np.int64)
+        known = (*closed, *flat) if call.has_out else closed
+        self._known = np.array(call.backend.pointers(known), np.int64)
         self._at = np.array(at, np.intp)
         self._overlap = None if call.overlap is None else Beside(call.overlap, at)
         self._changing = {op.inputs[place].name: place for place in call.prepared.changing}
-        self._kept = None if workspace is not None else kept_of(call, inputs, out, places)
-        self._seen = Seen(op.inputs, call, inputs, places) if call.has_tensors else None
-        self._made: dict[tuple[int, ...], Placed | None] = {}
+        self._saved = None if workspace is not None else _save_closed(call, inputs, out, places)
+        self._guard = TensorGuard(op.inputs, call, inputs, places) if call.has_tensors else None
+        self._placed: dict[tuple[int, ...], Placed | None] = {}
 
     def refuse_others(self) -> None:
         """Refuse arrays that are not open and became others, or would have gradients."""
@@ -350,86 +345,87 @@ class _Opened:
         if not self._op.declaration.detaches:
             self._unchanged.refuse_gradients()
 
-    def refuse_unwritable(self, given: Sequence[Any], lent: Lent) -> None:
-        """Refuse what is given for an input that is written and cannot be."""
+    def refuse_unwritable(self, values: Sequence[Any], lent: Lent) -> None:
+        """Refuse an open input that is written and cannot be."""
         if lent.has_unwritable:
-            _, out, arrays = self.call.split(self._every(given), self._out)
+            inputs = _filled(self._inputs, self._places, values)
+            _, out, arrays = self.call.split(inputs, self._out)
             lent.refuse_unwritable(self.call.prepared, (*arrays, *out))
 
-    def found(self, values: Sequence[Any]) -> Addresses | None:
-        """Where open inputs are, if a call with them, as a caller gives them, is of this kind.
+    def match(self, values: Sequence[Any]) -> Addresses | None:
+        """Addresses of open inputs, if a call with them, as a caller gives them, is of this kind.
 
-        Of a call over tensors alone; others have to be looked at one by one.
+        None unless arrays are tensors; others have to be looked at one by one.
         """
-        return None if self._seen is None else self._seen.found(values)
+        return None if self._guard is None else self._guard.match(values)
 
     def launch(
         self,
-        given: Sequence[Any],
-        values: Mapping[str, object],
-        found: Addresses | None = None,
+        values: Sequence[Any],
+        changing: Mapping[str, object],
+        addresses: Addresses | None = None,
         lent: Lent = NONE_LENT,
     ) -> Any:
-        """The call with these arguments, some of which stand for what others lent."""
+        """Make the call with these arguments, some of which stand for what others lent."""
         call = self.call
-        inputs, placed = self._checked(given, values, found)
+        inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.split(inputs, self._out)
         result = call.finish(inputs, arrays, out, self._workspace, placed)
         if lent and not call.has_tensors:
             lent.raise_versions(call.writes, arrays + out)
         return result
 
-    def checked(
-        self, given: Sequence[Any], values: Mapping[str, object], found: Addresses | None = None
+    def prepare(
+        self,
+        values: Sequence[Any],
+        changing: Mapping[str, object],
+        addresses: Addresses | None = None,
     ) -> CheckedCall:
         """The same, not launched yet."""
         call = self.call
-        inputs, placed = self._checked(given, values, found)
-        if self._kept is None or placed is None:
-            held = held_of(call, inputs, self._out)
+        inputs, placed = self._place(values, changing, addresses)
+        if self._saved is None or placed is None:
+            saved = _save(call, inputs, self._out)
         else:
-            changing = call.prepared.changing
-            kept = (inputs[p] if p in changing else v for p, v in enumerate(self._kept[0]))
-            held = (tuple(kept), *self._kept[1:])
-        return CheckedCall(self._op, call, held, self._workspace, placed)
+            places = call.prepared.changing
+            own = (inputs[p] if p in places else v for p, v in enumerate(self._saved[0]))
+            saved = (tuple(own), *self._saved[1:])
+        return CheckedCall(self._op, call, saved, self._workspace, placed)
 
-    def _checked(
-        self, given: Sequence[Any], values: Mapping[str, object], found: Addresses | None
+    def _place(
+        self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """All inputs; the tables of arrays none of which is written and another's too."""
-        call, inputs = self.call, self._every(given)
-        if values:
-            inputs = with_values(self._op, inputs, self._changing, values)
-        if found is None:
+        """All inputs, and where they are; refused where memory is shared."""
+        call, inputs = self.call, _filled(self._inputs, self._places, values)
+        if changing:
+            inputs = with_values(self._op, inputs, self._changing, changing)
+        if addresses is None:
             lists = (as_list(inputs[place]) for place in self._arrays)
-            found = [at for arrays in lists for at in call.backend.pointers(arrays)]
-        return inputs, self._place(found)
-
-    def _every(self, given: Sequence[Any]) -> Arguments:
-        """All inputs, with these for those that are open."""
-        every = list(self._inputs)
-        for place, value in zip(self._places, given, strict=True):
-            every[place] = value
-        return tuple(every)
-
-    def _place(self, found: Addresses) -> Placed | None:
-        """With the addresses of what is open; refused where memory is shared."""
-        key = tuple(found)
-        if key not in self._made:
-            addresses = self._known.copy()
-            addresses[self._at] = found
+            addresses = [at for arrays in lists for at in call.backend.pointers(arrays)]
+        key = tuple(addresses)
+        if key not in self._placed:
+            every = self._known.copy()
+            every[self._at] = addresses
             if self._overlap is not None:
-                self._overlap.refuse(addresses)
-            if len(self._made) >= _MAX_TABLES:
-                self._made.clear()
-            self._made[key] = self.call.placed_at(addresses)
-        return self._made[key]
+                self._overlap.refuse(every)
+            if len(self._placed) >= _MAX_PLACED:
+                self._placed.clear()
+            self._placed[key] = call.placed_at(every)
+        return inputs, self._placed[key]
 
 
-def _opened_arrays(
+def _filled(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:
+    """The inputs with these values in their places."""
+    every = list(inputs)
+    for place, value in zip(places, values, strict=True):
+        every[place] = value
+    return tuple(every)
+
+
+def _open_arrays(
     call: Call, inputs: Arguments, places: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Which of the open inputs are arrays, and where these are among all arrays."""
+    """Places of the open inputs that are arrays, and those of the arrays among all arrays."""
     opened, at, n = list[int](), list[int](), 0
     for place, _ in call.array_places:
         end = n + len(as_list(inputs[place]))
@@ -440,7 +436,7 @@ def _opened_arrays(
     return opened, at
 
 
-Held = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
+Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
 
 
 class CheckedCall(AtAddresses):
@@ -451,15 +447,10 @@ class CheckedCall(AtAddresses):
     """
 
     def __init__(
-        self,
-        op: Operator,
-        call: Call,
-        held: Held,
-        workspace: object,
-        placed: Placed | None,
+        self, op: Operator, call: Call, saved: Saved, workspace: object, placed: Placed | None
     ) -> None:
         self._op, self._call = op, call
-        self._inputs, self._arrays, self._results = held
+        self._inputs, self._arrays, self._results = saved
         self._workspace, self._placed = workspace, placed
         self._places = {op.inputs[place].name: place for place in call.changing}
 
@@ -470,7 +461,7 @@ class CheckedCall(AtAddresses):
 
     @property
     def changing(self) -> Collection[str]:
-        """The names of what is new each time."""
+        """Names of the values that are new each time."""
         return self._places
 
     def __call__(self, **values: object) -> None:
@@ -478,7 +469,7 @@ class CheckedCall(AtAddresses):
         self.computed(**values)()
 
     def computed(self, **values: object) -> Callable[[], object]:
-        """All that comes before the first write, and what writes.
+        """Do all that comes before the first write, and return a function that writes.
 
         On the host that is one call of C code, which no handler of a signal interrupts.
         """
@@ -492,26 +483,25 @@ class CheckedCall(AtAddresses):
         return call.computed(inputs, arrays, results, workspace, own, self._placed)
 
 
-def held_of(call: Call, inputs: Arguments, out: Arguments) -> Held:
+def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
     inputs, out, arrays = call.split(inputs, out)
     return inputs, arrays, call.completed(arrays, out, call.values(inputs))
 
 
-def kept_of(call: Call, inputs: Arguments, out: Arguments, opened: Sequence[int]) -> Held | None:
-    """The same without what is open; None where that is needed beside its address."""
+def _save_closed(
+    call: Call, inputs: Arguments, out: Arguments, places: Sequence[int]
+) -> Saved | None:
+    """The same without the open arrays; None where one is needed beside its address."""
     if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
     blank = tuple(
-        v if p not in opened or p in values else [None] * len(v) if isinstance(v, tuple) else None
+        v if p not in places or p in values else [None] * len(v) if isinstance(v, tuple) else None
         for p, v in enumerate(inputs)
     )
-    full, kept = held_of(call, inputs, out), held_of(call, blank, out)
-    every, others = full[1] + full[2], kept[1] + kept[2]
-    return kept if all(every[place] is others[place] for place in call.taken) else None
-
-
-Outputs = Sequence[str] | None
+    full, saved = _save(call, inputs, out), _save(call, blank, out)
+    every, others = full[1] + full[2], saved[1] + saved[2]
+    return saved if all(every[place] is others[place] for place in call.taken) else None
 
 
 _NOTHING = {True: NONE_LENT, False: Lent((), (), (), detaches=False)}
@@ -521,7 +511,7 @@ def with_values(
     op: Operator, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
 ) -> Arguments:
     """The inputs with the values of this call in their places."""
-    taken: list[Any] = list(inputs)
+    every: list[Any] = list(inputs)
     if op.declaration.other_inputs:
         values = by_declared_names(op.name, op.declaration.other_inputs, values)
     for name, value in values.items():
@@ -530,5 +520,5 @@ def with_values(
         item = op.inputs[places[name]]
         if value is None or (item.memory == "either" and not is_number(value)):
             refuse(op.name, name, "a number, as was bound", type(value).__name__)
-        taken[places[name]] = adopt_input(op.name, item, value, _NOTHING[op.declaration.detaches])
-    return tuple(taken)
+        every[places[name]] = adopt_input(op.name, item, value, _NOTHING[op.declaration.detaches])
+    return tuple(every)

@@ -94,8 +94,8 @@ def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
 def _arguments(op: Declaration) -> dict[str, str]:
     """The first argument of each type, rather one that is always given."""
     inputs = sorted(op.inputs, key=lambda item: item.optional)
-    found = {attribute.type: attribute.name for attribute in reversed(op.attributes)}
-    return found | {item.type: item.name for item in reversed(inputs)}
+    names = {attribute.type: attribute.name for attribute in reversed(op.attributes)}
+    return names | {item.type: item.name for item in reversed(inputs)}
 
 
 def elements(op: str, declared: Input, name: str, shape: Shape) -> None:

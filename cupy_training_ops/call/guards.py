@@ -63,12 +63,12 @@ class Unchanged:
     def _refuse(self) -> NoReturn:
         now = [*_forms(self._arrays), *map(state, self._tensors.tensors)]
         every = zip(self._names, now, [*self._before, *self._tensors.before], strict=True)
-        place, (name, found, bound) = next(
+        place, (name, current, bound) = next(
             (i, each) for i, each in enumerate(every) if each[1] != each[2]
         )
         if place >= len(self._arrays):
             refuse(self._op, name, "the tensor as it was bound", "one of other memory or form")
-        refuse(self._op, name, f"{_said(bound)}, as it was bound", _said(found))
+        refuse(self._op, name, f"{_said(bound)}, as it was bound", _said(current))
 
 
 class AtAddresses:
@@ -99,7 +99,7 @@ Addresses = list[int]
 _ALIGNMENT = 16  # in bytes; whether an address has it is part of a key
 
 
-class Seen:
+class TensorGuard:
     """Guard of open inputs: tensors of the same kind and the same values pass."""
 
     def __init__(
@@ -116,8 +116,8 @@ class Seen:
         self._are_alike = None if has_holes or not tensors else like(tensors)
         self._aligned = _alignment(call.backend.pointers(tensors))
 
-    def found(self, values: Sequence[Any]) -> Addresses | None:
-        """Where these are, if they are such ones."""
+    def match(self, values: Sequence[Any]) -> Addresses | None:
+        """Addresses of these, if they are such ones."""
         try:
             tensors = self._tensors(values)
         except (KeyError, TypeError) as error:  # a value to be frozen, or an array to be adopted
@@ -133,10 +133,10 @@ class Seen:
         tensors: list[Any] = []
         for value, key, read in zip(values, self._keys, self._readers, strict=True):
             if type(key) is _Tensors:
-                found = as_list(value)
-                if len(found) != key.n or isinstance(value, list | tuple) != key.are_listed:
+                items = as_list(value)
+                if len(items) != key.n or isinstance(value, list | tuple) != key.are_listed:
                     return None
-                tensors += found
+                tensors += items
             elif (None if value is None else read(value)) != key:
                 return None
         return tensors
@@ -196,27 +196,27 @@ class Known:
         """
         gone = list[object]()
         try:
-            found = _arrays(declared, inputs, out)
-            if not backend.runs_kernels or all(array is None for array in found):
+            arrays = _arrays(declared, inputs, out)
+            if not backend.runs_kernels or all(array is None for array in arrays):
                 return None
-            held = tuple([weakref.ref(a, gone.append) for a in found if a is not None])
+            held = tuple([weakref.ref(a, gone.append) for a in arrays if a is not None])
             keys = _keys(declared, readers, inputs, out)
         except (KeyError, TypeError) as error:
             pass_on(error)
             return None
-        states = None if by_memory else backend.states(found)
-        identities = tuple(map(id, found))
+        states = None if by_memory else backend.states(arrays)
+        identities = tuple(map(id, arrays))
         return cls(backend, declared, readers, keys, identities, held, gone, states)
 
     def has(self, inputs: Arguments, out: Arguments = ()) -> bool:
         """Return True if these arguments are the same."""
         try:
-            found = _arrays(self.declared, inputs, out)
-            if self.gone or tuple(map(id, found)) != self.identities:
+            arrays = _arrays(self.declared, inputs, out)
+            if self.gone or tuple(map(id, arrays)) != self.identities:
                 return False
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
-            return self.states is None or self.backend.states(found) == self.states
+            return self.states is None or self.backend.states(arrays) == self.states
         except (KeyError, TypeError) as error:  # an argument that has to be adopted first
             pass_on(error)
             return False
@@ -263,15 +263,15 @@ def remembered(
 
 def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:
     """All arrays that are given, one by one; TypeError where a list is none."""
-    found: list[Array | None] = []
+    arrays: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
-            found += _listed(value) if item.variadic and value is not None else (value,)
+            arrays += _listed(value) if item.variadic and value is not None else (value,)
         elif item.memory == "either":
-            found.append(value if is_array(value) else None)
+            arrays.append(value if is_array(value) else None)
     for given in out:
-        found += given if isinstance(given, tuple) else (given,)
-    return found
+        arrays += given if isinstance(given, tuple) else (given,)
+    return arrays
 
 
 def _listed(value: Any) -> Sequence[Any]:

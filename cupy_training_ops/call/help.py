@@ -47,20 +47,20 @@ def generated(declared: Declaration) -> Iterator[str]:
 
 def sections(declared: Declaration) -> dict[str, list[Row]]:
     """Rows of cells that the declaration gives, by title."""
-    found: dict[str, list[Row]] = {
+    blocks: dict[str, list[Row]] = {
         "call": [(line,) for line in _calls(declared)],
         "inputs": [_input(item) for item in declared.inputs],
         "outputs": [_output(item) for item in declared.outputs],
         "attributes": [_attribute(item) for item in declared.attributes],
     }
     if isinstance(declared.types, TypeRows):
-        found["types"] = _rows(declared.types)
-        found["types beside any of these"] = _types(declared.types.free)
+        blocks["types"] = _rows(declared.types)
+        blocks["types beside any of these"] = _types(declared.types.free)
     else:
-        found["types"] = _types(declared.types)
-    found["every call"] = [(line,) for line in _every_call(declared)]
-    found[f"family {declared.family}"] = [(text,) for text in _family(declared)]
-    return found
+        blocks["types"] = _types(declared.types)
+    blocks["every call"] = [(line,) for line in _every_call(declared)]
+    blocks[f"family {declared.family}"] = [(text,) for text in _family(declared)]
+    return blocks
 
 
 def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:

@@ -122,8 +122,8 @@ class Lent:
         self._owners: dict[int, object] = dict(before._owners) if before else {}
         self._unwritable: dict[int, object] = dict(before._unwritable) if before else {}
         self._tensor = _only_tensors(declared, inputs, out)
-        found = natively and self._tensor is not None
-        self.is_native = found and _have_backend(declared, inputs, out)
+        are_tensors = natively and self._tensor is not None
+        self.is_native = are_tensors and _have_backend(declared, inputs, out)
 
     def __bool__(self) -> bool:
         return bool(self._owners)
@@ -157,14 +157,14 @@ class Lent:
 
         arrays: all of a call, the caller's outputs behind the others.
         """
-        for place in [found.place for found in written(prepared)]:
+        for place in [each.place for each in written(prepared)]:
             value = self._unwritable.get(id(arrays[place]))
             refuse_unwritable(prepared.op, prepared.names[place], value)
 
     def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
         """Let autograd know of what a call wrote, by place; `arrays` as of `refuse_unwritable`."""
-        found = [self.owner(arrays[place]) for place in places] if self._owners else ()
-        tensors = list(filter(is_tensor, found))
+        owners = [self.owner(arrays[place]) for place in places] if self._owners else ()
+        tensors = list(filter(is_tensor, owners))
         if tensors:
             raise_versions(tensors)
 
@@ -241,8 +241,8 @@ def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     """One of the tensors, where all arrays are such; else None."""
     if "torch" not in sys.modules:
         return None
-    found = [value for value in _arrays(declared, inputs, out) if value is not None]
-    return found[0] if found and all(map(is_tensor, found)) else None
+    arrays = [value for value in _arrays(declared, inputs, out) if value is not None]
+    return arrays[0] if arrays and all(map(is_tensor, arrays)) else None
 
 
 def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
@@ -252,11 +252,11 @@ def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Argumen
 
 def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
     """Return True if tensors need not be adopted."""
-    found: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
-    if any(value.device.type == "cuda" for value in found):
+    arrays: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
+    if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
     try:
-        infos(found)
+        infos(arrays)
     except KeyError as error:
         pass_on(error)
         return False

@@ -26,11 +26,11 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-def order(found: ArrayInfo) -> Order | None:
+def order(info: ArrayInfo) -> Order | None:
     """The order of an array's dimensions; None where it is not dense."""
-    if found.strides is None:
-        return tuple(range(len(found.shape)))
-    return order_of(found.shape, found.strides, found.dtype.itemsize)
+    if info.strides is None:
+        return tuple(range(len(info.shape)))
+    return order_of(info.shape, info.strides, info.dtype.itemsize)
 
 
 def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
@@ -49,7 +49,7 @@ def common(
     op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
 ) -> Order | None:
     """The order that the dense arrays of one shape share; None where all are C-contiguous."""
-    strided = next((name for name, found in arrays if found.strides is not None), None)
+    strided = next((name for name, info in arrays if info.strides is not None), None)
     if strided is None:
         return None
     like = arrays[0][1]
@@ -61,32 +61,32 @@ def common(
 
 def check_alike(op: str, arrays: Sequence[tuple[str, ArrayInfo]]) -> None:
     """Refuse an array that lies otherwise than the first."""
-    for name, found in arrays[1:]:
+    for name, info in arrays[1:]:
         first, like = arrays[0]
-        if _significant(found) != _significant(like):
+        if _significant(info) != _significant(like):
             expected = f"the layout of {first}, whose dimensions lie in the order {order(like)}"
-            refuse(op, name, expected, f"{order(found)}")
+            refuse(op, name, expected, f"{order(info)}")
 
 
-def own_order(op: str, name: str, found: ArrayInfo) -> Order | None:
+def own_order(op: str, name: str, info: ArrayInfo) -> Order | None:
     """The order of an array with its channels last; None where it is C-contiguous."""
-    if found.strides is None:
+    if info.strides is None:
         return None
-    n = len(found.shape)
+    n = len(info.shape)
     last = (0, *range(2, n), 1)[:n]
-    if _significant(found) != tuple(d for d in last if found.shape[d] != 1):
+    if _significant(info) != tuple(d for d in last if info.shape[d] != 1):
         checks.contiguous(op, name, False, "a C-contiguous array, or one with its channels last")
     return last
 
 
-def check(op: Declaration, name: str, found: ArrayInfo, declared: str, any_layout: bool) -> None:
+def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout: bool) -> None:
     """Refuse an array that does not lie as the one that is declared may."""
     if declared in op.lies_as.inputs:
-        own_order(op.name, name, found)
+        own_order(op.name, name, info)
     elif any_layout:
-        checks.contiguous(op.name, name, order(found) is not None, "a dense array")
+        checks.contiguous(op.name, name, order(info) is not None, "a dense array")
     else:
-        checks.contiguous(op.name, name, found.strides is None)
+        checks.contiguous(op.name, name, info.strides is None)
 
 
 def of_results(
@@ -94,21 +94,21 @@ def of_results(
 ) -> list[Order | None]:
     """The orders of new results that lie as an input does; None for others."""
     like = [inputs.get(op.lies_as.inputs.get(result.name, "")) for result in results]
-    return [None if found is None else own_order(op.name, "", found) for found in like]
+    return [None if info is None else own_order(op.name, "", info) for info in like]
 
 
-def _significant(found: ArrayInfo) -> Order:
+def _significant(info: ArrayInfo) -> Order:
     """The order without dimensions of one element, whose place means nothing."""
-    return tuple(d for d in order(found) or () if found.shape[d] != 1)
+    return tuple(d for d in order(info) or () if info.shape[d] != 1)
 
 
 def maker(
-    backend: Backend, spec: Spec, device: int, found: Order | None, like: int | None
+    backend: Backend, spec: Spec, device: int, dimensions: Order | None, like: int | None
 ) -> Callable[[Sequence[object]], Array]:
     """Return a function that makes an array with its dimensions in this order."""
-    if found is None or len(found) != len(spec.shape):
+    if dimensions is None or len(dimensions) != len(spec.shape):
         return backend.maker(spec, device, like)
-    shape = tuple(spec.shape[d] for d in found)
+    shape = tuple(spec.shape[d] for d in dimensions)
     make = backend.maker(Spec(shape, spec.dtype), device, None)
-    axes = sorted(range(len(found)), key=found.__getitem__)
+    axes = sorted(range(len(dimensions)), key=dimensions.__getitem__)
     return lambda arrays: backend.permuted(make(arrays), axes)

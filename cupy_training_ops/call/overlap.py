@@ -47,7 +47,7 @@ class Overlap:
         self._is_written = np.isin(np.arange(len(sizes)), list(self._places))
         self._n_bytes = np.array(self._sizes, np.int64)
         self._partners = [(w.place, p) for w in written for p in w.partners]
-        self._apart: Sequence[int] = ()  # addresses that were found to be so
+        self._apart: Sequence[int] = ()  # the last addresses that were so
 
     def looks_at(self, places: Sequence[int]) -> bool:
         """Return True if one of these is written, or may be the same array as one that is."""

@@ -182,8 +182,8 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
 def _placed(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
     if key is None:
         return None
-    found = ArrayInfo.of(key)
-    return replace(found.spec, place=place, channels_last=may_lie and found.strides is not None)
+    info = ArrayInfo.of(key)
+    return replace(info.spec, place=place, channels_last=may_lie and info.strides is not None)
 
 
 def _results(
@@ -304,11 +304,11 @@ def _placement(
     pairs = zip(results, out, strict=True)
     outputs = ((f"out ({r.name})", given) for r, given in pairs if r.value is None)
     named = [*((a.name, a.info) for a in arrays), *outputs]
-    present = {name: found for name, found in named if found is not None}
+    present = {name: info for name, info in named if info is not None}
     if not present:
         backend, device = op.placement()
         return ArrayInfo(backend, np.dtype(np.uint8), (0,), True, None, device)
-    checks.one_place(op.name, {name: found.place for name, found in present.items()})
+    checks.one_place(op.name, {name: info.place for name, info in present.items()})
     return next(iter(present.values()))
 
 
@@ -334,9 +334,9 @@ def _lying(
     pairs = zip(results, out, strict=True)
     named = [*read, *((r.name, f"out ({r.name})", given) for r, given in pairs)]
     return [
-        (name, found)
-        for declared, name, found in named
-        if found is not None and (names is None or declared in names)
+        (name, info)
+        for declared, name, info in named
+        if info is not None and (names is None or declared in names)
     ]
 
 

@@ -128,10 +128,10 @@ def written(prepared: Prepared) -> Iterator[Written]:
 
 def overlap(prepared: Prepared) -> Overlap | None:
     """The check of what a call writes; None where it writes no array that it is given."""
-    found = tuple(written(prepared))
-    if not found:
+    writes = tuple(written(prepared))
+    if not writes:
         return None
     sizes = [array.nbytes for array in prepared.arrays]
     if any(prepared.out):
         sizes += [0 if given is None else given.spec.nbytes for given in prepared.out]
-    return Overlap(prepared.op, prepared.names, sizes, found)
+    return Overlap(prepared.op, prepared.names, sizes, writes)

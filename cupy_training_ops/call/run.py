@@ -66,7 +66,7 @@ class Call:
         self._know_results(prepared)
         self._know_inputs(prepared)
         self.overlap = overlap(prepared)
-        self.writes = tuple([found.place for found in written(prepared)])
+        self.writes = tuple([each.place for each in written(prepared)])
         looks = bool(self.checks or self.check_numbers is not None)
         self.has_checks = self.records or looks or self.supplied is not None
 
@@ -316,13 +316,13 @@ class Call:
 
     def _host(self, result: Result, values: Values) -> object:
         """A host output: its value, or what follows from a number of this call."""
-        found, spec = result.value, result.spec
-        assert found is not None
+        value, spec = result.value, result.spec
+        assert value is not None
         assert spec is not None
-        if isinstance(found, Changing):
-            found = self._followed(result, spec.dtype, found.of(values))
-            return self.backend.of_host(found)
-        return self.backend.of_host(found.copy())
+        if isinstance(value, Changing):
+            value = self._followed(result, spec.dtype, value.of(values))
+            return self.backend.of_host(value)
+        return self.backend.of_host(value.copy())
 
     def _followed(self, result: Result, dtype: Dtype, number: object) -> HostArray:
         """A host output that follows from a number of the caller's."""
@@ -362,10 +362,10 @@ class Call:
     def _checked(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
-        array, found = self._taken_workspace(workspace)
+        array, properties = self._taken_workspace(workspace)
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
-        workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
+        workspaces.check(prepared.op, properties, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
         every = (*arrays, *self._on_device(results), array)
         sizes = [0 if array is None else array.nbytes for array in every]
@@ -465,7 +465,7 @@ class CpuCall(Call):
         """The outputs that are written, and what; the last tile's padding falls off."""
         values = iter(self._one_by_one(returned))
         arrays: list[Any] = []
-        found: list[Any] = []
+        computed: list[Any] = []
         for result, array in zip(self.prepared.results, out, strict=True):
             value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:
@@ -473,25 +473,25 @@ class CpuCall(Call):
                     value = value.reshape(-1)[: array.size].reshape(array.shape)
                 assert value.dtype == array.dtype, (result.name, value.dtype, array.dtype)
                 arrays.append(array)
-                found.append(value)
-        return arrays, found
+                computed.append(value)
+        return arrays, computed
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
             refuse_read_only(self.prepared.op, name)
 
 
-def _put_at_once(arrays: Sequence[Any], found: Sequence[Any]) -> None:
+def _put_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
     """Write what was computed, with the notes of the call that this is."""
-    _put(arrays, found, own_marks())
+    _put(arrays, computed, own_marks())
 
 
-def _put(arrays: Sequence[Any], found: Sequence[Any], marks: Marks = NO_MARKS) -> None:
+def _put(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
     """Write all or none: no handler of a signal comes between two."""
     if marks is NO_MARKS:
-        list(map(setitem, arrays, itertools.repeat(...), found))
+        list(map(setitem, arrays, itertools.repeat(...), computed))
     else:
-        pairs = zip(arrays, found, strict=True)
+        pairs = zip(arrays, computed, strict=True)
         in_turn([partial(setitem, array, ..., value) for array, value in pairs], marks)
 
 

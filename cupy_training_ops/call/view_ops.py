@@ -114,13 +114,13 @@ class DelegatedCall(Call):
         expected = _words(result.open, spec)
         if array is None:
             refuse(op, name, expected, "None")
-        found = ArrayInfo.of(info(array))
-        has_form = (found.shape, found.dtype) == (spec.shape, spec.dtype)
-        if not (result.open.has(found.spec) if result.open else has_form):
-            refuse(op, name, expected, f"{dtype_name(found.dtype)} of shape {found.shape}")
+        actual = ArrayInfo.of(info(array))
+        has_form = (actual.shape, actual.dtype) == (spec.shape, spec.dtype)
+        if not (result.open.has(actual.spec) if result.open else has_form):
+            refuse(op, name, expected, f"{dtype_name(actual.dtype)} of shape {actual.shape}")
         place = self.prepared.placement.place
-        if result.computed and not self.anywhere and found.place != place:
-            refuse(op, name, f"an array on {place}", f"one on {found.place}")
+        if result.computed and not self.anywhere and actual.place != place:
+            refuse(op, name, f"an array on {place}", f"one on {actual.place}")
         return array
 
 

@@ -206,11 +206,11 @@ def pointers(table: Pointers) -> Address:
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
 
     def make(picked: tuple[int, ...] | Addresses) -> object:
-        found = np.zeros(table.capacity, np.uint64)
-        found[: len(table.specs)] = picked
+        addresses = np.zeros(table.capacity, np.uint64)
+        addresses[: len(table.specs)] = picked
         if absent:
-            found[absent] = 0
-        return found.view(dtype)[0]
+            addresses[absent] = 0
+        return addresses.view(dtype)[0]
 
     return _at([0 if spec is None else spec.place for spec in table.specs], make)
 
@@ -280,9 +280,9 @@ def renewed(
     following = [(i, each.anew) for i, each in enumerate(late) if place in each.places]
 
     def with_value(value: object) -> list[object]:
-        found, given = known.copy(), {place: value}
+        arguments, given = known.copy(), {place: value}
         for i, anew in following:
-            found[i] = anew(given)
-        return found
+            arguments[i] = anew(given)
+        return arguments
 
     return with_value

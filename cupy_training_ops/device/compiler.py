@@ -62,10 +62,10 @@ def kernel(
         asks = shared_nbytes > 0
         key = (*module_key, symbol, asks)
         if key not in _memo:
-            found = module.get_function(symbol)
+            function = module.get_function(symbol)
             if asks:
-                module.allow_shared(found, backend.device(device).max_shared_nbytes)
-            _memo[key] = found
+                module.allow_shared(function, backend.device(device).max_shared_nbytes)
+            _memo[key] = function
         return _memo[key]  # type: ignore[no-any-return]
 
 
@@ -163,8 +163,8 @@ def header_folder() -> str | None:
     """
     major = _nvrtc_major()
     candidates = [*_wheel_folders(major), _pathfinder_folder(), *_toolkit_folders()]
-    found = (c for c in candidates if c and os.path.isfile(os.path.join(c, "cuda_fp16.h")))
-    return next((c for c in found if _header_major(c) in (major, None)), None)
+    folders = (c for c in candidates if c and os.path.isfile(os.path.join(c, "cuda_fp16.h")))
+    return next((c for c in folders if _header_major(c) in (major, None)), None)
 
 
 def nvrtc() -> ModuleType:

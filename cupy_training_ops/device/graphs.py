@@ -37,21 +37,21 @@ class Captured:
 def capture(stream: Any) -> Iterator[Captured]:
     """Capture what is queued inside on the current `stream`; the caller's allocator keeps the
     memory. ProviderError where a replay would read or write the host's memory."""
-    found = Captured()
+    captured = Captured()
     with _without_collections():
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         _state.owns_memory = True
         try:
-            yield found
+            yield captured
         except BaseException:
             with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()  # a broken one is an error of its own
             raise
         else:
-            found.graph = stream.end_capture()
+            captured.graph = stream.end_capture()
         finally:
             _state.owns_memory = False
-    n_copies = copies_with_the_host(found.graph.graph)
+    n_copies = copies_with_the_host(captured.graph.graph)
     if n_copies:
         raise ProviderError(
             f"a captured graph: expected work on the device alone, got {n_copies} copies from or "
@@ -79,12 +79,12 @@ def side_stream(owner: object) -> SideStream:
     streams has scratch memory of its own."""
     known = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
     try:
-        found = known.pop()
+        side = known.pop()
     except IndexError:
-        found = SideStream()
-    found.go_on(found.stream)  # behind what the owner before it has queued
-    weakref.finalize(owner, known.append, found)
-    return found
+        side = SideStream()
+    side.go_on(side.stream)  # behind what the owner before it has queued
+    weakref.finalize(owner, known.append, side)
+    return side
 
 
 class SideStream:
@@ -141,12 +141,12 @@ def copies_with_the_host(graph: int) -> int:
         return 0
     nodes = (ctypes.c_void_p * count.value)()
     _checked(driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)))
-    found = 0
+    n_copies = 0
     for node in nodes:
         _checked(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
         is_copy = kind.value == _MEMCPY and _is_with_the_host(driver, node)
-        found += is_copy or kind.value == _HOST_FUNCTION
-    return found
+        n_copies += is_copy or kind.value == _HOST_FUNCTION
+    return n_copies
 
 
 def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:

@@ -118,13 +118,13 @@ class ReadyPlan:
 
         None where kernels are called with objects.
         """
-        driver, found = self._backend.driver, self._arguments
+        driver, arguments = self._backend.driver, self._arguments
         if driver is None:
             return None
-        n_words = n_taken + len(found.scratch)
-        made = [item.dtype for section in (found.tables, found.late) for item in section]
+        n_words = n_taken + len(arguments.scratch)
+        made = [item.dtype for section in (arguments.tables, arguments.late) for item in section]
         types: list[Any] = [WORD] * n_words
-        types += [getattr(value, "dtype", None) for value in found.constants] + made
+        types += [getattr(value, "dtype", None) for value in arguments.constants] + made
         queued: list[Packed | _Piece] = []
         pairs = zip(self._steps, rows, strict=True)
         for is_kernel, some in itertools.groupby(
@@ -269,8 +269,8 @@ class ReadyPlan:
         known = self._known  # once: another thread may put its own there
         if known[0] is not plain or known[1] is not zeros:
             offset = self._backend.offset
-            found = [offset(zeros if p.zeros else plain, p.offset) for p in self._pieces]
-            known = self._known = plain, zeros, found
+            pointers = [offset(zeros if p.zeros else plain, p.offset) for p in self._pieces]
+            known = self._known = plain, zeros, pointers
         return known[2]
 
     def scratch_in(self, workspace: Array) -> list[object]:
@@ -459,9 +459,9 @@ class _Block(NamedTuple):
 
     def on(self, stream: int) -> Sequence[Callable[[], object]]:
         """The launches on another stream than the last."""
-        found = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
-        self.last[:] = stream, found
-        return found
+        queued = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
+        self.last[:] = stream, queued
+        return queued
 
 
 class Packed:

@@ -79,13 +79,13 @@ def supported_architectures() -> tuple[str, ...]:
 
 def _resources(log: str) -> dict[str, Resources]:
     """Read `ptxas -v`: a line naming each kernel, then one on its stack and one on its use."""
-    found: dict[str, Resources] = {}
+    resources: dict[str, Resources] = {}
     for section in log.split("Compiling entry function")[1:]:
         name = section.split("'")[1]
         spills, used, shared = (p.search(section) for p in (_SPILLS, _USED, _SHARED))
-        found[name] = Resources(
+        resources[name] = Resources(
             int(used[1]) if used else 0,
             int(spills[2]) + int(spills[3]) if spills else 0,
             int(shared[1]) if shared else 0,
         )
-    return found
+    return resources

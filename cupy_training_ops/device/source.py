@@ -91,7 +91,7 @@ def _inlined(path: Path, folder: Path, seen: set[Path]) -> list[str]:
 
 
 def _home_of(name: str, path: Path, folder: Path) -> Path:
-    """The source folder a local include is found in: the including file's own, or `cuda_src`."""
+    """The source folder that has a local include: the including file's own, or `cuda_src`."""
     for home in (folder, source_folder()):
         if (home / name).is_file():
             return home

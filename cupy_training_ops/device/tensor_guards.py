@@ -19,7 +19,7 @@ def like(tensors: Tensors) -> Check:
     guards = _guards(tensors)
     if guards is None:
         kinds, forms = list(map(type, tensors)), list(map(_form, tensors))
-        return lambda found: list(map(type, found)) == kinds and list(map(_form, found)) == forms
+        return lambda others: list(map(type, others)) == kinds and list(map(_form, others)) == forms
 
     def check(others: Tensors) -> bool:
         try:

@@ -185,7 +185,7 @@ def test_another_alignment_is_another_kind_of_call(backend, made) -> None:
     aligned = memory[-memory.data_ptr() // 4 % 4 :]
     for gradient in (aligned[:8], aligned[1:9], aligned[8:16]):
         assert gradient.data_ptr() in stepped(backend, optimizer, [gradient])
-    (call,) = (way for bound in optimizer._bound.values() for way in bound._ways.values())
+    (call,) = (form for bound in optimizer._bound.values() for form in bound._forms.values())
     assert len(call._calls) == 2
 
 

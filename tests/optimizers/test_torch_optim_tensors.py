@@ -100,9 +100,9 @@ def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> N
             optimizer.step()
             assert given_to(backend.launches) >= {g.data_ptr() for g in grads[i]}
         (part,) = optimizer._parts
-        ((_, opened),) = [way._last for c in part._calls.values() for way in c._ways.values()]
+        ((_, opened),) = [form._last for c in part._calls.values() for form in c._forms.values()]
     assert len(made) == 20
-    assert len(opened._made) <= 8
+    assert len(opened._placed) <= 8
 
 
 def test_schedulers_prepare_nothing_anew(seed) -> None:
@@ -116,7 +116,7 @@ def test_schedulers_prepare_nothing_anew(seed) -> None:
         (part,) = loop.optimizer._parts
         (call,) = part._calls.values()
         assert isinstance(call._op, AdamWMeasured)
-        (way,) = call._ways.values()
+        (way,) = call._forms.values()
         assert len(way._calls) == 1
         betas = {tuple(group["betas"]) for group in loop.optimizer.param_groups}
         loop.step()
