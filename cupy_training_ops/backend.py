@@ -154,7 +154,7 @@ class Backend(Protocol):
         """Return a function that makes an uninitialised array, given those of a call; `like` is the
         place of one of the same form, if there is one."""
 
-    def permuted(self, array: Any, axes: Sequence[int]) -> Array:
+    def permute(self, array: Any, axes: Sequence[int]) -> Array:
         """The same memory with its dimensions in another order."""
 
     def of_host(self, array: HostArray) -> object:

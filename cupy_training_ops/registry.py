@@ -12,7 +12,7 @@ import numpy as np
 
 from .call.arguments import by_declared_names
 from .call.checks import Bindings
-from .call.convert import converted
+from .call.convert import convert_value
 from .call.op import Op
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations
@@ -202,6 +202,6 @@ def _converts(item: Input, dtype: Dtype) -> bool:
     ones, zeros = np.ones(item.count, dtype), np.zeros(item.count, dtype)
     for value in (ones, ones[0], zeros, zeros[0]):
         with contextlib.suppress(OpError):
-            converted(item.name, item, value)
+            convert_value(item.name, item, value)
             return True
     return False

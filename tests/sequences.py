@@ -51,7 +51,7 @@ def assert_results_match(
 
 def assert_zeros(op: Op) -> None:
     """A call has left zero what the next one expects so, also where only a larger one looks."""
-    assert op.workspaces.left() == 0, f"{op.name} leaves zeros that are not"
+    assert op.workspaces.count_left() == 0, f"{op.name} leaves zeros that are not"
 
 
 def assert_call_matches(
@@ -73,7 +73,7 @@ def assert_call_matches(
     result = (call or op)(*run.place_inputs(op, inputs, sample.offset), out=out)
     assert_zeros(op)
     assert_results_match(op, sample, run, inputs, result, expected)
-    assert op.workspaces.left() == 0
+    assert op.workspaces.count_left() == 0
     return out
 
 

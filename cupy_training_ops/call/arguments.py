@@ -19,7 +19,7 @@ from ..declare.schema import REQUIRED, Input, n_required
 from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
-from .convert import converted, is_number
+from .convert import convert_value, is_number
 from .interop import Lent
 from .prepared import Arguments
 
@@ -45,9 +45,9 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
         if lent.is_native or are_known(value):
             return tuple(value)
         names = [f"{item.name}[{i}]" for i in range(len(value))]
-        return tuple([_lent(op, n, v, lent) for n, v in zip(names, value, strict=True)])
+        return tuple([_borrow(op, n, v, lent) for n, v in zip(names, value, strict=True)])
     number = "a number or " if item.memory == "either" else ""
-    return value if lent.is_native else _lent(op, item.name, value, lent, number)
+    return value if lent.is_native else _borrow(op, item.name, value, lent, number)
 
 
 def adopt_out(op: str, value: object, lent: Lent) -> object:
@@ -56,10 +56,10 @@ def adopt_out(op: str, value: object, lent: Lent) -> object:
         return tuple([adopt_out(op, item, lent) for item in checks.entries(op, "out", value)])
     if isinstance(value, np.generic):  # it would be a copy that is written
         refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")
-    return value if lent.is_native else _lent(op, "out", value, lent)
+    return value if lent.is_native else _borrow(op, "out", value, lent)
 
 
-def _lent(op: str, name: str, value: object, lent: Lent, or_else: str = "") -> object:
+def _borrow(op: str, name: str, value: object, lent: Lent, or_else: str = "") -> object:
     """Adopt an array; `or_else` names what else may be given."""
     array = adopt(op, name, value, or_else)
     if array is not value and not lent.detaches:
@@ -73,7 +73,7 @@ def _frozen(op: str, item: Input, value: object, lent: Lent) -> object:
             interop.refuse_gradients(op, [item.name], [value])
         value = adopt(op, item.name, value)  # which refuses one with a mask
     checks.host(op, item.name, value)
-    return converted(op, item, value)
+    return convert_value(op, item, value)
 
 
 def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
@@ -92,7 +92,7 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
     if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
         return np.asarray(value)
     try:
-        array = None if isinstance(value, type) else interop.shared(value)
+        array = None if isinstance(value, type) else interop.share_memory(value)
     except ProviderError as error:
         raise ProviderError(f"{op}: {argument}: {error}") from None
     except MemoryError:

@@ -116,7 +116,7 @@ class NumpyBackend(OneStream):
         """Return a function that makes an uninitialised array."""
         return lambda _: self.empty(spec, device)
 
-    def permuted(self, array: HostArray, axes: Sequence[int]) -> HostArray:
+    def permute(self, array: HostArray, axes: Sequence[int]) -> HostArray:
         """The same memory with its dimensions in another order."""
         return array.transpose(axes)
 

@@ -20,7 +20,7 @@ from .guards import Addresses, AtAddresses, TensorGuard, Unchanged, as_list
 from .interop import NONE_LENT, Lent, are_native
 from .keys import reader
 from .overlap import Beside
-from .prepared import Arguments, Arrays, grouped
+from .prepared import Arguments, Arrays, group
 from .protocol import Operator
 from .run import NO_VALUES, Call, Placed
 
@@ -38,10 +38,10 @@ def bind(
         return OpenCall(op, inputs, out, outputs, workspace)
     lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.declaration.detaches)
     with lent.stream():
-        return _bound(op, inputs, out, outputs, workspace, lent)
+        return _bind(op, inputs, out, outputs, workspace, lent)
 
 
-def _bound(
+def _bind(
     op: Operator,
     inputs: Arguments,
     out: Arguments,
@@ -52,15 +52,15 @@ def _bound(
     """A call whose inputs are all given."""
     call, taken, given = op.prepared_call(inputs, out, outputs, lent)
     if call.makes_arrays:  # once; then they are as if the caller had given them
-        every, given, arrays = call.split(taken, given)
-        made = call.completed(arrays, given, call.values(every))
+        every, given, arrays = call.unpack(taken, given)
+        made = call.complete(arrays, given, call.values(every))
         kept = tuple(
             None if r.value is not None or _replaces(array, r.alias, arrays) else array
             for r, array in zip(call.prepared.results, made, strict=True)
         )
         if lent:
             lent.keep(kept)
-        out = grouped(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
+        out = group(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
         call, taken, given = op.prepared_call(taken, out, outputs, lent)
     if lent:
         return LendingCall(op, call, taken, given, workspace, lent)
@@ -87,7 +87,7 @@ class BoundCall(AtAddresses):
         self._op = op
         self.call = call
         self._workspace = workspace
-        self._inputs, self._out, self._arrays = call.split(inputs, out)
+        self._inputs, self._out, self._arrays = call.unpack(inputs, out)
         if call.records:
             call.refuse_gradients(self._arrays + self._out)
         self.placed = call.place(self._arrays, self._out)
@@ -97,8 +97,10 @@ class BoundCall(AtAddresses):
         self.answer: Any = None  # what each call returns then
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
         if fixed and call.prepared.results:
-            self._results = call.completed(self._arrays, self._out, NO_VALUES)
-            self.answer = self._results[0] if call.single_output else call.returned(self._results)
+            self._results = call.complete(self._arrays, self._out, NO_VALUES)
+            self.answer = (
+                self._results[0] if call.single_output else call.group_results(self._results)
+            )
 
     def __call__(self, **values: object) -> Any:
         """Launch, with these values instead of those that were bound; returns what a call does."""
@@ -141,7 +143,7 @@ class LendingCall(BoundCall):
             result = super().__call__(**values)
             if not self.call.has_tensors:
                 self._lent.raise_versions(self.call.writes, self._arrays + self._out)
-            return self._lent.returned(result)
+            return self._lent.give_back(result)
 
 
 def opened(bound: BoundCall | OpenCall) -> OpenCall:
@@ -172,7 +174,7 @@ class OpenCall(AtAddresses):
 
     def __call__(self, **arguments: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
-        values, changing = self._split(arguments)
+        values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
             call, addresses = match
@@ -180,14 +182,14 @@ class OpenCall(AtAddresses):
         form, every, borrowed = self._borrow(values, self._out)
         with borrowed.stream():
             call, adopted = form.call_with(every, borrowed)
-            return borrowed.returned(call.launch(adopted, changing, lent=borrowed))
+            return borrowed.give_back(call.launch(adopted, changing, lent=borrowed))
 
     def checked(self, **arguments: object) -> CheckedCall:
         """The call with these arrays, checked and not launched yet.
 
         It may be made again and again, as long as they are the same.
         """
-        values, changing = self._split(arguments)
+        values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
             call, addresses = match
@@ -217,7 +219,7 @@ class OpenCall(AtAddresses):
             last.refuse_others()
         return last, addresses
 
-    def _split(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
+    def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
         """Split arguments into those for open inputs, in their order, and the rest."""
         others = self._op.declaration.other_inputs
         if others:
@@ -232,20 +234,20 @@ class OpenCall(AtAddresses):
     ) -> tuple[_ClosedInputs, Arguments, Lent]:
         """The form of the closed inputs that fits these, all inputs, and what is borrowed."""
         op = self._op
-        every = _filled(self._closed, self._open.values(), values)
+        every = _fill(self._closed, self._open.values(), values)
         form = self._form(op.knows_tensors and are_native(op.inputs, every, self._out))
-        return form, every, self._lent(every, out, form.is_native, form.lent)
+        return form, every, self._new_lent(every, out, form.is_native, form.lent)
 
     def _form(self, natively: bool) -> _ClosedInputs:
         form = self._forms.get(natively)
         if form is None:
-            lent = self._lent(self._closed, self._out, natively)
+            lent = self._new_lent(self._closed, self._out, natively)
             bound = self._closed, self._out, self._outputs, self._workspace
             form = _ClosedInputs(self._op, *bound, tuple(self._open.values()), natively, lent)
             self._forms[natively] = form
         return form
 
-    def _lent(
+    def _new_lent(
         self, every: Arguments, out: Arguments, natively: bool, before: Lent | None = None
     ) -> Lent:
         op = self._op
@@ -297,7 +299,7 @@ class _ClosedInputs:
         return last[1], adopted
 
     def _prepare(self, key: object, adopted: Sequence[Any], lent: Lent) -> _PartialCall:
-        every = _filled(self._inputs, self._places, adopted)
+        every = _fill(self._inputs, self._places, adopted)
         call, inputs, out = self._op.prepared_call(every, self._out, self._outputs, lent)
         places, workspace = self._places, self._workspace
         partial_call = _PartialCall(self._op, call, inputs, out, workspace, places, self.lent)
@@ -324,7 +326,7 @@ class _PartialCall:
         self._op, self._workspace = op, workspace
         self._places, self._out = places, out
         self._inputs = tuple([None if p in places else v for p, v in enumerate(inputs)])
-        _, flat, arrays = call.split(inputs, out)
+        _, flat, arrays = call.unpack(inputs, out)
         self._arrays, at = _open_arrays(call, inputs, places)
         closed = list(arrays)
         for i in at:
@@ -348,8 +350,8 @@ class _PartialCall:
     def refuse_unwritable(self, values: Sequence[Any], lent: Lent) -> None:
         """Refuse an open input that is written and cannot be."""
         if lent.has_unwritable:
-            inputs = _filled(self._inputs, self._places, values)
-            _, out, arrays = self.call.split(inputs, self._out)
+            inputs = _fill(self._inputs, self._places, values)
+            _, out, arrays = self.call.unpack(inputs, self._out)
             lent.refuse_unwritable(self.call.prepared, (*arrays, *out))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
@@ -369,7 +371,7 @@ class _PartialCall:
         """Make the call with these arguments, some of which stand for what others lent."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
-        inputs, out, arrays = call.split(inputs, self._out)
+        inputs, out, arrays = call.unpack(inputs, self._out)
         result = call.finish(inputs, arrays, out, self._workspace, placed)
         if lent and not call.has_tensors:
             lent.raise_versions(call.writes, arrays + out)
@@ -396,7 +398,7 @@ class _PartialCall:
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
         """All inputs, and where they are; refused where memory is shared."""
-        call, inputs = self.call, _filled(self._inputs, self._places, values)
+        call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
             inputs = with_values(self._op, inputs, self._changing, changing)
         if addresses is None:
@@ -414,7 +416,7 @@ class _PartialCall:
         return inputs, self._placed[key]
 
 
-def _filled(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:
+def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:
     """The inputs with these values in their places."""
     every = list(inputs)
     for place, value in zip(places, values, strict=True):
@@ -480,12 +482,12 @@ class CheckedCall(AtAddresses):
         workspace: Any = self._workspace
         if call.has_checks or workspace is not None:
             workspace, own = call.check(inputs, arrays, results, workspace, own)
-        return call.computed(inputs, arrays, results, workspace, own, self._placed)
+        return call.compute(inputs, arrays, results, workspace, own, self._placed)
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
-    inputs, out, arrays = call.split(inputs, out)
-    return inputs, arrays, call.completed(arrays, out, call.values(inputs))
+    inputs, out, arrays = call.unpack(inputs, out)
+    return inputs, arrays, call.complete(arrays, out, call.values(inputs))
 
 
 def _save_closed(

@@ -29,13 +29,13 @@ def frozen_attributes(op: Declaration, given: Mapping[str, object]) -> dict[str,
         value = given.get(attribute.name, attribute.default)
         if value is REQUIRED:
             refuse(op.name, attribute.name, "a value: it is required", "none")
-        frozen = converted(op.name, attribute, value)
+        frozen = convert_value(op.name, attribute, value)
         _check_dtype(op.name, attribute.name, frozen, op.types.get(attribute.type))
         values[attribute.name] = frozen
     return values
 
 
-def converted(op: str, declared: Attribute | Input, value: object) -> object:
+def convert_value(op: str, declared: Attribute | Input, value: object) -> object:
     """A value in its frozen form, or an error that names operator and argument."""
     try:
         return declared.convert(value) if declared.convert else value
@@ -63,7 +63,7 @@ class Freezing:
         known, frozen = self._last  # once: another thread may put its own there
         if value is known or (type(value) is type(known) and value and value == known):
             return frozen  # no zero: it may have another sign
-        frozen = converted(self._op, self._declared, value)
+        frozen = convert_value(self._op, self._declared, value)
         self._refuse_larger(frozen)
         if type(value) in NUMBERS:  # they stay what they are
             self._last = value, frozen

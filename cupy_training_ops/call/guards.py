@@ -68,7 +68,7 @@ class Unchanged:
         )
         if place >= len(self._arrays):
             refuse(self._op, name, "the tensor as it was bound", "one of other memory or form")
-        refuse(self._op, name, f"{_said(bound)}, as it was bound", _said(current))
+        refuse(self._op, name, f"{_describe(bound)}, as it was bound", _describe(current))
 
 
 class AtAddresses:
@@ -90,7 +90,7 @@ def _forms(arrays: Arrays) -> list[object]:
     return list(map(_form, arrays))
 
 
-def _said(form: Any) -> str:
+def _describe(form: Any) -> str:
     return f"{dtype_name(form[0])} of shape {form[1]}"
 
 
@@ -243,11 +243,11 @@ class Repeated:
 
     def again(self, inputs: Arguments, out: Arguments) -> object:
         """The call, without a comparison of memory."""
-        inputs, out, arrays = self.call.split(inputs, out)
+        inputs, out, arrays = self.call.unpack(inputs, out)
         return self.call.finish(inputs, arrays, out, None, self.placed)
 
 
-def remembered(
+def remember(
     call: Call,
     readers: tuple[Reader, ...],
     inputs: Arguments,
@@ -266,7 +266,7 @@ def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> lis
     arrays: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
-            arrays += _listed(value) if item.variadic and value is not None else (value,)
+            arrays += _require_list(value) if item.variadic and value is not None else (value,)
         elif item.memory == "either":
             arrays.append(value if is_array(value) else None)
     for given in out:
@@ -274,7 +274,7 @@ def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> lis
     return arrays
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _require_list(value: Any) -> Sequence[Any]:
     """A list as it is; an array would take itself apart, and another class may have no end."""
     if type(value) not in (list, tuple):
         raise TypeError

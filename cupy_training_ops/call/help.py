@@ -35,11 +35,11 @@ class Help:
         self._text = ""
 
     def __get__(self, instance: object, cls: type[Operator]) -> str:
-        self._text = self._text or "\n".join([self.written, *generated(cls.declaration)]).strip()
+        self._text = self._text or "\n".join([self.written, *generate(cls.declaration)]).strip()
         return self._text
 
 
-def generated(declared: Declaration) -> Iterator[str]:
+def generate(declared: Declaration) -> Iterator[str]:
     """The lines that follow the docstring."""
     for title, rows in sections(declared).items():
         yield from _section(title, rows)
@@ -113,7 +113,7 @@ def _input(item: Input) -> Row:
         "written in place" if item.updated else "",
         "supplied by the operator where it is left out" if item.supplied else "",
     )
-    return item.name, item.type, _joined(words, item.doc)
+    return item.name, item.type, _join(words, item.doc)
 
 
 def _list(item: Input) -> str:
@@ -134,13 +134,13 @@ def _output(item: Output) -> Row:
         "if outputs= names it" if item.aliases and item.on_request else "",
         f"out= may be {shared} array" if shared else "",
     )
-    return item.name, item.type, _joined(words, item.doc)
+    return item.name, item.type, _join(words, item.doc)
 
 
 def _attribute(item: Attribute) -> Row:
     default = "required" if item.default is REQUIRED else f"default {item.default!r}"
     words = (_takes(item), *_other_names(item), f"binds {item.type}" if item.type else "")
-    return item.name, default, _joined(words, item.doc)
+    return item.name, default, _join(words, item.doc)
 
 
 def _other_names(item: Input | Output | Attribute) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _rows(types: TypeRows) -> list[Row]:
     return [tuple(types.rows[0]), *(tuple(map(dtype_name, row.values())) for row in types.rows)]
 
 
-def _joined(words: Sequence[str], doc: str) -> str:
+def _join(words: Sequence[str], doc: str) -> str:
     return "; ".join(filter(None, [", ".join(filter(None, words)), doc]))
 
 

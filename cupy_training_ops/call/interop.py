@@ -33,13 +33,13 @@ from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
 from .backends import cuda_backend, infos, tensor_backend
 from .convert import is_number
-from .prepared import Arguments, Arrays, Prepared, written
+from .prepared import Arguments, Arrays, Prepared, list_writes
 
 _DLPACK_CPU = 1
 _DLPACK_CUDA = (2, 13)  # device and managed memory
 
 
-def shared(value: Any) -> Any:
+def share_memory(value: Any) -> Any:
     """An array over the memory of another library's, or None where it lends none."""
     if is_tensor(value):
         return _of_tensor(value)
@@ -157,7 +157,7 @@ class Lent:
 
         arrays: all of a call, the caller's outputs behind the others.
         """
-        for place in [each.place for each in written(prepared)]:
+        for place in [each.place for each in list_writes(prepared)]:
             value = self._unwritable.get(id(arrays[place]))
             refuse_unwritable(prepared.op, prepared.names[place], value)
 
@@ -168,12 +168,12 @@ class Lent:
         if tensors:
             raise_versions(tensors)
 
-    def returned(self, result: Any) -> Any:
+    def give_back(self, result: Any) -> Any:
         """Convert a result, or each of several, to what the caller gets."""
         if not self._owners:
             return result
         if isinstance(result, tuple):
-            return tuple(map(self.returned, result))
+            return tuple(map(self.give_back, result))
         owner = self._owners.get(id(result))
         if owner is not None:
             return owner
@@ -183,7 +183,7 @@ class Lent:
         """Give the caller the same objects for these arrays each time."""
         for array in arrays:
             if array is not None and id(array) not in self._owners:
-                self._owners[id(array)] = self.returned(array)
+                self._owners[id(array)] = self.give_back(array)
 
 
 @contextlib.contextmanager

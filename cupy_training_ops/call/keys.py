@@ -145,6 +145,6 @@ def is_plain(value: object) -> bool:
     return type(value) in _ATOMS
 
 
-def unmarked(key: object) -> object:
+def unmark(key: object) -> object:
     """The host value of which `host_key` made a key."""
     return key.value if type(key) is Marked else key

@@ -111,4 +111,4 @@ def maker(
     shape = tuple(spec.shape[d] for d in dimensions)
     make = backend.maker(Spec(shape, spec.dtype), device, None)
     axes = sorted(range(len(dimensions)), key=dimensions.__getitem__)
-    return lambda arrays: backend.permuted(make(arrays), axes)
+    return lambda arrays: backend.permute(make(arrays), axes)

@@ -24,10 +24,10 @@ from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
 from .convert import frozen_attributes
-from .guards import Repeated, remembered
+from .guards import Repeated, remember
 from .help import Help
 from .interop import Lent
-from .prepare import prepare, wanted
+from .prepare import prepare, select_outputs
 from .prepared import Arguments, Prepared
 from .run import Call
 
@@ -222,9 +222,9 @@ class Op(Declares):
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        inputs, flat, arrays = call.split(inputs, given)
+        inputs, flat, arrays = call.unpack(inputs, given)
         placed = call.place(arrays, flat)
-        self._last[:] = remembered(call, self._readers, inputs, given, outputs, placed)
+        self._last[:] = remember(call, self._readers, inputs, given, outputs, placed)
         return call.finish(inputs, arrays, flat, workspace, placed)
 
     def _call_anew(
@@ -248,9 +248,9 @@ class Op(Declares):
                 return self._run_lists(call, taken, out, outputs, workspace)
             result = call(taken, out, workspace)
             if lent and call.writes:
-                _, flat, arrays = call.split(taken, out)
+                _, flat, arrays = call.unpack(taken, out)
                 lent.raise_versions(call.writes, arrays + flat)
-            return lent.returned(result)
+            return lent.give_back(result)
 
     def bound(
         self,
@@ -294,10 +294,10 @@ class Op(Declares):
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
     ) -> tuple[Call, Arguments, Arguments]:
         """The call that fits, and its arguments in forms that have a backend."""
-        taken, given, key = self._adopted(inputs, out, outputs, lent)
+        taken, given, key = self._adopt(inputs, out, outputs, lent)
         call = self._remembered.get(key) or self._prepare(key)
         if lent.has_unwritable:
-            _, flat, arrays = call.split(taken, given)
+            _, flat, arrays = call.unpack(taken, given)
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
 
@@ -349,7 +349,7 @@ class Op(Declares):
         vars(twin).update(vars(self), _remembered={}, _last=[])
         return twin
 
-    def _adopted(
+    def _adopt(
         self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, lent: Lent
     ) -> tuple[Arguments, Arguments, Key]:
         """Inputs and outputs in forms that have a backend, and the key of the call."""
@@ -357,7 +357,7 @@ class Op(Declares):
         pairs = zip(self.inputs, inputs, strict=False)
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
-        names = None if outputs is None else wanted(self.declaration, outputs)
+        names = None if outputs is None else select_outputs(self.declaration, outputs)
         return taken, out, self._call_key(taken, out, names)
 
     def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:

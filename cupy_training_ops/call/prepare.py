@@ -19,9 +19,9 @@ from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from . import arguments, checks, layout
-from .convert import converted
-from .keys import CHANGES, unmarked
-from .prepared import Named, Prepared, Result, grouped, ungrouped
+from .convert import convert_value
+from .keys import CHANGES, unmark
+from .prepared import Named, Prepared, Result, flatten, group
 from .protocol import Operator
 from .run import Call, CpuCall, EmptyCall, KernelCall
 from .tiling import PIECE, Pieces
@@ -37,13 +37,13 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     """
     declared = op.declaration
     keys, supplied = _every_key(declared, inputs)
-    fixed = tuple(_fixed(declared, item, key) for item, key in zip(op.inputs, keys, strict=True))
+    fixed = tuple(_freeze(declared, item, key) for item, key in zip(op.inputs, keys, strict=True))
     arrays = tuple(_arrays(declared, keys))
     free = declared.tiles is not None and not declared.tiles and _have_one_shape(arrays)
     loose = {item.name for item in op.inputs} if free else set[str]()
     _check_inputs(declared, op.attribute_values, arrays, loose)
     specs = _specs(declared, keys, fixed)
-    names = wanted(declared, outputs)
+    names = select_outputs(declared, outputs)
     results, counts = _results(declared, op.infer(*specs), names, arrays)
     given = _check_out(declared, results, counts, out, free)
     lying = layout.of_results(declared, results, {a.name: a.info for a in arrays})
@@ -83,7 +83,7 @@ def _number_check(
     return check if op.checks_numbers else None
 
 
-def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
+def select_outputs(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
     """The names of the outputs to compute."""
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
@@ -107,15 +107,15 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
     return keys, supplied
 
 
-def _fixed(op: Declaration, declared: Input, key: Any) -> object:
+def _freeze(op: Declaration, declared: Input, key: Any) -> object:
     """The frozen value of a static host input."""
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
     if declared.memory != "host" or key is None or key is CHANGES:
         return None
     if declared.variadic:
-        return tuple(converted(op.name, declared, unmarked(item)) for item in key)
-    return converted(op.name, declared, unmarked(key))
+        return tuple(convert_value(op.name, declared, unmark(item)) for item in key)
+    return convert_value(op.name, declared, unmark(key))
 
 
 def _arrays(op: Declaration, keys: Keys) -> Iterator[Named]:
@@ -171,15 +171,15 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
         elif declared.memory == "host":
             specs.append(fixed[place])
         elif declared.variadic and key is not None:
-            specs.append(tuple(_placed(item, n_arrays + i) for i, item in enumerate(key)))
+            specs.append(tuple(_place(item, n_arrays + i) for i, item in enumerate(key)))
             n_arrays += len(key)
         else:
-            specs.append(_placed(key, n_arrays, declared.name in op.lies_as.inputs))
+            specs.append(_place(key, n_arrays, declared.name in op.lies_as.inputs))
             n_arrays += 1
     return tuple(specs)
 
 
-def _placed(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
+def _place(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
     if key is None:
         return None
     info = ArrayInfo.of(key)
@@ -271,7 +271,7 @@ def _one_by_one(
         for output, count, key in zip(op.outputs, counts, out, strict=True):
             if count is not None and key is not None and not _is_group(key, count):
                 refuse(op.name, f"out ({output.name})", f"a tuple of {count} arrays", "another")
-        return ungrouped(out, counts)
+        return flatten(out, counts)
     if len(out) != len(results):
         refuse(op.name, "out", f"{len(results)} arrays or None", str(len(out)))
     return out
@@ -372,19 +372,19 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     pairs = zip(prepared.results, prepared.out, strict=True)
     own = op.declaration.lies_as.inputs
     outputs = [
-        _planned(prepared, result, given, n_inputs + i, result.name in own)
+        _plan_spec(prepared, result, given, n_inputs + i, result.name in own)
         for i, (result, given) in enumerate(pairs)
     ]
     n_arrays = n_inputs + len(outputs)
     try:
-        plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
+        plan = op.plan(backend.device(device), *specs, *group(outputs, prepared.counts))
         checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
         return ReadyPlan(op.declaration, op.source, backend, device, plan, n_arrays)
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
 
 
-def _planned(
+def _plan_spec(
     prepared: Prepared, result: Result, given: ArrayInfo | None, place: int, may_lie: bool
 ) -> Spec | Changing | None:
     """The spec of the array that a result is written into, with its true alignment."""

@@ -96,13 +96,13 @@ class Prepared:
         return len(self.counts) > 1 and any(count is not None for count in self.counts)
 
 
-def grouped(flat: Sequence[T], counts: Sequence[int | None]) -> tuple[T | tuple[T, ...], ...]:
+def group(flat: Sequence[T], counts: Sequence[int | None]) -> tuple[T | tuple[T, ...], ...]:
     """Outputs as declared: a tuple for each that is a list."""
     items = iter(flat)
     return tuple(next(items) if n is None else tuple(itertools.islice(items, n)) for n in counts)
 
 
-def ungrouped(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
+def flatten(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
     """The caller's outputs one by one; None for a list stands for one that is not given."""
     flat: list[Any] = []
     for item, count in zip(out, counts, strict=True):
@@ -110,7 +110,7 @@ def ungrouped(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
     return tuple(flat)
 
 
-def written(prepared: Prepared) -> Iterator[Written]:
+def list_writes(prepared: Prepared) -> Iterator[Written]:
     """Yield what a call writes, by place: arrays first, then the caller's outputs."""
     n_arrays = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
@@ -128,7 +128,7 @@ def written(prepared: Prepared) -> Iterator[Written]:
 
 def overlap(prepared: Prepared) -> Overlap | None:
     """The check of what a call writes; None where it writes no array that it is given."""
-    writes = tuple(written(prepared))
+    writes = tuple(list_writes(prepared))
     if not writes:
         return None
     sizes = [array.nbytes for array in prepared.arrays]

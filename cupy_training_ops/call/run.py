@@ -35,7 +35,7 @@ from .interop import (
     refuse_read_only,
 )
 from .overlap import Overlap, Written
-from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped, written
+from .prepared import Arguments, Arrays, Prepared, Result, flatten, group, list_writes, overlap
 from .tiling import Pieces
 
 Addresses = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
@@ -66,7 +66,7 @@ class Call:
         self._know_results(prepared)
         self._know_inputs(prepared)
         self.overlap = overlap(prepared)
-        self.writes = tuple([each.place for each in written(prepared)])
+        self.writes = tuple([each.place for each in list_writes(prepared)])
         looks = bool(self.checks or self.check_numbers is not None)
         self.has_checks = self.records or looks or self.supplied is not None
 
@@ -124,7 +124,7 @@ class Call:
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Check what only the arrays of this call can show, allocate, and run."""
         if self.has_lists or self.groups_out:
-            inputs, out, arrays = self.split(inputs, out)
+            inputs, out, arrays = self.unpack(inputs, out)
         else:
             if len(inputs) < self.n_inputs:
                 inputs += (None,) * (self.n_inputs - len(inputs))
@@ -136,13 +136,13 @@ class Call:
             placed = self.placed_at(addresses)
         return self.finish(inputs, arrays, out, workspace, placed)
 
-    def split(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
+    def unpack(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
         """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
         missing = self.n_inputs - len(inputs)
         if missing:
             inputs += (None,) * missing
         if self.groups_out:
-            out = ungrouped(out, self.prepared.counts)
+            out = flatten(out, self.prepared.counts)
         if self.all_device:
             return inputs, out, inputs
         if not self.has_lists:
@@ -190,13 +190,13 @@ class Call:
                 made.append(make(arrays))
             results = tuple(made)
         else:
-            results = self.completed(arrays, out, values)
+            results = self.complete(arrays, out, values)
         if self.has_checks or workspace is not None:
             workspace, values = self.check(inputs, arrays, results, workspace, values)
         self.run(inputs, arrays, results, workspace, values, placed)
         if self.has_tensors and self.writes:
             self.raise_versions(arrays, out)
-        return results[0] if self.single_output else self.returned(results)
+        return results[0] if self.single_output else self.group_results(results)
 
     def raise_versions(self, arrays: Arrays, out: Arrays) -> None:
         """Let autograd know of the tensors that were written."""
@@ -215,13 +215,13 @@ class Call:
         if self.records:
             self.refuse_gradients(arrays + results)
         if workspace is not None:
-            workspace = self._checked(workspace, arrays, results)
+            workspace = self._check_workspace(workspace, arrays, results)
         self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
             values = {**values, self.supplied: self.always or self._supply(inputs, values)}
         return workspace, values
 
-    def computed(self, *arguments: Any) -> Callable[[], object]:
+    def compute(self, *arguments: Any) -> Callable[[], object]:
         """Return a function that writes, of a call with these arguments of `run`."""
         return partial(self.run, *arguments)
 
@@ -256,16 +256,16 @@ class Call:
         assert self.prepared.supply is not None
         return self.prepared.supply(*self._with_hosts(inputs, values))
 
-    def returned(self, results: Arrays) -> tuple[object, ...] | None:
+    def group_results(self, results: Arrays) -> tuple[object, ...] | None:
         """Results as the caller gets them, where there is more to it than one array."""
         if not self.returns_all:
             pairs = zip(self.prepared.results, results, strict=True)
             results = tuple(array if result.returned else None for result, array in pairs)
             if self.prepared.counts == (None,):
                 return None
-        return grouped(results, self.prepared.counts) if self.groups else results
+        return group(results, self.prepared.counts) if self.groups else results
 
-    def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
+    def complete(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if self.refuses_capture and self.backend.capturing(self.device):
             self._refuse_capture()
@@ -320,11 +320,11 @@ class Call:
         assert value is not None
         assert spec is not None
         if isinstance(value, Changing):
-            value = self._followed(result, spec.dtype, value.of(values))
+            value = self._cast(result, spec.dtype, value.of(values))
             return self.backend.of_host(value)
         return self.backend.of_host(value.copy())
 
-    def _followed(self, result: Result, dtype: Dtype, number: object) -> HostArray:
+    def _cast(self, result: Result, dtype: Dtype, number: object) -> HostArray:
         """A host output that follows from a number of the caller's."""
         try:
             return np.asarray(number, dtype)
@@ -359,7 +359,7 @@ class Call:
             flat += item if isinstance(item, tuple | list) else [item]
         return flat
 
-    def _checked(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
+    def _check_workspace(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
         array, properties = self._taken_workspace(workspace)
@@ -436,21 +436,21 @@ class CpuCall(Call):
         self._refuse_all_read_only(arrays, results)
         taken, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
-            _put(*self._pairs(self.function(*taken), out), marks)
+            _write(*self._pairs(self.function(*taken), out), marks)
             return
         make_all(marks.first)
         for piece, targets in self.pieces(taken, out):
-            _put(*self._pairs(self.function(*piece), targets))
+            _write(*self._pairs(self.function(*piece), targets))
         make_all(marks.last)
 
-    def computed(self, *arguments: Any) -> Callable[[], object]:
+    def compute(self, *arguments: Any) -> Callable[[], object]:
         """Compute, and return a function that writes; in tiles, a function that does both."""
         if self.pieces is not None:
-            return super().computed(*arguments)
+            return super().compute(*arguments)
         inputs, arrays, results, _, values, _ = arguments
         self._refuse_all_read_only(arrays, results)
         returned = self.function(*self._with_hosts(inputs, values))
-        return partial(_put_at_once, *self._pairs(returned, results))
+        return partial(_write_at_once, *self._pairs(returned, results))
 
     def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
         """Refuse to write what cannot be written, before anything is."""
@@ -481,12 +481,12 @@ class CpuCall(Call):
             refuse_read_only(self.prepared.op, name)
 
 
-def _put_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
+def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
     """Write what was computed, with the notes of the call that this is."""
-    _put(arrays, computed, own_marks())
+    _write(arrays, computed, own_marks())
 
 
-def _put(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
+def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
     """Write all or none: no handler of a signal comes between two."""
     if marks is NO_MARKS:
         list(map(setitem, arrays, itertools.repeat(...), computed))

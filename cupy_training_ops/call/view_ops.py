@@ -87,7 +87,7 @@ class DelegatedCall(Call):
         taken_inputs = self._with_hosts(inputs, values)
         with self._current(), self.delegation(*taken_inputs) as returned:
             taken = self._all_taken(self._one_by_one(returned))
-        return taken[0] if self.single_output else self.returned(taken)
+        return taken[0] if self.single_output else self.group_results(taken)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
@@ -104,9 +104,9 @@ class DelegatedCall(Call):
         op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
             refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
-        return tuple([self._taken(*pair) for pair in zip(expected, results, strict=True)])
+        return tuple([self._adopt_result(*pair) for pair in zip(expected, results, strict=True)])
 
-    def _taken(self, result: Result, value: object) -> Array | None:
+    def _adopt_result(self, result: Result, value: object) -> Array | None:
         op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
         array: Array | None = adopt(op, name, value)
         if spec is None or (array is None and result.open and result.open.optional):

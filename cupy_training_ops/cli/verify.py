@@ -104,7 +104,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         for got, wanted, slack in (row for row in rows if row[1] is not None):
             pair = sample.compared(to_host(got)), sample.compared(wanted)
             assert_matches(*pair, tolerance(sample, op, wanted.dtype), slack)
-        if left := op.workspaces.left():
+        if left := op.workspaces.count_left():
             return f"{left} bytes of scratch memory that is to be zero were not left so"
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
         return str(error)

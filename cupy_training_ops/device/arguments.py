@@ -92,7 +92,7 @@ def either_layout(parameter: Parameter) -> Dtype:
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
-def checked(op: str, name: str, holder: str, make: Make, changing: Changing) -> Late:
+def check_number(op: str, name: str, holder: str, make: Make, changing: Changing) -> Late:
     """Return a function that makes an argument of a caller's number, or refuses a number that
     the kernel's `holder` cannot have."""
     place, follows = changing.place, bool(changing.functions)
@@ -187,14 +187,14 @@ def _exact(
 
 def _check_struct(launch: Launch, parameter: Parameter, given: Dtype) -> None:
     """A struct by value is the one that the kernel takes."""
-    if struct_name(given) != _bound(parameter.c_type, launch.slots):
+    if struct_name(given) != _bind_slot(parameter.c_type, launch.slots):
         raise CompileError(
             f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}): "
             f"the plan gives {struct_name(given)}"
         )
 
 
-def _bound(c_type: str, slots: Mapping[str, str]) -> str:
+def _bind_slot(c_type: str, slots: Mapping[str, str]) -> str:
     """The name of a struct without its namespace; its template argument where that is a slot."""
     name, _, argument = c_type.rpartition("::")[2].rstrip(">").partition("<")
     return f"{name}<{slots.get(argument, argument)}>" if argument else name
@@ -272,7 +272,7 @@ class LateArgument:
         return made
 
 
-def renewed(
+def renew(
     late: Sequence[LateArgument], known: list[object], place: int
 ) -> Callable[[object], list[object]]:
     """Return a function of this place's value: the known arguments, but for those that

@@ -104,7 +104,7 @@ class CudaBackend:
         make, dtype, data = cupy.ndarray, array.dtype, array.data
         return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
 
-    def unowned(self, array: cupy.ndarray, start: int, stop: int) -> cupy.ndarray:
+    def borrow_slice(self, array: cupy.ndarray, start: int, stop: int) -> cupy.ndarray:
         """Elements of a contiguous array, whose memory they do not keep: it has to live."""
         itemsize, data = array.dtype.itemsize, array.data
         nbytes = (stop - start) * itemsize
@@ -119,7 +119,7 @@ class CudaBackend:
         current = cupy.cuda.runtime.getDevice
         return lambda _: make(shape, dtype) if current() == device else self.empty(spec, device)
 
-    def permuted(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
+    def permute(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
         """The same memory with its dimensions in another order."""
         return array.transpose(axes)
 

@@ -136,14 +136,14 @@ def copies_with_the_host(graph: int) -> int:
     driver = ctypes.CDLL("libcuda.so.1")
     count, kind = ctypes.c_size_t(), ctypes.c_int()
     handle = ctypes.c_void_p(graph)
-    _checked(driver.cuGraphGetNodes(handle, None, ctypes.byref(count)))
+    _check(driver.cuGraphGetNodes(handle, None, ctypes.byref(count)))
     if not count.value:
         return 0
     nodes = (ctypes.c_void_p * count.value)()
-    _checked(driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)))
+    _check(driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)))
     n_copies = 0
     for node in nodes:
-        _checked(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+        _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
         is_copy = kind.value == _MEMCPY and _is_with_the_host(driver, node)
         n_copies += is_copy or kind.value == _HOST_FUNCTION
     return n_copies
@@ -151,7 +151,7 @@ def copies_with_the_host(graph: int) -> int:
 
 def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
     copy = _Copy()
-    _checked(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
+    _check(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
     return not all(
         end.kind == _IN_ARRAY or _is_on_device(driver, end.device or end.host)
         for end in (copy.source, copy.target)
@@ -165,6 +165,6 @@ def _is_on_device(driver: ctypes.CDLL, address: int | None) -> bool:
     return status == 0 and kind.value == _ON_DEVICE
 
 
-def _checked(status: int) -> None:
+def _check(status: int) -> None:
     if status:
         raise ProviderError(f"a captured graph cannot be looked at: CUDA error {status}")

@@ -32,8 +32,8 @@ from .arguments import (
     Make,
     Values,
     cast,
+    check_number,
     check_pointer,
-    checked,
     either,
     either_at,
     either_bytes,
@@ -41,7 +41,7 @@ from .arguments import (
     getter,
     is_either,
     pointers,
-    renewed,
+    renew,
     scalar_type,
 )
 from .compiler import compile_ahead, kernel
@@ -150,7 +150,7 @@ class ReadyPlan:
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
         """The same from what is at one place, where the others are as in `known`."""
-        return renewed(self._arguments.late, known, place)
+        return renew(self._arguments.late, known, place)
 
     def run(
         self,
@@ -417,7 +417,7 @@ class Builder:
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""
         name = self._declared.inputs[changing.place].name
-        return checked(self._declared.name, name, holder, make, changing)
+        return check_number(self._declared.name, name, holder, make, changing)
 
     def _work_place(self, arg: object) -> Place:
         if isinstance(arg, Spec):

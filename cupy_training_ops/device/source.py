@@ -63,7 +63,7 @@ def load(family: str, folder: Path | None = None) -> Source:
     folder = folder or source_folder()
     if not path.is_file():
         raise CompileError(f"no kernel source {path.name} in {folder}")
-    code = "\n".join(_inlined(path, folder, set())) + "\n"
+    code = "\n".join(_inline(path, folder, set())) + "\n"
     return Source(family, code, signatures(code))
 
 
@@ -73,7 +73,7 @@ def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
     return {match[1]: _parameters(match[2]) for match in _KERNEL.finditer(bare)}
 
 
-def _inlined(path: Path, folder: Path, seen: set[Path]) -> list[str]:
+def _inline(path: Path, folder: Path, seen: set[Path]) -> list[str]:
     """Lines of a file in a source folder, each local include replaced by its file, once."""
     seen.add(path)
     shown = f"{folder.name}/{path.relative_to(folder).as_posix()}"
@@ -85,7 +85,7 @@ def _inlined(path: Path, folder: Path, seen: set[Path]) -> list[str]:
             continue
         home = _home_of(include[1], path, folder)
         if home / include[1] not in seen:
-            lines += _inlined(home / include[1], home, seen)
+            lines += _inline(home / include[1], home, seen)
         lines.append(f'#line {number + 1} "{shown}"')
     return lines
 

@@ -103,7 +103,7 @@ class Cuda(Streams):
 
     def fork(self) -> None:
         """By an event."""
-        self._side.wait_event(self._recorded(self.current()))
+        self._side.wait_event(self._record(self.current()))
 
     def behind(self, stream: int) -> Any:
         """By an event that is always the same: who waited for it before waits for what it was."""
@@ -121,7 +121,7 @@ class Cuda(Streams):
 
     def mark(self) -> Mark:
         """An event."""
-        return self._recorded(self._side)
+        return self._record(self._side)
 
     def join(self, stream: Any, mark: Any) -> None:
         """The host does not wait."""
@@ -133,7 +133,7 @@ class Cuda(Streams):
         copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):
             runtime.memcpyAsync(*copied, self._side.ptr)
-        mark = self._recorded(self._side)  # with PyTorch's name of the question whether it is over
+        mark = self._record(self._side)  # with PyTorch's name of the question whether it is over
         event = SimpleNamespace(query=lambda: bool(mark.done), synchronize=mark.synchronize)
         # The pool must not hand out what the device still writes to, whoever reads it.
         while self._under_way and self._under_way[0][1].query():
@@ -141,7 +141,7 @@ class Cuda(Streams):
         self._under_way.append((np.frombuffer(memory, numbers.dtype, numbers.size), event))
         return self._under_way[-1]
 
-    def _recorded(self, stream: object) -> Any:
+    def _record(self, stream: object) -> Any:
         with self._cuda.Device(self._device):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)

@@ -85,7 +85,7 @@ class TensorBackend(CudaBackend):
             [data.as_strided(shape, _dense(shape), start + n // size) for n, shape in pieces]
         )
 
-    def permuted(self, array: Tensor, axes: Sequence[int]) -> Tensor:
+    def permute(self, array: Tensor, axes: Sequence[int]) -> Tensor:
         """The same memory with its dimensions in another order."""
         return array.permute(*axes)
 

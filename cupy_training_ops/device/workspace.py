@@ -88,7 +88,7 @@ class Workspaces(Locked):
         if backend.capturing(device):
             if backend.has_tensors:  # the graph's own pool gives it, and takes it back
                 return self._new(backend, device, plain_nbytes, zeros_nbytes)
-            return self._captured(store, plain_nbytes, zeros_nbytes)
+            return self._capture(store, plain_nbytes, zeros_nbytes)
         if store is not None and (not store.is_captured or _is_behind_graphs()):
             if not store.serves(plain_nbytes, zeros_nbytes):
                 self._renew(store, backend, device, plain_nbytes, zeros_nbytes)
@@ -110,7 +110,7 @@ class Workspaces(Locked):
             backend.fill(made, nbytes, POISON)
         return made
 
-    def _captured(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
+    def _capture(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
         """Hand the memory that is there to the graph, for good."""
         if store is None or not store.serves(plain_nbytes, zeros_nbytes):
             raise ProviderError(
@@ -147,7 +147,7 @@ class Workspaces(Locked):
             with backend.on(device):
                 backend.fill(store.plain, store.plain.nbytes, POISON)
 
-    def left(self) -> int:
+    def count_left(self) -> int:
         """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
         every = ((key[0], store.zeros) for key, store in self._stores.items())
         return sum(int(np.count_nonzero(backend.to_host(zeros))) for backend, zeros in every)

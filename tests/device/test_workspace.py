@@ -217,9 +217,9 @@ def test_poison_leaves_zeros(backend, workspaces) -> None:
     workspaces.poison()
     assert (store.plain == 0xFF).all()
     assert not store.zeros.any()
-    assert workspaces.left() == 0
+    assert workspaces.count_left() == 0
     store.zeros[3:5] = 1
-    assert workspaces.left() == 2
+    assert workspaces.count_left() == 2
 
 
 def described(array: np.ndarray, device: int = 0) -> ArrayInfo:

@@ -11,7 +11,7 @@ import numpy as np
 from ...backend import Backend
 from ...call import backends
 from ...call.arguments import adopt
-from ...call.convert import converted
+from ...call.convert import convert_value
 from ...call.prepared import Arguments
 from ...declare.schema import (
     Input,
@@ -136,8 +136,8 @@ class Receiver(Letter):
         return shapes
 
     def _checked_remote(self, signal: object, remote: object) -> int:
-        converted(self.name, SIGNAL, signal)
-        rank = cast(int, converted(self.name, REMOTE, remote))
+        convert_value(self.name, SIGNAL, signal)
+        rank = cast(int, convert_value(self.name, REMOTE, remote))
         self.check_remote(rank)
         return rank
 
