@@ -178,7 +178,7 @@ def test_jax_arrays_on_a_gpu_are_not_written(monkeypatch) -> None:
     pytest.importorskip("cupy", reason="CuPy is in the extras")
     from cupy_training_ops.testing.hollow import hollow, hollow_launches
 
-    monkeypatch.setattr(interop, "shared", lambda array: hollow(array.shape, array.dtype))
+    monkeypatch.setattr(interop, "share_memory", lambda array: hollow(array.shape, array.dtype))
     x, other = jnp.zeros(8, jnp.float32), hollow((8,), np.float32)
     with hollow_launches() as launches:
         for call in (

@@ -212,7 +212,7 @@ def test_the_text_is_made_when_it_is_read_first(monkeypatch) -> None:
         outputs = (schema.Output("Y", "float32"),)
 
     calls = []
-    monkeypatch.setattr(help, "generated", lambda declared: calls.append(declared) or ["more"])
+    monkeypatch.setattr(help, "generate", lambda declared: calls.append(declared) or ["more"])
     assert Read.__doc__ == Read.__doc__ == "Y = X.\nmore"
     assert calls == [Read.declaration]
 

@@ -120,7 +120,7 @@ def addresses(backend) -> list[int]:
 
 def test_nothing_is_exchanged(backend, monkeypatch) -> None:
     """No array of CuPy's or NumPy's is made, and no stream object."""
-    for name in ("shared", "as_tensor", "_stream"):
+    for name in ("share_memory", "as_tensor", "_stream"):
         monkeypatch.setattr(interop, name, None)
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
     dy, x = torch.randn(2, 3, 70)
@@ -242,7 +242,7 @@ def test_a_workspace_is_not_exchanged(backend, monkeypatch) -> None:
     labels = torch.zeros(4500, dtype=torch.int64)
     memory = torch.empty(op.workspace_nbytes(scores, labels) + 64, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % 16 :]
-    monkeypatch.setattr(interop, "shared", lambda _: pytest.fail("it was exchanged"))
+    monkeypatch.setattr(interop, "share_memory", lambda _: pytest.fail("it was exchanged"))
     for _ in range(2):
         op(scores, labels, workspace=memory)
         assert memory.data_ptr() in addresses(backend)

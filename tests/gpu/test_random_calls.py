@@ -45,7 +45,7 @@ def of_torch() -> Callable[[Any], Any]:
 
 
 def on_host(result: Any) -> np.ndarray:
-    array = interop.shared(result) if interop.is_tensor(result) else result
+    array = interop.share_memory(result) if interop.is_tensor(result) else result
     return array if isinstance(array, np.ndarray) else array.get()
 
 

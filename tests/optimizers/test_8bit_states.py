@@ -140,7 +140,7 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed) -> None:
 
     with tensors_on(HollowTensors()) as backend:
         model, optimizer = trained(seed, 1, max_norm=1.0)
-        for name in ("shared", "as_tensor", "_stream"):
+        for name in ("share_memory", "as_tensor", "_stream"):
             monkeypatch.setattr(interop, name, None)
         backward(model, torch.Generator().manual_seed(seed))
         backend.launches.clear()

@@ -59,7 +59,7 @@ def test_nothing_is_exchanged(backend, monkeypatch, made, name) -> None:
     """No array of another library is made, and no stream object, first or later."""
     from cupy_training_ops.call import interop
 
-    for function in ("shared", "as_tensor", "_stream"):
+    for function in ("share_memory", "as_tensor", "_stream"):
         monkeypatch.setattr(interop, function, None)
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
     weights = parameters(made(*SHAPES))

@@ -45,7 +45,7 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n
     groups = [{"params": found[i::n_groups]} for i in range(n_groups)]
     with tensors_on(HollowTensors()) as backend:
         optimizer = make(groups, lr=1e-2, max_norm=max_norm)
-        for name in ("shared", "as_tensor", "_stream"):
+        for name in ("share_memory", "as_tensor", "_stream"):
             monkeypatch.setattr(interop, name, None)
         generator = torch.Generator().manual_seed(seed)
         for i in range(4):

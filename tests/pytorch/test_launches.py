@@ -85,7 +85,7 @@ def test_nothing_is_exchanged(backend, leaf, labels, monkeypatch) -> None:
 
     from cupy_training_ops.call import interop
 
-    for name in ("shared", "as_tensor", "_stream"):
+    for name in ("share_memory", "as_tensor", "_stream"):
         monkeypatch.setattr(interop, name, None)
     for name in ("__dlpack__", "__array__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, None)
