@@ -19,7 +19,7 @@ Piece = tuple[int, Shape]  # bytes from the start of an array, and a shape
 
 
 class Array(Protocol):
-    """An array of any library, as far as the frame looks at it."""
+    """An array of any library, as far as a call looks at it."""
 
     @property
     def dtype(self) -> Dtype: ...

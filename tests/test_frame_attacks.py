@@ -26,7 +26,7 @@ from probe.list_probe import (
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, one_launch
 
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.call.guards import Repeated
+from cupy_training_ops.call.guards import LastCall
 from cupy_training_ops.call.view_ops import DelegatingOp, ViewOp
 from cupy_training_ops.declare.schema import Input, Output, real
 from cupy_training_ops.device.launch import launch_log
@@ -102,16 +102,16 @@ def test_another_threads_call_comes_between(anywhere, monkeypatch) -> None:
     mine, others = ([anywhere.place(X.copy())] for _ in range(2))
     gs = [anywhere.place(np.ones_like(X))]
     op(mine, gs)
-    has = Repeated.has
+    has = LastCall.has
 
     def interrupted(self, *call):
         known = has(self, *call)
         with monkeypatch.context() as patch:
-            patch.setattr(Repeated, "has", has)
+            patch.setattr(LastCall, "has", has)
             op(others, gs)
         return known
 
-    monkeypatch.setattr(Repeated, "has", interrupted)
+    monkeypatch.setattr(LastCall, "has", interrupted)
     op(mine, gs)
     monkeypatch.undo()
     assert_matches(anywhere.host(mine[0]), X - 2)

@@ -12,7 +12,7 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops.call.convert import Freezing
 from cupy_training_ops.declare.schema import Changing, Input, flag, integer, real
-from cupy_training_ops.device.arguments import LateArgument
+from cupy_training_ops.device.arguments import DynamicArgument
 
 NUMBERS = [
     *(0.0, -0.0, 1.0, 1, True, False, 0, 2**53 + 1, float(2**53), math.inf, -1.5),
@@ -46,10 +46,10 @@ def test_the_same_number_is_the_same_object() -> None:
 def test_what_follows_from_several_numbers_follows_each(seed) -> None:
     draw = random.Random(seed)
     several = Changing(0).then(lambda a, b: (a, b), Changing(2).then(lambda b: -b))
-    late, values = LateArgument(None, several, several.of), {0: 1.5, 1: 2.5, 2: 3.5}
+    dynamic, values = DynamicArgument(None, several, several.of), {0: 1.5, 1: 2.5, 2: 3.5}
     for _ in range(50):
         values = values | {draw.randrange(3): draw.random()}
-        assert late.of(values) == (values[0], -values[2])
+        assert dynamic.of(values) == (values[0], -values[2])
 
 
 def test_an_array_of_one_number_may_change(anywhere) -> None:

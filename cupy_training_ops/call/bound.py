@@ -111,6 +111,8 @@ class BoundCall(AtAddresses):
         if self._results is not None:
             own = call.values(inputs) if call.changing else NO_VALUES
             arrays, results, workspace = self._arrays, self._results, self._workspace
+            if call.records:
+                call.refuse_gradients(arrays + results)
             if call.has_checks or workspace is not None:
                 workspace, own = call.check(inputs, arrays, results, workspace, own)
             call.run(inputs, arrays, results, workspace, own, self.placed)
@@ -480,6 +482,8 @@ class CheckedCall(AtAddresses):
             inputs = with_values(self._op, inputs, self._places, values)
         own, arrays, results = call.values(inputs), self._arrays, self._results
         workspace: Any = self._workspace
+        if call.records:
+            call.refuse_gradients(arrays + results)
         if call.has_checks or workspace is not None:
             workspace, own = call.check(inputs, arrays, results, workspace, own)
         return call.compute(inputs, arrays, results, workspace, own, self._placed)

@@ -223,7 +223,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Repeated:
+class LastCall:
     """A call that was made, and what tells whether the next one has the same arrays."""
 
     call: Call
@@ -254,11 +254,11 @@ def remember(
     out: Arguments,
     outputs: Sequence[str] | None,
     placed: Placed | None,
-) -> list[Repeated]:
+) -> list[LastCall]:
     """The call with these arguments in a list, which is empty where it cannot be known again."""
     known = Known.of(call.backend, call.prepared.inputs, readers, inputs, out)
     names = None if outputs is None else tuple(outputs)  # a list might change
-    return [] if known is None else [Repeated(call, known, names, placed)]
+    return [] if known is None else [LastCall(call, known, names, placed)]
 
 
 def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:

@@ -24,7 +24,7 @@ from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
 from .convert import frozen_attributes
-from .guards import Repeated, remember
+from .guards import LastCall, remember
 from .help import Help
 from .interop import Lent
 from .prepare import prepare, select_outputs
@@ -48,7 +48,7 @@ class Op(Declares):
 
     workspaces: Workspaces
     _remembered: dict[object, Call]
-    _last: list[Repeated]
+    _last: list[LastCall]
     _readers: ClassVar[tuple[keys.Reader, ...]]
     _has_lists: ClassVar[bool]
     _says_where: ClassVar[bool]  # its calls depend on what `placement` says

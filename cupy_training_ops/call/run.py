@@ -53,6 +53,7 @@ class Call:
     workspace_nbytes = 0
     taken: frozenset[int] | None = None  # arrays and results that are no part of tables; None: all
     repeats = True  # a bound call gives the same arrays each time
+    is_placed = False  # addresses of what is given are all that kernels need
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -67,11 +68,11 @@ class Call:
         self._know_inputs(prepared)
         self.overlap = overlap(prepared)
         self.writes = tuple([each.place for each in list_writes(prepared)])
-        looks = bool(self.checks or self.check_numbers is not None)
-        self.has_checks = self.records or looks or self.supplied is not None
+        is_checked = bool(self.checks or self.check_numbers is not None)
+        self.has_checks = is_checked or self.supplied is not None
 
     def _know_inputs(self, prepared: Prepared) -> None:
-        """Which are arrays, which are lists, which are frozen at each call."""
+        """Note which inputs are arrays, which are lists, which are frozen at each call."""
         self.n_inputs = len(prepared.inputs)
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
         self.freezing = [(place, Freezing(prepared.op, item)) for place, item in changing]
@@ -88,7 +89,7 @@ class Call:
         self._pick_arrays = getter([place for place, _ in self.array_places])
 
     def _know_results(self, prepared: Prepared) -> None:
-        """Which are given, made or updated, and which come back."""
+        """Note which results are given, made or updated, and which come back."""
         self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
         self.single_output = prepared.counts == (None,) and self.returns_all
         self.groups = prepared.groups_outputs
@@ -133,7 +134,7 @@ class Call:
         if self.overlap is not None:  # as `place`, with a call less
             addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
             self.overlap.refuse(addresses)
-            placed = self.placed_at(addresses)
+            placed = (addresses, ()) if self.is_placed else self.placed_at(addresses)
         return self.finish(inputs, arrays, out, workspace, placed)
 
     def unpack(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
@@ -166,7 +167,7 @@ class Call:
         return self.placed_at(addresses)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """The same of arrays at these addresses, the caller's outputs behind the others.
+        """The same for arrays at these addresses, the caller's outputs behind the others.
 
         None where results are new arrays, or no kernel asks for addresses.
         """
@@ -191,6 +192,8 @@ class Call:
             results = tuple(made)
         else:
             results = self.complete(arrays, out, values)
+        if self.records:
+            self.refuse_gradients(arrays + results)
         if self.has_checks or workspace is not None:
             workspace, values = self.check(inputs, arrays, results, workspace, values)
         self.run(inputs, arrays, results, workspace, values, placed)
@@ -212,8 +215,6 @@ class Call:
         values: Values,
     ) -> tuple[Array | None, Values]:
         """The last checks; the caller's workspace, and the values with what is supplied."""
-        if self.records:
-            self.refuse_gradients(arrays + results)
         if workspace is not None:
             workspace = self._check_workspace(workspace, arrays, results)
         self._check(inputs, values)
@@ -510,6 +511,7 @@ class KernelCall(Call):
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
         self.taken = ready.taken if ready.has_tables else None
+        self.is_placed = self.has_all_outputs and not ready.has_tables
         places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
         self.aliases = np.array(places, np.intp)  # the place behind the last for those without
 
@@ -536,7 +538,7 @@ class KernelCall(Call):
         placed: Placed | None,
     ) -> None:
         ready = self.ready
-        late = ready.values(values) if values else ()
+        numbers = ready.values(values) if values else ()
         objects = arrays + results if ready.takes_objects else ()
         if placed is None:
             on_device = self._on_device(results) if self.hosts else results
@@ -545,10 +547,10 @@ class KernelCall(Call):
         else:
             addresses, tables = placed
         if self.backend.is_current(self.device):
-            self._queue(objects, addresses, workspace, tables, late)
+            self._queue(objects, addresses, workspace, tables, numbers)
         else:
             with self.backend.on(self.device):
-                self._queue(objects, addresses, workspace, tables, late)
+                self._queue(objects, addresses, workspace, tables, numbers)
 
     def _queue(
         self,
@@ -556,7 +558,7 @@ class KernelCall(Call):
         addresses: Addresses,
         workspace: Array | None,
         tables: Sequence[object],
-        late: Sequence[object],
+        numbers: Sequence[object],
     ) -> None:
         """Queue all steps on the device, which is current, in the caller's workspace or our own.
 
@@ -564,10 +566,10 @@ class KernelCall(Call):
         """
         ready = self.ready
         if not self.workspace_nbytes:
-            ready.run(objects, addresses, (), tables, late)
+            ready.run(objects, addresses, (), tables, numbers)
             return
         if workspace is not None:
-            ready.run(objects, addresses, ready.scratch_in(workspace), tables, late)
+            ready.run(objects, addresses, ready.scratch_in(workspace), tables, numbers)
             return
         backend, device, stores = self.backend, self.device, self.stores
         with stores.lock:  # another thread's steps do not come between these
@@ -576,7 +578,7 @@ class KernelCall(Call):
             store.is_zero = False
             try:
                 stores.depth += 1
-                ready.run(objects, addresses, scratch, tables, late)
+                ready.run(objects, addresses, scratch, tables, numbers)
                 store.is_zero = True
             finally:
                 stores.depth -= 1

@@ -24,7 +24,7 @@ from .source import Parameter
 Addresses = np.ndarray[Any, np.dtype[np.int64]]
 Address = Callable[[Any], object]  # from the addresses of a call's arrays to an argument
 Make = Callable[[object], object]  # from a number to an argument
-Late = Callable[[Mapping[int, object]], object]  # from the values that change to an argument
+MakeDynamic = Callable[[Mapping[int, object]], object]  # from the values that change to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
 ZEROED = "Zeroed<"  # that of core/zeroed.cuh
@@ -92,12 +92,12 @@ def either_layout(parameter: Parameter) -> Dtype:
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
-def check_number(op: str, name: str, holder: str, make: Make, changing: Changing) -> Late:
+def check_number(op: str, name: str, holder: str, make: Make, changing: Changing) -> MakeDynamic:
     """Return a function that makes an argument of a caller's number, or refuses a number that
     the kernel's `holder` cannot have."""
     place, follows = changing.place, bool(changing.functions)
 
-    def late(values: Mapping[int, object]) -> object:
+    def make_argument(values: Mapping[int, object]) -> object:
         try:
             return make(changing.of(values) if follows else values[place])
         except (CompileError, ArithmeticError, TypeError, ValueError) as error:
@@ -105,7 +105,7 @@ def check_number(op: str, name: str, holder: str, make: Make, changing: Changing
             expected, got = f"a number that {holder} holds", values[place]
             raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from None
 
-    return late
+    return make_argument
 
 
 def either(
@@ -251,13 +251,13 @@ def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
 Values = Mapping[int, object]  # of changing inputs, by their places
 
 
-class LateArgument:
+class DynamicArgument:
     """An argument that follows from values that change; for `Work` it may be anything.
 
     From the very number of the call before it is the same object.
     """
 
-    def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
+    def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
         self.dtype, self.anew, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)
@@ -273,11 +273,11 @@ class LateArgument:
 
 
 def renew(
-    late: Sequence[LateArgument], known: list[object], place: int
+    dynamic: Sequence[DynamicArgument], known: list[object], place: int
 ) -> Callable[[object], list[object]]:
     """Return a function of this place's value: the known arguments, but for those that
     follow from the value."""
-    following = [(i, each.anew) for i, each in enumerate(late) if place in each.places]
+    following = [(i, each.anew) for i, each in enumerate(dynamic) if place in each.places]
 
     def with_value(value: object) -> list[object]:
         arguments, given = known.copy(), {place: value}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA backend: CuPy's arrays, streams, pool and compiler behind the names the frame uses."""
+"""The CUDA backend: CuPy's arrays, streams, pool and compiler behind the names of `Backend`."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, 
 from .arguments import (
     Address,
     Addresses,
-    Late,
-    LateArgument,
+    DynamicArgument,
     Make,
+    MakeDynamic,
     Values,
     cast,
     check_number,
@@ -122,7 +122,7 @@ class ReadyPlan:
         if driver is None:
             return None
         n_words = n_taken + len(arguments.scratch)
-        made = [item.dtype for section in (arguments.tables, arguments.late) for item in section]
+        made = [item.dtype for section in (arguments.tables, arguments.dynamic) for item in section]
         types: list[Any] = [WORD] * n_words
         types += [getattr(value, "dtype", None) for value in arguments.constants] + made
         queued: list[Packed | _Piece] = []
@@ -146,11 +146,11 @@ class ReadyPlan:
 
     def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
-        return [late.of(changing) for late in self._arguments.late]
+        return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
         """The same from what is at one place, where the others are as in `known`."""
-        return renew(self._arguments.late, known, place)
+        return renew(self._arguments.dynamic, known, place)
 
     def run(
         self,
@@ -219,7 +219,7 @@ class ReadyPlan:
     @property
     def takes_addresses(self) -> bool:
         """Return True if all steps are kernels that need addresses alone: `run_at` queues them."""
-        return self.takes_numbers and not self._arguments.late
+        return self.takes_numbers and not self._arguments.dynamic
 
     @property
     def takes_numbers(self) -> bool:
@@ -304,7 +304,7 @@ class Arguments:
     scratch: list[Scratch] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    late: list[LateArgument] = field(default_factory=list)
+    dynamic: list[DynamicArgument] = field(default_factory=list)
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; the section and the place in it."""
@@ -313,7 +313,7 @@ class Arguments:
 
     def starts(self, n_taken: int) -> dict[int, int]:
         """Where each section begins behind the arrays, by the section's identity."""
-        sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.late)
+        sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.dynamic)
         ends = itertools.accumulate(map(len, sections), initial=n_taken)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
@@ -389,7 +389,8 @@ class Builder:
             make, dtype = partial(cast, step, parameter), arg.struct
             dtype = scalar_type(step, parameter) if dtype is None else dtype
             return add(
-                arguments.late, LateArgument(dtype, arg, self._late(parameter.c_type, arg, make))
+                arguments.dynamic,
+                DynamicArgument(dtype, arg, self._numbers(parameter.c_type, arg, make)),
             )
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
@@ -409,12 +410,12 @@ class Builder:
                 # The driver takes it as bytes, which are made sooner.
                 is_packed = self._backend.driver is not None
                 make: Make = either_bytes(layout) if is_packed else partial(either, layout)
-                late = self._late("float64 or an integer of 64 bits", arg, make)
-                self._shared[key] = add(arguments.late, LateArgument(layout, arg, late))
+                dynamic = self._numbers("float64 or an integer of 64 bits", arg, make)
+                self._shared[key] = add(arguments.dynamic, DynamicArgument(layout, arg, dynamic))
             return self._shared[key]
         return add(arguments.constants, either(layout, arg))
 
-    def _late(self, holder: str, changing: Changing, make: Make) -> Late:
+    def _numbers(self, holder: str, changing: Changing, make: Make) -> MakeDynamic:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""
         name = self._declared.inputs[changing.place].name
         return check_number(self._declared.name, name, holder, make, changing)
@@ -427,7 +428,7 @@ class Builder:
         if isinstance(arg, Pointers):
             return self.arguments.add(self.arguments.tables, Table(arg.dtype, pointers(arg)))
         if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.late, LateArgument(None, arg, arg.of))
+            return self.arguments.add(self.arguments.dynamic, DynamicArgument(None, arg, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors on CUDA devices behind the names the frame uses: no array of CuPy's is made.
+"""PyTorch's tensors on CUDA devices behind the names of `Backend`: no array of CuPy's is made.
 
 What a call depends on is read from a tensor's metadata. New tensors and scratch memory are
 PyTorch's allocator's, work is queued on its current stream; kernels are compiled as CuPy's are.

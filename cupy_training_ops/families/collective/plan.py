@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from ...backend import Backend
 from ...call.bound import BoundCall, OpenCall
-from ...call.guards import Repeated
+from ...call.guards import LastCall
 from ...call.keys import attribute_key
 from ...call.op import Op
 from ...call.prepared import Prepared
@@ -79,7 +79,7 @@ class WarmCall(NamedTuple):
         return cls(call.backend, call.device, calls, prepared)
 
     @classmethod
-    def of_list(cls, last: Repeated) -> WarmCall | None:
+    def of_list(cls, last: LastCall) -> WarmCall | None:
         """The call before, of one list in place; None for any other."""
         call, known = last.call, last.known
         is_list = len(known.declared) == 1 and known.declared[0].variadic
