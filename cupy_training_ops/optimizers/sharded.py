@@ -231,7 +231,7 @@ class AdamW(adam.AdamW):
         self._check_shapes("gradients", places, gradients)
         arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
         backend, known = info(gradients[0])[0], None
-        unowned = getattr(backend, "unowned", None)  # CuPy's
+        unowned = getattr(backend, "borrow_slice", None)  # CuPy's
         if unowned:
             given = gradients, *numbers
             known = Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
