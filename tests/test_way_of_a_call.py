@@ -79,3 +79,25 @@ def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, given) ->
     assert "call/op:Op.__call__" in names
     assert len(names) <= MOST, names
     assert all(rank(caller) <= rank(name) for caller, name in found), found
+
+
+def test_dy_of_gather_grad_passes_few_modules() -> None:
+    """Functions and modules of the package in a warm call, comprehensions apart."""
+    functions: list[tuple[str, str]] = []
+
+    def note(frame, event, _) -> None:
+        file, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
+        inside = PACKAGE in file.parents and "testing" not in file.parts
+        if event == "call" and inside and not name.endswith(("listcomp>", "genexpr>")):
+            functions.append((file.stem, name))
+
+    with hollow_launches():
+        op, dy, indices = cto.GatherGrad(), hollow((64, 32), "f4"), hollow((64,), "i8")
+        op((100, 32), indices, dy)
+        sys.setprofile(note)
+        try:
+            op((100, 32), indices, dy)
+        finally:
+            sys.setprofile(None)
+    assert len(functions) <= 20, functions
+    assert len({module for module, _ in functions}) <= 7, functions
