@@ -15,7 +15,7 @@ import upstream_schemas
 from upstream_schemas import NOT_HERE, REASONS, SCHEMAS, Difference, differences
 
 from cupy_training_ops import get_op
-from cupy_training_ops.call.convert import converted
+from cupy_training_ops.call.convert import convert_value
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.registry import FAMILIES, classes
 
@@ -137,7 +137,7 @@ def test_arguments_that_the_document_shows_are_taken(names, argument) -> None:
     having = [(cls, a) for cls in found for a in cls.attributes if a.name == name]
     assert having, f"none of {names} has {name}"
     for cls, attribute in having:
-        converted(cls.name, attribute, value)
+        convert_value(cls.name, attribute, value)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
