@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 from torch import nn  # noqa: E402
-from torch._functorch import config  # noqa: E402
+from torch._functorch import config, partitioners  # noqa: E402
 from torch._inductor.custom_graph_pass import CustomPartitionerFn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -200,6 +200,24 @@ def test_budgets_are_kept(name, seed):
         share = 0.4 if isinstance(budget, str) else budget
         assert codes.report()["after"] <= 1.001 * share * before
         assert errors(plain, coded)[-1] <= 0.02
+
+
+def test_other_threads_meet_the_functions_of_pytorch_while_budgets_are_tried(monkeypatch, seed):
+    names = ("solve_min_cut", "estimate_runtime", "choose_saved_values_set")
+    seen = []
+    original = plan.Planner.plan
+
+    def look(*arguments):
+        seen.append([getattr(partitioners, name) for name in names])
+        seen[-1] += [config.activation_memory_budget, config.cse]
+        return original(*arguments)
+
+    monkeypatch.setattr(plan.Planner, "plan", look)
+    expected = [getattr(partitioners, name) for name in names] + [1.0, config.cse]
+    model, inputs = made("gelu", seed)
+    step(model, inputs, codes_of(budget=0.4))
+    assert len(seen) > 1
+    assert all(functions == expected for functions in seen)
 
 
 def test_memory_budgets_of_pytorch_go_with_codes(seed):

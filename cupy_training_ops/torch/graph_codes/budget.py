@@ -9,14 +9,13 @@ stays. Without codes it is PyTorch's choice, so by this reckoning it costs no mo
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._functorch import config, partitioners
@@ -32,6 +31,8 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, 
 SHARES = (1.0, 0.999, 0.7, 0.4, 0.2, 0.1)  # PyTorch's budgets: 0.999 takes what is pointwise again
 BYTES = 3.0e12  # a second, of a card of 2023; that these are in proportion is what counts
 OPERATIONS = {2: 6.0e14, 4: 2.5e14}  # a second, by the size of a number
+Graphs = tuple[GraphModule, GraphModule]
+Partitioner = Callable[..., Graphs]
 HEAVY = PRODUCTS | packets("convolution")
 
 
@@ -77,7 +78,7 @@ def budget_of(given: object) -> Budget | None:
 
 def within(
     budget: Budget | None,
-    split: Callable[[], tuple[GraphModule, GraphModule]],
+    split: Callable[[Partitioner], Graphs],
     planner: Planner,
     num_outputs: int,
 ) -> Partition:
@@ -86,7 +87,7 @@ def within(
     Without a budget PyTorch's choice, with codes for all that may wait so.
     """
     if budget is None:
-        forward, backward = split()
+        forward, backward = split(partitioners.min_cut_rematerialization_partition)
         plan = planner.plan(forward.graph, backward.graph, num_outputs)
         parameters = planner.of_parameters(forward.graph)
         again = compute_again(forward.graph, backward.graph, plan, parameters, num_outputs)
@@ -96,24 +97,24 @@ def within(
     best: Partition | None = None
     plain: dict[str, Saved] = {}
     limit = spent = math.inf
-    with _remembered():
-        for share in SHARES:
-            # what is common is found once, so the nodes have to be the same
-            with config.patch(activation_memory_budget=share, cse=config.cse and best is None):
-                forward, backward = split()
-            plan = planner.plan(forward.graph, backward.graph, num_outputs)
-            if not plain:
-                plain = {one.forward.name: one for one in plan}
-                limit = budget.limit(sum(one.nbytes for one in plan if not one.is_there_anyway))
-                spent = _recomputing(forward, backward)
-            seconds = _recomputing(forward, backward) - spent
-            if best is not None and best.nbytes <= limit and seconds >= best.seconds:
-                break  # smaller budgets take yet longer
-            names = {one.forward.name for one in plan}
-            again = tuple(one.forward for name, one in plain.items() if name not in names)
-            found = _within(limit, Partition(forward, backward, plan, seconds, again))
-            if best is None or _is_better(found, best, limit):
-                best = found
+    settings = _Settings()
+    partitioner = _partitioner(settings)
+    for settings.activation_memory_budget in SHARES:
+        forward, backward = split(partitioner)
+        settings.cse = False  # else the next graph has other nodes than the solutions
+        plan = planner.plan(forward.graph, backward.graph, num_outputs)
+        if not plain:
+            plain = {one.forward.name: one for one in plan}
+            limit = budget.limit(sum(one.nbytes for one in plan if not one.is_there_anyway))
+            spent = _recomputing(forward, backward)
+        seconds = _recomputing(forward, backward) - spent
+        if best is not None and best.nbytes <= limit and seconds >= best.seconds:
+            break  # smaller budgets take yet longer
+        names = {one.forward.name for one in plan}
+        again = tuple(one.forward for name, one in plain.items() if name not in names)
+        found = _within(limit, Partition(forward, backward, plan, seconds, again))
+        if best is None or _is_better(found, best, limit):
+            best = found
     assert best is not None
     return best
 
@@ -181,26 +182,49 @@ def _recomputing(forward: GraphModule, backward: GraphModule) -> float:
 def _computing(node: Node) -> float:
     """Seconds by PyTorch's count of operations."""
     size = max(read.meta["val"].dtype.itemsize for read in node.all_input_nodes if is_tensor(read))
-    with config.patch(activation_memory_budget_runtime_estimator="flops"):
-        return float(partitioners.estimate_runtime(node)) / OPERATIONS.get(size, OPERATIONS[4])
+    settings = _Settings(activation_memory_budget_runtime_estimator="flops")
+    names = vars(partitioners) | {"config": settings}
+    operations = float(_copy(partitioners.estimate_runtime, names)(node))
+    return operations / OPERATIONS.get(size, OPERATIONS[4])
 
 
-@contextlib.contextmanager
-def _remembered() -> Iterator[None]:
-    """PyTorch's partitioner, with what it finds for several budgets found once."""
-    original, runtime = partitioners.solve_min_cut, partitioners.estimate_runtime
-    found: dict[object, Any] = {}
+class _Settings:
+    """PyTorch's settings of its partitioner with some changes, for one caller alone."""
 
-    @functools.wraps(original)
-    def solve(graph: Any, info: Any, options: Any, dont_ban: Iterable[Node] = ()) -> Any:
+    def __init__(self, **changes: object) -> None:
+        vars(self).update(changes)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(config, name)
+
+
+def _partitioner(settings: _Settings) -> Partitioner:
+    """PyTorch's partitioner, which solves each min-cut and estimates each operator once.
+
+    It is a copy with other globals, as these are no arguments of PyTorch's functions: other threads
+    go on with the originals.
+    """
+    solve_min_cut = partitioners.solve_min_cut
+    solutions: dict[object, Any] = {}
+
+    def solve_once(graph: Any, info: Any, options: Any, dont_ban: Iterable[Node] = ()) -> Any:
         key = (repr(options), frozenset(dont_ban or ()))
-        if key not in found:
-            found[key] = original(graph, info, options, dont_ban or None)
-        saved, banned = found[key]
+        if key not in solutions:
+            solutions[key] = solve_min_cut(graph, info, options, dont_ban or None)
+        saved, banned = solutions[key]
         return list(saved), type(banned)(banned)
 
-    with (
-        mock.patch.object(partitioners, "solve_min_cut", solve),
-        mock.patch.object(partitioners, "estimate_runtime", functools.cache(runtime)),
-    ):
-        yield
+    names = vars(partitioners) | {
+        "config": settings,
+        "solve_min_cut": solve_once,
+        "estimate_runtime": functools.cache(partitioners.estimate_runtime),
+    }
+    names["choose_saved_values_set"] = _copy(partitioners.choose_saved_values_set, names)
+    return _copy(partitioners.min_cut_rematerialization_partition, names)
+
+
+def _copy(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
+    """Copy a function of Python, with other globals."""
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch.fx import GraphModule
 
-from .budget import NAME, Budget, within
+from .budget import NAME, Budget, Graphs, Partitioner, within
 from .plan import Planner
 from .policies import GraphPolicy
 from .report import Account
@@ -53,7 +52,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
                     f"(codes are tested with 2.11 and 2.13): {type(error).__name__}: {error}",
                     stacklevel=2,
                 )
-            return _without_codes(gm, joint_inputs, settings)
+            return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
 
     def _partition(
         self, gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
@@ -62,16 +61,11 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
             self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
         )
         num_outputs = settings["num_fwd_outputs"]
-        split = partial(_without_codes, gm, joint_inputs, settings)
-        found = within(self.budget, split, planner, num_outputs)
-        rewrite(found.forward, found.backward, found.plan, num_outputs)
-        self.account.note(found.plan, found.recomputed)
-        return found.forward, found.backward
 
+        def split(partitioner: Partitioner) -> Graphs:
+            return partitioner(gm, joint_inputs, **settings)
 
-def _without_codes(
-    gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
-) -> tuple[GraphModule, GraphModule]:
-    """PyTorch's own choice."""
-    forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **settings)
-    return forward, backward
+        chosen = within(self.budget, split, planner, num_outputs)
+        rewrite(chosen.forward, chosen.backward, chosen.plan, num_outputs)
+        self.account.note(chosen.plan, chosen.recomputed)
+        return chosen.forward, chosen.backward
