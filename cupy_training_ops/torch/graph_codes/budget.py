@@ -99,9 +99,10 @@ def within(
     limit = spent = math.inf
     settings = _Settings()
     partitioner = _partitioner(settings)
-    for settings.activation_memory_budget in SHARES:
+    for share in SHARES:
+        settings.change(activation_memory_budget=share)
         forward, backward = split(partitioner)
-        settings.cse = False  # else the next graph has other nodes than the solutions
+        settings.change(cse=False)  # else the next graph has other nodes than the solutions
         plan = planner.plan(forward.graph, backward.graph, num_outputs)
         if not plain:
             plain = {one.forward.name: one for one in plan}
@@ -182,7 +183,8 @@ def _recomputing(forward: GraphModule, backward: GraphModule) -> float:
 def _computing(node: Node) -> float:
     """Seconds by PyTorch's count of operations."""
     size = max(read.meta["val"].dtype.itemsize for read in node.all_input_nodes if is_tensor(read))
-    settings = _Settings(activation_memory_budget_runtime_estimator="flops")
+    settings = _Settings()
+    settings.change(activation_memory_budget_runtime_estimator="flops")
     names = vars(partitioners) | {"config": settings}
     operations = float(_copy(partitioners.estimate_runtime, names)(node))
     return operations / OPERATIONS.get(size, OPERATIONS[4])
@@ -191,7 +193,7 @@ def _computing(node: Node) -> float:
 class _Settings:
     """PyTorch's settings of its partitioner with some changes, for one caller alone."""
 
-    def __init__(self, **changes: object) -> None:
+    def change(self, **changes: object) -> None:
         vars(self).update(changes)
 
     def __getattr__(self, name: str) -> object:
