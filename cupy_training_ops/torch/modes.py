@@ -197,7 +197,10 @@ class _EnterHooks:
     def __get__(self, owner: object, _: type) -> object:
         if owner is None:
             return self
-        return [_step_aside, *owner.__dict__.get(ENTER_HOOKS, ())]
+        hooks: list[object] = owner.__dict__.setdefault(ENTER_HOOKS, [])
+        if _step_aside not in hooks:
+            hooks.insert(0, _step_aside)
+        return hooks  # the list itself, as PyTorch appends to it
 
     def __set__(self, owner: object, hooks: list[object]) -> None:
         owner.__dict__[ENTER_HOOKS] = hooks

@@ -101,6 +101,23 @@ def test_compiled_models_are_not_compiled_anew(tensor, backend) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in PyTorch itself
+def test_symbolic_sizes_behind_a_context(tensor) -> None:
+    graphs = []
+
+    def graph_of(graph, inputs):
+        graphs.append(inputs)
+        return graph
+
+    x = tensor()
+    with cto.torch.compressed_activations():
+        torch.relu(x)
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 2, backend=graph_of, dynamic=True)(x)
+    (inputs,) = graphs
+    assert any(isinstance(one, torch.SymInt) for one in inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in PyTorch itself
 def test_eager_layers_beside_a_compiled_one_are_compressed(tensor, weight) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(nn.Sequential(nn.Linear(128, 128), nn.ReLU()), backend="aot_eager")
