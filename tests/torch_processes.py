@@ -11,9 +11,9 @@ SCRIPT = Path(__file__).parent / "torch_ranks.py"
 SECONDS = 120.0
 
 
-def largest_difference(folder: Path, device: str) -> float:
+def largest_difference(folder: Path, device: str, script: Path = SCRIPT) -> float:
     """Between sharded parameters and whole ones, as both ranks have it."""
-    command = [sys.executable, str(SCRIPT)]
+    command = [sys.executable, str(script)]
     started = [
         subprocess.Popen(
             [*command, str(rank), str(folder / "store"), device],

@@ -22,6 +22,7 @@ with warnings.catch_warnings():  # of what Inductor imports
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch._inductor.fx_passes.post_grad import view_to_reshape
 
+WIDTH = 64
 Graphs = list[tuple[torch.fx.GraphModule, torch.fx.GraphModule, int]]
 
 
@@ -139,6 +140,32 @@ class Convolutions(nn.Module):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         x = self.first(x)
         return (torch.relu(self.second(x) + x) * target).sum()
+
+
+class Layers(nn.Module):
+    """Two layers with a norm and GELU, and what stands between them."""
+
+    def __init__(
+        self,
+        between: Callable[[Tensor], Tensor] = lambda x: x,
+        wrap: Callable[[nn.Module, Tensor], Tensor] = lambda block, x: block(x),
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(WIDTH),
+                nn.Linear(WIDTH, 2 * WIDTH),
+                nn.GELU(),
+                nn.Linear(2 * WIDTH, WIDTH),
+            )
+            for _ in range(2)
+        )
+        self.between, self.wrap = between, wrap
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, last = self.blocks
+        x = self.between(x + self.wrap(first, x))
+        return (x + self.wrap(last, x)).square().mean()
 
 
 def normal(seed: int, *shape: int) -> Tensor:
