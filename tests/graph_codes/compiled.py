@@ -142,6 +142,18 @@ class Convolutions(nn.Module):
         return (torch.relu(self.second(x) + x) * target).sum()
 
 
+class Layer(nn.Module):
+    """A norm and two products around GELU; PyTorch compiles no `nn.Sequential` for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(f.gelu(self.up(self.norm(x))))
+
+
 class Layers(nn.Module):
     """Two layers with a norm and GELU, and what stands between them."""
 
@@ -151,15 +163,7 @@ class Layers(nn.Module):
         wrap: Callable[[nn.Module, Tensor], Tensor] = lambda block, x: block(x),
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.LayerNorm(WIDTH),
-                nn.Linear(WIDTH, 2 * WIDTH),
-                nn.GELU(),
-                nn.Linear(2 * WIDTH, WIDTH),
-            )
-            for _ in range(2)
-        )
+        self.blocks = nn.ModuleList(Layer() for _ in range(2))
         self.between, self.wrap = between, wrap
 
     def forward(self, x: Tensor) -> Tensor:
