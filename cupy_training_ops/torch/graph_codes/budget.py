@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What waits, what waits as codes and what is computed again, so that a budget is kept in the
-least time.
+"""Choose what waits as it is, as codes, or is computed again: a budget in the least time.
 
 PyTorch's partitioner chooses what is computed again, for several budgets of its own; codes then
 take what is still too much, those first that save most for their time. The cheapest of these
@@ -60,20 +59,20 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.coded for one in self.plan if not one.is_there_anyway)
+        return sum(one.bytes_waiting for one in self.plan if not one.is_there_anyway)
 
 
-def budget_of(given: object) -> Budget | None:
+def budget_of(value: object) -> Budget | None:
     """A budget as users write it: 0.4, or "4GB"; None is none."""
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", given)
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value)
         if match is not None:
             return Budget(nbytes=float(match[1]) * UNITS[match[2]])
-    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1:
-        return Budget(share=float(given))
-    refuse(NAME, "budget", 'a share in (0, 1] or bytes as "4GB"', repr(given))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return Budget(share=float(value))
+    refuse(NAME, "budget", 'a share in (0, 1] or bytes as "4GB"', repr(value))
 
 
 def within(
@@ -113,9 +112,9 @@ def within(
             break  # smaller budgets take yet longer
         names = {one.forward.name for one in plan}
         again = tuple(one.forward for name, one in plain.items() if name not in names)
-        found = _within(limit, Partition(forward, backward, plan, seconds, again))
-        if best is None or _is_better(found, best, limit):
-            best = found
+        option = _within(limit, Partition(forward, backward, plan, seconds, again))
+        if best is None or _is_better(option, best, limit):
+            best = option
     assert best is not None
     return best
 
@@ -134,12 +133,12 @@ def _within(limit: float, partition: Partition) -> Partition:
     left = sum(one.nbytes for one in plan if not one.is_there_anyway)
     seconds = partition.seconds
     chosen = list(plan)
-    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].coded, 1)):
+    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].bytes_waiting, 1)):
         is_alone = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
         if left <= limit and costs[i] >= 0 and is_alone:
             chosen[i] = plan[i].as_it_is("within the budget")
         else:
-            left -= plan[i].nbytes - plan[i].coded
+            left -= plan[i].nbytes - plan[i].bytes_waiting
             seconds += costs[i]
     return replace(partition, plan=chosen, seconds=seconds)
 
@@ -151,13 +150,13 @@ def _coding(one: Saved) -> float:
     if one.is_dropped:
         return 0.0
     moved = (
-        one.coded
+        one.bytes_waiting
         if torch.Tag.pointwise in getattr(one.forward.target, "tags", ())
-        else (one.coded + one.nbytes)
+        else (one.bytes_waiting + one.nbytes)
     )
     if any(_is_heavy(user) for user in one.point.users):
-        return (moved + one.coded + one.nbytes) / BYTES
-    return (moved + one.coded - one.nbytes) / BYTES
+        return (moved + one.bytes_waiting + one.nbytes) / BYTES
+    return (moved + one.bytes_waiting - one.nbytes) / BYTES
 
 
 def _is_heavy(node: Node) -> bool:

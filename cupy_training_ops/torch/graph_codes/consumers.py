@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the backward graph does with a saved value, read off the graph itself.
+"""Find what the backward graph does with a saved value, read off the graph itself.
 
 Every use is there, through views, casts and what is computed again from saved values. A value
 that gradients are multiplied by may wait as codes: their error is as small beside the gradient as
@@ -10,6 +10,7 @@ a logarithm, a quotient or the distance from a mean, it has to stay as it is.
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Uses:
 
 
 class Image(enum.IntEnum):
-    """What an error of the saved value has become on the way to a use."""
+    """An error of the saved value on the way to a use."""
 
     VALUE = 0  # the value itself, in another shape or type
     SCALED = 1  # times something
@@ -101,8 +102,8 @@ def origin(node: Node) -> object:
 
 def name_of(node: Node) -> str:
     """The name of the operator that a node came from, for reports."""
-    found = origin(node)
-    return getattr(found, "__name__", str(found))
+    source = origin(node)
+    return getattr(source, "__name__", str(source))
 
 
 def is_attention(node: Node) -> bool:
@@ -115,8 +116,8 @@ def is_tensor(node: object) -> bool:
 
 
 def is_uneven(node: Node) -> bool:
-    """Whether the small ones among its results matter, as those of a quotient: what is divided by
-    the large ones later needs them as exactly."""
+    """Return True if the small ones among its results matter, as those of a quotient: what is
+    divided by the large ones later needs them as exactly."""
     made_by = origin(node)
     if made_by in SMOOTH:
         return False
@@ -143,16 +144,16 @@ def is_blind_to_means(value: Node) -> bool:
 
 
 def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
-    """Who reads some nodes, also through operators of some kinds."""
-    found: set[Node] = set()
+    """Find who reads some nodes, also through operators of some kinds."""
+    readers: set[Node] = set()
     waiting = list(nodes)
     while waiting:
         for user in waiting.pop().users:
-            if user not in found:
-                found.add(user)
+            if user not in readers:
+                readers.add(user)
                 if packet(user.target) in through:
                     waiting.append(user)
-    return found
+    return readers
 
 
 class Backward:
@@ -176,21 +177,21 @@ class Backward:
 
     def points(self, saved: Node) -> list[Node]:
         """Values through which all uses of a saved one go, the value itself first."""
-        found, size = [saved], saved.meta["val"].numel()
-        while len(found[-1].users) == 1:
-            (user,) = found[-1].users
+        points, size = [saved], saved.meta["val"].numel()
+        while len(points[-1].users) == 1:
+            (user,) = points[-1].users
             if user in self.gradients or not is_tensor(user) or user.is_impure():
                 break
             if not _is_at_most(user.meta["val"].numel(), size):
                 break
-            found.append(user)
-        return found
+            points.append(user)
+        return points
 
     def uses(self, node: Node, image: Image = Image.VALUE) -> Uses:
-        """What all users of a node need."""
+        """The need of all users of a node."""
         key = (node, image)
         if key not in self._uses:
-            self._uses[key] = _together(self._use(node, user, image) for user in node.users)
+            self._uses[key] = _join(self._use(node, user, image) for user in node.users)
         return self._uses[key]
 
     def _use(self, node: Node, user: Node, image: Image) -> Uses:
@@ -256,11 +257,8 @@ class Backward:
         return bool(other.meta["val"].shape == node.meta["val"].shape)
 
 
-def _together(uses: Iterable[Uses]) -> Uses:
-    found = Uses()
-    for one in uses:
-        found |= one
-    return found
+def _join(uses: Iterable[Uses]) -> Uses:
+    return functools.reduce(operator.or_, uses, Uses())
 
 
 def _need_of_attention(node: Node, user: Node) -> Need:

@@ -41,7 +41,7 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def _scaled(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tensor]:
+def _scale(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tensor]:
     """Integers in float32, (..., tiles, TILE), and scales.
 
     A tile with a NaN or an infinity has a scale that is not finite, and comes back as such.
@@ -55,14 +55,14 @@ def _scaled(x: Tensor, largest: int, *, keep_signs: bool) -> tuple[Tensor, Tenso
     return scaled.round().clamp(-largest, largest), scale
 
 
-def _spread(scale: Tensor) -> Tensor:
+def _repeat_scales(scale: Tensor) -> Tensor:
     """Scales, one for each value."""
     scale = cast(scale, torch.float32).unsqueeze(-1)
     return scale.expand(*scale.shape[:-1], TILE).reshape(*scale.shape[:-2], -1)
 
 
 def _encode_int8(x: Tensor, *, keep_signs: bool) -> Parts:
-    q, scale = _scaled(x, 127, keep_signs=keep_signs)
+    q, scale = _scale(x, 127, keep_signs=keep_signs)
     return cast(q, torch.int8).reshape(x.shape), scale.squeeze(-1)
 
 
@@ -75,11 +75,11 @@ def encode_int8_signed(x: Tensor) -> Parts:
 
 
 def decode_int8(q: Tensor, scale: Tensor) -> Tensor:
-    return cast(q, torch.float32) * _spread(scale)
+    return cast(q, torch.float32) * _repeat_scales(scale)
 
 
 def _encode_int4(x: Tensor, *, keep_signs: bool) -> Parts:
-    q, scale = _scaled(x, 7, keep_signs=keep_signs)
+    q, scale = _scale(x, 7, keep_signs=keep_signs)
     q = cast(q + 8, torch.uint8)  # 1 to 15
     low, high = q.split(TILE // 2, -1)
     codes = low | (high << 4)

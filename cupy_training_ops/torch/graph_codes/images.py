@@ -23,7 +23,7 @@ MOST_SOURCES = 2  # of the value's own size
 def compute_again(
     forward: Graph, backward: Graph, plan: Sequence[Saved], parameters: set[Node], n_outputs: int
 ) -> tuple[Node, ...]:
-    """Take such values out of what is saved; which these were."""
+    """Take such values out of what is saved, and return them."""
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
     for one in plan:
@@ -47,14 +47,14 @@ class _Images:
 
     def chain(self, one: Saved) -> list[Node]:
         """Nodes of the forward graph that compute a value from coded ones, in their order."""
-        found: list[Node] = []
+        chain: list[Node] = []
         sources: set[Node] = set()
-        if not self._follow(one.forward, one.forward, found, sources):
+        if not self._follow(one.forward, one.forward, chain, sources):
             return []
-        return found if 0 < len(sources) <= MOST_SOURCES else []
+        return chain if 0 < len(sources) <= MOST_SOURCES else []
 
-    def _follow(self, node: Node, value: Node, found: list[Node], sources: set[Node]) -> bool:
-        if node in found or node in sources:
+    def _follow(self, node: Node, value: Node, chain: list[Node], sources: set[Node]) -> bool:
+        if node in chain or node in sources:
             return True
         if node is not value and node.name in self._there:
             if not is_tensor(node):
@@ -67,9 +67,9 @@ class _Images:
             return True
         if not self._is_pointwise(node):
             return False
-        if not all(self._follow(read, value, found, sources) for read in node.all_input_nodes):
+        if not all(self._follow(read, value, chain, sources) for read in node.all_input_nodes):
             return False
-        found.append(node)
+        chain.append(node)
         return True
 
     def _is_pointwise(self, node: Node) -> bool:
@@ -84,20 +84,20 @@ class _Images:
     def write(self, one: Saved, chain: list[Node]) -> tuple[Node, ...]:
         """Compute a value in the backward graph; the parameters that have to be saved for it."""
         added = []
-        made: dict[Node, Node] = {}
+        copies: dict[Node, Node] = {}
         for read in [read for node in chain for read in node.all_input_nodes]:
-            if read in made or read in chain:
+            if read in copies or read in chain:
                 continue
             if read.name not in self._there:
                 with self._graph.inserting_before(one.backward):
                     self._there[read.name] = self._graph.placeholder(read.name)
                 self._there[read.name].meta.update(read.meta)
                 added.append(read)
-            made[read] = self._there[read.name]
+            copies[read] = self._there[read.name]
         with self._graph.inserting_before(first_user(self._graph, one.backward)):
             for node in chain:
-                made[node] = self._graph.node_copy(node, made.__getitem__)
-        one.backward.replace_all_uses_with(made[one.forward])
+                copies[node] = self._graph.node_copy(node, copies.__getitem__)
+        one.backward.replace_all_uses_with(copies[one.forward])
         self._graph.erase_node(one.backward)
         del self._there[one.forward.name]
         self._coded.discard(one.forward)

@@ -21,7 +21,7 @@ class ActivationCodes(dict[str, Any]):
     """Options of torch.compile, which also know what was done."""
 
     def report(self) -> dict[str, Any]:
-        """What compiled graphs save, in bytes: as it is and why, as codes, and computed again.
+        """Return what compiled graphs save, in bytes: as it is and why, as codes, computed again.
 
         `before` and `after` are sums over all graphs, without parameters and inputs, and `graphs`
         has a line for each tensor of each graph. Graphs that PyTorch took from its cache of

@@ -52,7 +52,8 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
                     f"(codes are tested with 2.11 and 2.13): {type(error).__name__}: {error}",
                     stacklevel=2,
                 )
-            return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
+            plain: Graphs = min_cut_rematerialization_partition(gm, joint_inputs, **settings)
+            return plain
 
     def _partition(
         self, gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
@@ -62,10 +63,10 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
         )
         num_outputs = settings["num_fwd_outputs"]
 
-        def split(partitioner: Partitioner) -> Graphs:
+        def split_graph(partitioner: Partitioner) -> Graphs:
             return partitioner(gm, joint_inputs, **settings)
 
-        chosen = within(self.budget, split, planner, num_outputs)
+        chosen = within(self.budget, split_graph, planner, num_outputs)
         rewrite(chosen.forward, chosen.backward, chosen.plan, num_outputs)
         self.account.note(chosen.plan, chosen.recomputed)
         return chosen.forward, chosen.backward

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What becomes of each saved value: which stays, which waits as codes, and in which place."""
+"""Decide for each saved value: it stays, or waits as codes, and in which place."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Saved:
         return self.reason in ANYWAY
 
     @property
-    def coded(self) -> int:
+    def bytes_waiting(self) -> int:
         """Bytes that wait for the backward pass."""
         if self.is_dropped:
             return 0
@@ -89,7 +89,7 @@ class Planner:
             for node in outputs[num_outputs:]
             if is_tensor(node) and node.name in seen.placeholders
         ]
-        saved = _chosen(choices)
+        saved = _choose(choices)
         alive = {_storage(node) for node in outputs[:num_outputs] if is_tensor(node)}
         alive |= {_storage(n) for n in forward.nodes if n.op == "placeholder" and is_tensor(n)}
         return _without_shared(saved, alive)
@@ -109,15 +109,15 @@ class Planner:
     def of_parameters(self, forward: Graph) -> set[Node]:
         """Parameters, and what is computed from nothing else, as their casts."""
         placeholders = forward.find_nodes(op="placeholder")
-        found = {node for i, node in enumerate(placeholders) if i in self._static}
+        parameters = {node for i, node in enumerate(placeholders) if i in self._static}
         for node in forward.nodes:
             reads = node.all_input_nodes
-            if node.op == "call_function" and reads and all(read in found for read in reads):
-                found.add(node)
-        return found
+            if node.op == "call_function" and reads and all(read in parameters for read in reads):
+                parameters.add(node)
+        return parameters
 
     def _choices(self, node: Node, seen: Backward, parameters: set[Node]) -> list[Saved]:
-        """What may become of a tensor: one choice for each value that could be encoded."""
+        """List choices for a tensor: one for each value that could be encoded."""
         placeholder = seen.placeholders[node.name]
         value = node.meta["val"]
         nbytes = nbytes_of(value)
@@ -163,12 +163,12 @@ class Planner:
 
 
 def numel_of(value: Tensor) -> int:
-    """How many numbers a tensor has; of symbolic sizes, for the example that is compiled."""
+    """Count the numbers of a tensor; of symbolic sizes, for the example that is compiled."""
     return math.prod(map(_number, value.shape))
 
 
 def nbytes_of(value: Tensor) -> int:
-    """What a tensor takes."""
+    """Bytes of a tensor."""
     return numel_of(value) * int(value.dtype.itemsize)
 
 
@@ -191,7 +191,7 @@ def memory_order(value: Tensor) -> tuple[int, ...]:
 
 
 def _is_image(value: Tensor) -> bool:
-    """Whether it has four dimensions, contiguous, of which the second are channels for tiles."""
+    """Return True if it is contiguous with four dimensions, the second of channels for tiles."""
     if value.dim() != 4 or not isinstance(value.shape[1], int) or value.shape[1] % TILE:
         return False
     return bool(value.is_contiguous())
@@ -210,17 +210,17 @@ def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> st
 
 def _producer(node: Node, point: Node) -> Node:
     """Who computed a value, behind views and casts of it."""
-    found = point if point.op != "placeholder" else node
-    while found.op == "call_function" and packet(found.target) in VIEWS:
-        if len(found.all_input_nodes) != 1:
+    producer = point if point.op != "placeholder" else node
+    while producer.op == "call_function" and packet(producer.target) in VIEWS:
+        if len(producer.all_input_nodes) != 1:
             break
-        (found,) = found.all_input_nodes
-    return found
+        (producer,) = producer.all_input_nodes
+    return producer
 
 
 def _is_near_batch_norm(producer: Node) -> bool:
-    """Whether means may be large that a batch norm does not see: of a sum that a product before it
-    reads, and of that product's result."""
+    """Return True if means may be large that a batch norm does not see: of a sum that a product
+    before it reads, and of that product's result."""
     if packet(producer.target) in SUMS and is_blind_to_means(producer):
         return True
     waiting, seen = [producer], {producer}
@@ -242,9 +242,9 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
     return isinstance(last, int) and last % multiple == 0 and last > 0
 
 
-def _chosen(choices: list[list[Saved]]) -> list[Saved]:
+def _choose(choices: list[list[Saved]]) -> list[Saved]:
     """The smallest choice of each; those that lead to one value are encoded there if it is less."""
-    saved = [min(some, key=lambda one: one.coded) for some in choices]
+    saved = [min(some, key=lambda one: one.bytes_waiting) for some in choices]
     by_point: dict[Node, dict[int, Saved]] = {}
     for i, some in enumerate(choices):
         for one in some:
@@ -254,8 +254,10 @@ def _chosen(choices: list[list[Saved]]) -> list[Saved]:
         first, *others = there
         if any(saved[i].is_dropped for i in there):
             continue
-        apart = sum(saved[i].coded for i in there)
-        if there[first].coded < apart or any(saved[i].point is there[i].point for i in there):
+        apart = sum(saved[i].bytes_waiting for i in there)
+        if there[first].bytes_waiting < apart or any(
+            saved[i].point is there[i].point for i in there
+        ):
             saved[first] = replace(there[first], absorbs=bool(others))
             for i in others:
                 saved[i] = replace(there[i], format=None, is_dropped=True, reason="behind a sum")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What was saved as it is, and what as codes, for each graph."""
+"""Account for each graph: what was saved as it is, and what as codes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Account:
 def _line(one: Saved) -> dict[str, Any]:
     form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
     return {
-        **_described(one.forward),
+        **_describe(one.forward),
         "before": one.nbytes,
-        "after": one.coded,
+        "after": one.bytes_waiting,
         "as": form,
         "in_place_of": "" if one.is_in_place else one.point.name,
         "reason": one.reason,
@@ -51,7 +51,7 @@ def _line(one: Saved) -> dict[str, Any]:
 def _line_of_recomputed(node: Node) -> dict[str, Any]:
     """A value that is computed again."""
     return {
-        **_described(node),
+        **_describe(node),
         "before": nbytes_of(node.meta["val"]),
         "after": 0,
         "as": "made again",
@@ -60,7 +60,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
     }
 
 
-def _described(node: Node) -> dict[str, Any]:
+def _describe(node: Node) -> dict[str, Any]:
     value = node.meta["val"]
     return {
         "name": node.name,
@@ -70,10 +70,10 @@ def _described(node: Node) -> dict[str, Any]:
 
 
 def _by(key: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    groups: dict[str, dict[str, int]] = {}
     for line in lines:
-        sums = found.setdefault(line[key], {"tensors": 0, "before": 0, "after": 0})
+        sums = groups.setdefault(line[key], {"tensors": 0, "before": 0, "after": 0})
         sums["tensors"] += 1
         sums["before"] += line["before"]
         sums["after"] += line["after"]
-    return found
+    return groups

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Both graphs of a compiled model, written anew so that saved values wait as codes."""
+"""Write both graphs of a compiled model anew so that saved values wait as codes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def rewrite(
     """
     finder = _Forward(forward.graph)
     coded = [one for one in plan if one.format is not None]
-    sources = [one.forward if one.is_in_place else finder.computed(one.point) for one in coded]
+    sources = [one.forward if one.is_in_place else finder.compute(one.point) for one in coded]
     places: dict[Node, tuple[Node, ...]] = {}
     for one, source in zip(coded, sources, strict=True):
-        places[one.forward] = _encoded(forward.graph, backward.graph, one, source)
+        places[one.forward] = _encode(forward.graph, backward.graph, one, source)
     for one in plan:
         if one.source is not None:
-            places[one.forward] = _made_again(backward.graph, one)
+            places[one.forward] = _cast_again(backward.graph, one)
         elif one.forward not in places and not one.backward.users:
             places[one.forward] = ()
         if one.forward in places:
@@ -47,7 +47,7 @@ def rewrite(
         module.recompile()
 
 
-def _encoded(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[Node, ...]:
+def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[Node, ...]:
     """Encode one value in the forward graph and decode it in the backward graph; its codes."""
     value, chosen = one.point.meta["val"], one.format
     assert chosen is not None
@@ -81,7 +81,7 @@ def first_user(graph: Graph, node: Node) -> Node:
     return next(user for user in graph.nodes if user in node.users)
 
 
-def _made_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
+def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
     """Cast a parameter in the backward graph too; the parameter, if it is not saved already."""
     source = one.source
     assert source is not None
@@ -89,16 +89,16 @@ def _made_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
     while chain[-1] is not source:
         chain += chain[-1].all_input_nodes
     there = {node.name: node for node in backward.find_nodes(op="placeholder")}
-    made = there.get(source.name)
-    if made is None:
+    value = there.get(source.name)
+    if value is None:
         with backward.inserting_before(one.backward):
-            made = backward.placeholder(source.name)
-        made.meta.update(source.meta)
+            value = backward.placeholder(source.name)
+        value.meta.update(source.meta)
     with backward.inserting_before(first_user(backward, one.backward)):
         for node in reversed(chain[:-1]):
-            read = made
-            made = backward.node_copy(node, lambda _, read=read: read)
-    one.backward.replace_all_uses_with(made)
+            read = value
+            value = backward.node_copy(node, lambda _, read=read: read)
+    one.backward.replace_all_uses_with(value)
     return () if source.name in there else (source,)
 
 
@@ -120,9 +120,9 @@ class _Forward:
         self._nodes = {node.name: node for node in graph.nodes}
         self._order: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
 
-    def computed(self, node: Node) -> Node:
+    def compute(self, node: Node) -> Node:
         """The node that computes the same; a copy behind what it reads, where there is none."""
-        reads = {read: self.computed(read) for read in node.all_input_nodes}
+        reads = {read: self.compute(read) for read in node.all_input_nodes}
         twin = self._nodes.get(node.name)
         if twin is not None and (
             node.op == "placeholder"
