@@ -21,7 +21,7 @@ from torch._functorch import config, partitioners
 from torch.fx import GraphModule, Node
 
 from ...errors import refuse
-from .consumers import PRODUCTS, Backward, is_attention, is_tensor, packet, packets
+from .consumers import PRODUCTS, gradients_in, is_attention, is_tensor, packet, packets
 from .images import compute_again
 from .plan import Planner, Saved, nbytes_of
 
@@ -100,14 +100,17 @@ def within(
     partitioner = _partitioner(settings)
     for share in SHARES:
         settings.change(activation_memory_budget=share)
-        forward, backward = split(partitioner)
+        try:
+            forward, backward = split(partitioner)
+        except _SameChoiceError:
+            continue
         settings.change(cse=False)  # else the next graph has other nodes than the solutions
         plan = planner.plan(forward.graph, backward.graph, num_outputs)
         if not plain:
             plain = {one.forward.name: one for one in plan}
             limit = budget.limit(sum(one.nbytes for one in plan if not one.is_there_anyway))
             spent = _recomputing(forward, backward)
-        seconds = _recomputing(forward, backward) - spent
+        seconds = _recomputing(forward, backward) - spent if best is not None else 0.0
         if best is not None and best.nbytes <= limit and seconds >= best.seconds:
             break  # smaller budgets take yet longer
         names = {one.forward.name for one in plan}
@@ -167,10 +170,10 @@ def _is_heavy(node: Node) -> bool:
 def _recomputing(forward: GraphModule, backward: GraphModule) -> float:
     """Seconds for what the backward graph computes again."""
     there = {node.name for node in forward.graph.nodes if node.op == "call_function"}
-    seen = Backward(backward.graph)
+    gradients = gradients_in(backward.graph)
     seconds = 0.0
     for node in backward.graph.nodes:
-        if node.op != "call_function" or node in seen.gradients or node.name not in there:
+        if node.op != "call_function" or node in gradients or node.name not in there:
             continue
         if _is_heavy(node):
             seconds += _computing(node)
@@ -189,6 +192,10 @@ def _computing(node: Node) -> float:
     return operations / OPERATIONS.get(size, OPERATIONS[4])
 
 
+class _SameChoiceError(Exception):
+    """A budget leads to the choice of another one."""
+
+
 class _Settings:
     """PyTorch's settings of its partitioner with some changes, for one caller alone."""
 
@@ -202,6 +209,7 @@ class _Settings:
 def _partitioner(settings: _Settings) -> Partitioner:
     """PyTorch's partitioner, which solves each min-cut and estimates each operator once.
 
+    It raises where it would save what it saved for another budget, as the graphs would be the same.
     It is a copy with other globals, as these are no arguments of PyTorch's functions: other threads
     go on with the originals.
     """
@@ -215,12 +223,22 @@ def _partitioner(settings: _Settings) -> Partitioner:
         saved, banned = solutions[key]
         return list(saved), type(banned)(banned)
 
+    choices: set[frozenset[Node]] = set()
+
+    def choose_another(*arguments: Any, **named: Any) -> list[Node]:
+        saved: list[Node] = choose(*arguments, **named)
+        if frozenset(saved) in choices and not config._sync_decision_cross_ranks:
+            raise _SameChoiceError
+        choices.add(frozenset(saved))
+        return saved
+
     names = vars(partitioners) | {
         "config": settings,
         "solve_min_cut": solve_once,
         "estimate_runtime": functools.cache(partitioners.estimate_runtime),
     }
-    names["choose_saved_values_set"] = _copy(partitioners.choose_saved_values_set, names)
+    choose = _copy(partitioners.choose_saved_values_set, names)
+    names["choose_saved_values_set"] = choose_another
     return _copy(partitioners.min_cut_rematerialization_partition, names)
 
 

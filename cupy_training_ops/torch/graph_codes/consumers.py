@@ -156,6 +156,19 @@ def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
     return readers
 
 
+def gradients_in(graph: Graph) -> set[Node]:
+    """Nodes of a backward graph that depend on gradients."""
+    gradients: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_one = "tangents" in node.name
+        else:
+            is_one = not gradients.isdisjoint(node.all_input_nodes)
+        if is_one:
+            gradients.add(node)
+    return gradients
+
+
 class Backward:
     """A backward graph: which nodes depend on gradients, and who reads what."""
 
@@ -163,17 +176,11 @@ class Backward:
         self._parameters = parameters  # by name, and what is computed from them alone
         self.placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
-        self.gradients: set[Node] = set()
-        for node in graph.nodes:
-            if "tangents" in node.name if node.op == "placeholder" else self._reads_one(node):
-                self.gradients.add(node)
+        self.gradients = gradients_in(graph)
         self._uses: dict[tuple[Node, Image], Uses] = {}
         for node in reversed(list(self.order)):  # so that no chain is too long for recursion
             for image in Image if node not in self.gradients else ():
                 self.uses(node, image)
-
-    def _reads_one(self, node: Node) -> bool:
-        return any(read in self.gradients for read in node.all_input_nodes)
 
     def points(self, saved: Node) -> list[Node]:
         """Values through which all uses of a saved one go, the value itself first."""
