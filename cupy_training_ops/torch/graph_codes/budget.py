@@ -207,7 +207,7 @@ class _Settings:
 
 
 def _partitioner(settings: _Settings) -> Partitioner:
-    """PyTorch's partitioner, which solves each min-cut and estimates each operator once.
+    """PyTorch's partitioner, which does once what is the same for several budgets.
 
     It raises where it would save what it saved for another budget, as the graphs would be the same.
     It is a copy with other globals, as these are no arguments of PyTorch's functions: other threads
@@ -235,11 +235,24 @@ def _partitioner(settings: _Settings) -> Partitioner:
     names = vars(partitioners) | {
         "config": settings,
         "solve_min_cut": solve_once,
+        "classify_nodes": _once(partitioners.classify_nodes),
         "estimate_runtime": functools.cache(partitioners.estimate_runtime),
     }
     choose = _copy(partitioners.choose_saved_values_set, names)
     names["choose_saved_values_set"] = choose_another
     return _copy(partitioners.min_cut_rematerialization_partition, names)
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function once, and return that result whatever its arguments are."""
+    results: list[Any] = []
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not results:
+            results.append(function(*arguments, **named))
+        return results[0]
+
+    return call
 
 
 def _copy(function: Callable[..., Any], names: dict[str, Any]) -> Callable[..., Any]:
