@@ -222,3 +222,16 @@ def test_recompilation_of_a_changed_model(seed):
     model.between = f.relu
     assert_near(gradients(model, model, x), gradients(model, run, x))
     assert n_graphs(codes) == 2
+
+
+@pytest.mark.thorough
+def test_inductor_with_a_mode_and_dynamic_sizes(seed):
+    """On the host a mode of CUDA graphs changes nothing; it must not be in the way either."""
+    model, codes = layers(seed), codes_of(mode="reduce-overhead")
+    inputs = [normal(seed, *size, WIDTH) for size in ((4, 32), (8, 48))]
+    torch._dynamo.reset()
+    run = torch.compile(model, options=codes, fullgraph=True, dynamic=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        coded = gradients(model, run, *inputs)
+    assert_near(gradients(model, model, *inputs), coded)
+    assert n_graphs(codes) == 1
