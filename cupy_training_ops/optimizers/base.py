@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What all optimizers of training loops share: parameters, steps that skip themselves, states."""
+"""The base of optimizers for training loops: parameters, steps that skip themselves, states."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Optimizer:
         self._place()
 
     def _place(self) -> None:
-        """What of the operator's inputs is whose."""
+        """Sort the operator's inputs by who has them: lists, own arrays, the caller of a step."""
         declared = [item.name for item in self._op.inputs]
         own = {"gradient_norm": self.gradient_norm, "is_finite": self.is_finite}
         self._lists: dict[str, Arrays | None] = {
@@ -155,7 +155,7 @@ class Optimizer:
             self._raise_versions(gradients)
 
     def state_dict(self) -> State:
-        """What steps change beside the parameters and their copies, as NumPy copies; waits.
+        """The state, all that steps change beside parameters and copies, as NumPy copies; waits.
 
         `optimizer` is the class, `shapes` those of the parameters by name, `step` how many steps
         were made, or where parameters differ in it a dictionary by name; under the name of each
@@ -215,7 +215,7 @@ class Optimizer:
         return self._op
 
     def _variant(self, max_norm: Any) -> object:
-        """What tells operators apart, where there are several."""
+        """A key of the operator, where there are several."""
         return None
 
     def _written(self, places: Places) -> list[str]:
@@ -267,7 +267,7 @@ class Optimizer:
     def _by_parts(
         self, parts: Sequence[Part], gradients: dict[int, Any], given: Arrays
     ) -> tuple[CheckedCall, list[CheckedCall]]:
-        """What finds the norm of these gradients by place, and what updates each part by it."""
+        """The call that measures these gradients' norm, and one that updates each part by it."""
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
             self._checked(part, [gradients[i] for i in part.places], given, is_told=True)

@@ -34,7 +34,7 @@ _MAX_PATTERNS = 256  # buckets, and what of them has gradients
 
 
 class _Sent(NamedTuple):
-    """What sends a bucket again whose gradients are of the same parameters and types."""
+    """The prepared exchange of a bucket, for gradients of the same parameters and types."""
 
     calls: queue.Calls | None  # of a rank alone
     overlap: Overlap
@@ -149,7 +149,7 @@ class GradientBuckets:
         self._begin()
 
     def _begin(self) -> None:
-        """Of a step nothing is there."""
+        """Begin a step, of which no gradient is there."""
         self._given: list[Any] = [None] * len(self._sizes)
         self._found: list[tuple[Any, Info] | None] = [None] * len(self._sizes)
         self._order: list[int] = []
@@ -254,7 +254,7 @@ class GradientBuckets:
         return found
 
     def _refuse_again(self, place: int) -> None:
-        """Of a step that is begun anew, the others have a part already."""
+        """Refuse a gradient that came before; other ranks may have a part of the step already."""
         words = f"{NAME}: gradients[{place}]: expected one between two waits, got another"
         if self._next == 0:
             raise ArgumentError(words)
@@ -284,5 +284,5 @@ def _home(device: int) -> str:
 
 
 def _firsts(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-    """What the first rank has, for all."""
+    """The first rank's parts, for all."""
     return [found[0]] * len(found)

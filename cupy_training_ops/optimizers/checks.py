@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What optimizers refuse as they are made."""
+"""Checks of optimizers' arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def betas(optimizer: str, value: Any) -> tuple[float, float]:
 
 
 def limits(optimizer: str, value: Any) -> tuple[float, float]:
-    """What ratios are kept between."""
+    """The least and the greatest ratio."""
     low, high = pair(optimizer, "ratio_limits", bound, value)
     if low > high:
         refuse(optimizer, "ratio_limits", "the lower one first", shown(value))

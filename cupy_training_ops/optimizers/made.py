@@ -55,10 +55,10 @@ class Step(NamedTuple):
 
 
 def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
-    """What an update takes anew of what a step is given."""
+    """The numbers of a step that an update takes anew."""
     return {name: given[_AT[name]] for name in call.changing}
 
 
 def known_of(backend: Backend, given: Arrays) -> Known | None:
-    """What tells whether the next step has the same gradients."""
+    """A record of the gradients, which the next step's are compared with."""
     return Known.of(backend, _DECLARED, _READERS, given, by_memory=True)

@@ -27,16 +27,16 @@ class Numbers:
         return zeros(parameter, parameter.shape, self.dtype)
 
     def told(self, _: str, array: Any, __: Shape) -> HostArray:
-        """What a state has of them."""
+        """The arrays of a state."""
         return copied(array)
 
     def kept(self, _: str, array: HostArray) -> HostArray:
-        """What is kept of a state."""
+        """The array that is made of a state's."""
         return array
 
 
 class Codes(Numbers):
-    """Of a byte each, in whose place a state has numbers; from these the same codes come."""
+    """Moments of a byte each. A state has their numbers, from which the same codes come."""
 
     name = "8bit"
 

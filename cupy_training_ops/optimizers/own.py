@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What one of several ranks has of a step: its parts of gradients, and of the parameters."""
+"""A rank's own optimizer: its parts of the gradients and of the parameters."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Split(NamedTuple):
         return size // (self.n_ranks * self.block) * self.block
 
     def pieces(self, rank: int, sizes: Sequence[int]) -> Iterator[Piece]:
-        """What a rank has of arrays of these sizes."""
+        """The pieces of a rank, of arrays of these sizes."""
         for i, (size, tail) in enumerate(zip(sizes, self.tails, strict=True)):
             part = self.part(size)
             if part:
@@ -96,7 +96,7 @@ def divided(value: object) -> Split:
 
 
 class _OfParts(Collective):
-    """What ranks do with the parts of arrays, in place."""
+    """A collective over parts of arrays, in place."""
 
     name = "AdamW"
     inputs: ClassVar[tuple[Input, ...]]
@@ -112,7 +112,7 @@ class _OfParts(Collective):
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
     def calls(self, xs: Specs) -> queue.Calls:
-        """Those of NCCL for arrays in place."""
+        """NCCL's calls for arrays in place."""
         found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
@@ -195,7 +195,7 @@ class MeanOfAll(Collective):
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
     def calls(self, xs: Specs) -> queue.Calls:
-        """Those of NCCL for arrays in place."""
+        """NCCL's calls for arrays in place."""
         rows = [queue.row("allReduce", x.size, x.dtype, queue.MEAN) for x in xs]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
 

@@ -76,7 +76,7 @@ class LambUpdate(Told, LambOptimizer):
 
 
 class _Rated:
-    """What puts rates of each call in the place of an operator's attributes."""
+    """An operator whose rates are numbers of each call, in the place of attributes."""
 
     update_list: ClassVar[type[Op]]
     inputs: ClassVar[tuple[Input, ...]]

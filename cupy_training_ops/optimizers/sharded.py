@@ -45,7 +45,7 @@ _READERS = tuple(map(reader, _DECLARED))
 
 
 class AdamW(adam.AdamW):
-    """What `AdamW(..., group=group)` makes."""
+    """The result of `AdamW(..., group=group)`."""
 
     _counts: Counts
 
@@ -106,7 +106,7 @@ class AdamW(adam.AdamW):
         self._streams: Streams | None = None  # made where there are several turns
 
     def _divide(self, dtype: Dtype) -> None:
-        """What this rank has of the parameters, and an optimizer of that.
+        """Divide the parameters, and make an optimizer of this rank's parts.
 
         An element of padding is updated, too, so that no rank has nothing.
         """
@@ -259,11 +259,11 @@ class AdamW(adam.AdamW):
         return updates
 
     def means_of(self, places: Places) -> MeanOfParts:
-        """What makes this rank's parts of some gradients the means."""
+        """The operator that makes this rank's parts of some gradients the means over ranks."""
         return self._operators(places)[0]
 
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
-        """What moves the gradients of these parameters, and what they become."""
+        """The operators that move these parameters' gradients, and what is updated in turns."""
         found = self._ops.get(places)
         if found is None:
             means = MeanOfParts(group=self.group, split=self._split.among(places))
@@ -280,13 +280,13 @@ class AdamW(adam.AdamW):
         return GatheredParts(group=self.group, split=split)
 
     def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
-        """Those of these parameters that have copies, and the copies."""
+        """Places of the parameters that have copies, and the copies."""
         copies = self._copies or ()
         found = [i for i in places if copies and copies[i] is not None]
         return found, [copies[i] for i in found]
 
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
-        """Of parameters and of their copies."""
+        """This rank's parts of the parameters and of their copies."""
         weights, copies = dict(enumerate(self._weights)), dict(enumerate(self._copies or ()))
         return self._cut(weights, self._padding), self._cut(copies, None) if copies else None
 
@@ -318,7 +318,7 @@ class AdamW(adam.AdamW):
     # ---- states ----------------------------------------------------------------------------------
 
     def state_dict(self, sharded: bool = False) -> State:
-        """What steps change beside the parameters, as NumPy copies: of all, or this rank's share.
+        """The state beside the parameters, as NumPy copies: the whole, or this rank's share.
 
         The whole is the same on all ranks, which ask for it together, and as without a group. A
         share also has `rank` and `ranks`, and no rank waits for another.

@@ -20,7 +20,7 @@ from .state import Layout, State
 
 @dataclass(frozen=True)
 class Share(Layout):
-    """What a rank's share has: of each moment the elements that it has, behind each other."""
+    """A rank's share of a state: of each moment its own elements, behind each other."""
 
     rank: int = 0
     split: Split = field(default_factory=lambda: Split.of((), 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What steps change beside the parameters: as a dictionary, and in a file that holds the same.
+"""States of optimizers: as a dictionary, and in a file that holds the same.
 
 A state is held against a layout before anything is written, its arrays by their headers before any
 of them is read.
@@ -29,7 +29,7 @@ _RAW = np.dtype(np.uint16)  # of bfloat16 in a file
 
 @dataclass(frozen=True)
 class Layout:
-    """What the state of an optimizer has: arrays of each moment, one for each parameter."""
+    """The layout of a state: arrays of each moment, one for each parameter."""
 
     optimizer: str
     shapes: Mapping[str, Shape]  # of the parameters, by name
@@ -43,7 +43,7 @@ class Layout:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """What a state has that is no array."""
+        """Names of a state's entries that are no arrays."""
         return ("optimizer", "shapes", *(("step",) if self.counts else ()))
 
     def check(self, state: object) -> None:
@@ -100,7 +100,7 @@ class Layout:
 
 
 def step(names: Sequence[str], made: Sequence[int]) -> int | dict[str, int]:
-    """What a state has of the steps of each parameter: one number, where all have the same."""
+    """The steps of each parameter by name; one number, where all have the same."""
     return made[0] if len(set(made)) == 1 else dict(zip(names, made, strict=True))
 
 
@@ -167,6 +167,6 @@ def _typed(array: NumpyArray) -> NumpyArray:
 
 
 def _header(array: Stored) -> Header:
-    """What a file says of an array, once it is typed."""
+    """The header of an array in a file, with its dtype."""
     header = array.header()
     return header._replace(dtype=BFLOAT16) if header.dtype == _RAW else header

@@ -65,7 +65,7 @@ def on_request(op: type[Op]) -> tuple[Output, ...]:
 
 
 class Measured:
-    """What puts the norm of the gradients before an operator's own work."""
+    """An operator that measures the gradients' norm before its own work."""
 
     update: ClassVar[type[Op]]
     inputs: ClassVar[tuple[Input, ...]]
@@ -105,7 +105,7 @@ class Measured:
 
 
 class Told:
-    """What runs an operator whose step is told what it does not measure.
+    """An operator that takes the gradients' norm, which another call has measured.
 
     The next step is written where it is asked for: several calls may make one step.
     """

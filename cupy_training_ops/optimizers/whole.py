@@ -12,7 +12,7 @@ from ..forks import Locked
 
 
 class Whole(Locked):
-    """What one thread at a time reads or writes, and whether a write was left in its middle."""
+    """State that one thread at a time reads or writes; it knows of a write that was interrupted."""
 
     def __init__(self, name: str, *, is_torn: bool = False) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ _RMS_NORM = "RMSNorm"  # how classes of transformers end
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` did, by the modules' names: their class, or why one was left."""
+    """The result of `convert` by module name: the new class, or why one was left."""
 
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)

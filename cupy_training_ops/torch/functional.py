@@ -231,7 +231,7 @@ def _refuse_classes(function: str, target: Tensor) -> NoReturn:
 
 
 def _records(x: Tensor) -> bool:
-    """Whether autograd is to know of a call; inside vmap a tensor does not say whether it is."""
+    """Return True if autograd records a call; inside vmap a tensor does not say so itself."""
     if not torch.is_grad_enabled():
         return False
     is_in_vmap = torch._C._are_functorch_transforms_active
@@ -239,7 +239,7 @@ def _records(x: Tensor) -> bool:
 
 
 def _loss_dtype(x: Tensor) -> torch.dtype | None:
-    """Of the loss, where it is not that of the scores."""
+    """The dtype of the loss, where it is not that of the scores."""
     if x.dtype in _HALVES and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return None
@@ -284,7 +284,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Spent(torch.autograd.Function):  # type: ignore[misc]
-    """What scores are once their gradient took their place: nothing that has a gradient."""
+    """Scores whose gradient took their place: they have no gradient of their own."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ is_compiling = torch.compiler.is_compiling
 
 
 class Replacement:
-    """What the modules here share: why one with some arguments cannot be had."""
+    """Base of the modules here: why a module with some arguments is refused."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -174,7 +174,7 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
 
 
 def type_of_norm(x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """Of a norm's result."""
+    """The dtype of a norm's result."""
     return x.dtype if weight is None else weight.dtype
 
 

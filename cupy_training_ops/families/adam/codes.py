@@ -72,7 +72,7 @@ def _format(signed: bool) -> tuple[int, int]:
 
 
 def _base(exponents: HostArray, kept: int, top: int) -> HostArray:
-    """What codes of blocks begin above."""
+    """The lower bound of each block's codes."""
     found: HostArray = np.maximum((exponents << kept) + (1 << kept) - 1 - top, 0)
     return found
 

@@ -167,7 +167,7 @@ class AdamOptimizer(Op):
         max_norm: object,
         update: object,
     ) -> Args:
-        """What is no array of a step, in the order of the kernels' parameters."""
+        """The numbers of a step, in the order of the kernels' parameters."""
         rates = self.alpha, self.beta, self.lambda_, self.epsilon
         fixed = rule(rates, self.do_bias_correction, self.weight_decay_mode)
         scale, norm = common.given(loss_scale, 1.0), common.given(norm, common.ABSENT_NORM)
@@ -181,7 +181,7 @@ class AdamOptimizer(Op):
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
         grid = ceil_div(w.size, chunk(w, m, ONE_NBYTES))
-        return Plan((launch(self.function_name, grid, row, **types),) if w.size else ())
+        return Plan((launch("adam_optimizer", grid, row, **types),) if w.size else ())
 
 
 class AdamOptimizerList(AdamOptimizer):

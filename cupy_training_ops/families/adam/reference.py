@@ -32,7 +32,7 @@ class Rates(TypedDict):
 
 
 class Rule(Rates):
-    """Those of AdamOptimizer and of AdamOptimizerList."""
+    """Attributes of AdamOptimizer and AdamOptimizerList."""
 
     lambda_: float
     max_norm_clip: float
@@ -41,7 +41,7 @@ class Rule(Rates):
 
 
 class RuleW(Rates):
-    """Those of AdamWOptimizer."""
+    """Attributes of AdamWOptimizer."""
 
     weight_decay: float
     correct_bias: bool
@@ -54,7 +54,7 @@ _quiet = np.errstate(all="ignore")
 
 @dataclass(frozen=True)
 class _Step:
-    """What holds for all parameters of a step."""
+    """Numbers of a step that are the same for all parameters."""
 
     alpha: float
     beta: float
@@ -67,7 +67,7 @@ class _Step:
 
     @classmethod
     def of(cls, rule: Rule, lr: float, step: int, divisor: float) -> _Step:
-        """Of these attributes; a step of 0 corrects no bias."""
+        """The numbers of these attributes; a step of 0 corrects no bias."""
         alpha, beta, decays_updated = rule["alpha"], rule["beta"], rule["weight_decay_mode"] == 1
         c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
         rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)

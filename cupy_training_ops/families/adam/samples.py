@@ -48,7 +48,7 @@ Numbers = tuple[Any, ...]
 
 
 def _moments(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[list[Any], list[Any]]:
-    """Of either sign, and of none."""
+    """First moments of either sign, second ones of none."""
     return arrays(rng, shapes, dtype), [np.asarray(np.abs(x)) for x in arrays(rng, shapes, dtype)]
 
 

@@ -209,7 +209,7 @@ class _Step:
 
     @property
     def has_new_gradients(self) -> bool:
-        """Whether directions lie there."""
+        """True if directions lie there."""
         return self.update.at[2] >= 0
 
     @property

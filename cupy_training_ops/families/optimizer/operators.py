@@ -74,7 +74,7 @@ class SGDOptimizer(Op):
     ) -> Plan:
         grid = ceil_div(w.nbytes, THREADS * VECS * VEC_NBYTES)
         args = (w, g, nw, ng, eta, w.size)
-        return Plan((_launch(self.function_name, grid, args, w.dtype, g.dtype),))
+        return Plan((_launch("sgd_optimizer", grid, args, w.dtype, g.dtype),))
 
 
 ROWS = ("float32 float32", "float32 H", "H H", "float64 float64")
@@ -285,7 +285,7 @@ class InplaceClipGradNorm(Op):
         first = _norm(device, xs, scratch, norm, None)
         columns = Columns.of((xs,), {0: clipped}, 2 * TWO_LISTS)
         dtype, sizes = xs[0].dtype, [x.size for x in xs]
-        launch = partial(_launch, self.function_name, w=computed_in(dtype), grad=dtype)
+        launch = partial(_launch, "inplace_clip_grad_norm", w=computed_in(dtype), grad=dtype)
         second = parameter_update.over_lists(
             columns, sizes, CHUNK_NBYTES // dtype.itemsize, TWO_LISTS, launch, norm, self.max_norm
         )

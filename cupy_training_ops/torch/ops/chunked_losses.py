@@ -81,7 +81,7 @@ class _Sums:
             self.kept.zero_()
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
-        """What the gradient of these rows' scores adds."""
+        """Add the share of these rows, by the gradient of their scores."""
         if self.of_hidden is not None:
             into, weight = self.of_hidden[rows], self.weight
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
@@ -109,7 +109,7 @@ class _Sums:
                 torch.mul(self.kept[rows], factor, out=self.of_weight[rows])
 
     def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
-        """What rows apart add to the divided gradients, by the divided gradient of their scores."""
+        """Add the rows apart to the divided gradients, by the divided gradient of their scores."""
         assert self.of_weight is not None
         self.of_weight.addmm_(gradient.t(), hidden)
         if self.of_hidden is not None:
@@ -176,7 +176,7 @@ def _chunk(
 
 
 def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """What the sum is divided by: for the mean the rows that count."""
+    """The divisor of the sum: for the mean the rows that count."""
     if reduction == "sum":
         return target.new_ones(())
     if reduction != "mean":

@@ -118,7 +118,7 @@ class Door:
 def _shortest_of_mask(
     find: Callable[[Sequence[Any]], Found | None], longer: Callable[..., Any]
 ) -> Callable[..., Sequence[Tensor | None]]:
-    """What runs a call as one that is like it, or the longer way; results in their places."""
+    """A function that runs a call as a recent one like it, or the longer way; results in order."""
     is_compiling = torch.compiler.is_compiling
 
     def call(*arguments: Any) -> Sequence[Tensor | None]:
@@ -141,7 +141,7 @@ def _in_places(results: Any, mask: Sequence[bool]) -> Sequence[Tensor | None]:
 
 
 class _Inside:
-    """What is behind a door where nobody else sees a call: launches, or autograd's node."""
+    """The way of a call that nobody else sees: launches, or autograd's node."""
 
     def __init__(
         self, operator: Operator, launched: Any, registered: Any, *, is_first: bool = False
@@ -188,7 +188,7 @@ class _Inside:
         return self._launched(arguments, JOINED if self._is_first else EVERY)
 
     def _run(self, arguments: Sequence[Any], is_recorded: bool) -> Run:
-        """What calls like this one run."""
+        """The function that calls like this one run."""
         of_first = JOINED if is_recorded else FIRST  # others are for `keep` alone
         run = straight(self._launched, arguments, of_first if self._is_first else EVERY)
         if not is_recorded:
@@ -216,7 +216,7 @@ def _is_tensor(kind: Any) -> bool:
 
 
 def is_watched(arguments: Sequence[Any]) -> bool:
-    """Whether torch.compile, a subclass, a mode, a transformation or a trace is to see a call.
+    """Return True if torch.compile, a subclass, a mode, a transform or a trace must see a call.
 
     So is the dispatcher where tensors have no data, or gradients come as a batch.
     """
@@ -256,5 +256,5 @@ def launched(body: Callable[..., Any], arguments: Sequence[Any], which: int = EV
 
 
 def defaults_of(overload: Any) -> tuple[Any, ...]:
-    """Of all arguments; the dispatcher leaves out what equals them."""
+    """Defaults of all arguments; the dispatcher leaves out what equals them."""
     return tuple([argument.default_value for argument in overload._schema.arguments])

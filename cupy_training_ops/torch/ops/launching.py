@@ -108,7 +108,7 @@ def _called(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Any
 
 
 def ready_of(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
-    """What `launch` has run for such a call, if it has."""
+    """The launches of such a call, if there was one."""
     key: list[object] = [op, TENSORS.get(Tensor), outputs]
     given = (*inputs, *[None] * (len(op.inputs) - len(inputs)))
     return None if _addresses(op, given, key) is None else _ready.get(tuple(key))
@@ -120,7 +120,7 @@ def launch_first(op: Op, *inputs: Any) -> Any:
 
 
 def inputs_on_gpu(inputs: Sequence[Any]) -> bool:
-    """Whether a tensor is on one."""
+    """Return True if a tensor is on a GPU."""
     return any(isinstance(value, Tensor) and value.is_cuda for value in inputs)
 
 
@@ -144,7 +144,7 @@ def _spec(value: Any) -> Any:
 
 
 def _wanted(results: Any) -> Any:
-    """Of a tuple those that were asked for; one result for itself."""
+    """Results that were asked for, as a tuple; one result for itself."""
     if not isinstance(results, tuple):
         return results
     found = tuple([result for result in results if result is not None])
@@ -188,7 +188,7 @@ def launcher(
     parts: Sequence[tuple[int, int]] = (),
     joins: bool = False,
 ) -> Launcher:
-    """What makes results and queues the launches that write them, on PyTorch's current stream.
+    """A prepared launch: makes results and queues what writes them, on PyTorch's current stream.
 
     arrays: the places of arrays among what it is given, None of one that is not there; spots: those
     of their addresses, of which it is given so many; made: the arguments that follow from numbers
@@ -248,7 +248,7 @@ def launcher(
 def _together(
     makers: Sequence[Maker], slices: Sequence[int]
 ) -> Callable[[Sequence[Any], list[int]], tuple[Any, ...]]:
-    """What makes several results, and adds their addresses, behind them those of slices of the
+    """A function that makes several results, and adds their addresses, then those of slices of the
     last; two, which are most, without a loop."""
 
     def some(inputs: Sequence[Any], addresses: list[int]) -> tuple[Any, ...]:
@@ -283,8 +283,10 @@ def joined(specs: Sequence[Spec]) -> Spec | None:
 def _in_row(
     call: KernelCall, spots: Sequence[int], n_given: int
 ) -> Callable[[list[int]], Sequence[int]] | None:
-    """What puts addresses, of what is given and of new results, in the order of the launches'
-    arrays; None where they are. Results that are not computed have none, which is 0."""
+    """A function that puts addresses of arguments and new results in the launches' order.
+
+    None where they are in it. Results that are not computed have the address 0.
+    """
     places, n = [*spots], n_given
     for result in call.prepared.results:
         places.append(n if result.spec is not None else -1)

@@ -108,7 +108,7 @@ def scaled(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Te
 
 
 def refuse_overwriting(x: Tensor) -> None:
-    """What is overwritten may not be the memory of a leaf, nor of what is to have a gradient, and
+    """Refuse to overwrite the memory of a leaf, or of a tensor that is to have a gradient, and
     each element has its own."""
     if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.stride(), strict=True)):
         expected = "scores that are no expanded ones, as they are overwritten"

@@ -50,7 +50,7 @@ class Operator:
 
 
 def general(operator: Operator, *, is_first: bool) -> Callable[..., Any]:
-    """What applies the node to arguments; launches are given last, with their tensors."""
+    """A function that applies the node to arguments; launches come last, with their tensors."""
     n_others = _n_others(operator)
     missing = (None,) * n_others if is_first else ()
     keep, derivative = operator.keep, functools.partial(derivative_of, operator)
@@ -87,8 +87,8 @@ def runner(
     *,
     is_first: bool,
 ) -> Run:
-    """What runs such calls through a node: the first through that of all calls, and as it keeps,
-    the next ones keep; told: instead where a mode looks at functions."""
+    """A function that runs such calls through a node: the first through that of all calls, whose
+    saved tensors tell what the next ones save; told: instead where a mode looks at functions."""
     n_others, launched = _n_others(operator), kind.launched
     has_class = operator.keep is not None and (is_first or not n_others)
     apply: Callable[..., Any] | None = None
@@ -118,7 +118,7 @@ def runner(
 
 
 class _Recipe(NamedTuple):
-    """What a node of a kind keeps."""
+    """The tensors and values that a node saves."""
 
     passed: Pick | None  # of the tensors: those that need gradients; None for all
     wanted: Pick  # of the gradients of all arguments: theirs
@@ -168,7 +168,7 @@ def _recipe(
 def _of_kind(
     operator: Operator, launched: Run, recipe: _Recipe, *, is_one: bool
 ) -> Callable[..., Any]:
-    """What applies a node to arguments and all their tensors, and to those that need gradients."""
+    """A function that applies a node to arguments and their tensors, or those with gradients."""
     saved, wanted = recipe.saved, recipe.wanted
     missing = (None,) * _n_others(operator)
     derivative = functools.partial(derivative_of, operator)

@@ -63,7 +63,7 @@ class Recent:
     def caller(
         self, longer: Callable[..., Any], draw: Callable[[Any], object] | None = None
     ) -> Callable[..., Any]:
-        """What runs a call as one that is like it, or the longer way.
+        """A function that runs a call as a recent one like it, or the longer way.
 
         draw: gives the argument behind the last, of the first one; or None: then the longer way.
         It is `find` once more, since a function between took a tenth of a call's time.
@@ -122,7 +122,7 @@ class Recent:
 
 
 def _finder(others: Pick, ways: tuple[_Ways, _Ways]) -> Callable[[Sequence[Any]], Found | None]:
-    """What finds a way; a function of its own, since it is run in every call."""
+    """A function that finds a way; one of its own, since every call runs it."""
     n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
     as_bytes, exactly, nothing, all_absent = marshal.dumps, EXACT, _NOTHING, _ABSENT
 
@@ -166,7 +166,7 @@ def forget() -> None:
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """What says whether others are like these."""
+    """A function that returns True if other arguments are like these."""
     if _TensorGuards is None or not tensors:
         return None
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
@@ -176,7 +176,7 @@ def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 
 
 def pick(places: Sequence[int]) -> Pick:
-    """What takes a tuple of the items at these places."""
+    """A function that takes a tuple of the items at these places."""
     if len(places) > 1:
         return itemgetter(*places)
     start = places[0] if places else 0

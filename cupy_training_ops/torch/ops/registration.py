@@ -85,7 +85,7 @@ class _Past:
 
 
 def _is_plain(keyset: Any) -> bool:
-    """Whether a CPU's or a GPU's kernel comes behind autograd."""
+    """Return True if a CPU's or a GPU's kernel comes behind autograd."""
     behind = (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
     return behind in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
@@ -109,7 +109,7 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 
 
 def _kernel(operator: Operator) -> Callable[..., Any]:
-    """What runs on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
+    """The kernel on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
     overload, wanted = _overload(operator.name), operator.wanted
     defaults, direct = defaults_of(overload), operator.direct
     run: Callable[[Sequence[Any]], Any] = functools.partial(launched, operator.body)
@@ -155,7 +155,7 @@ def _fake(operator: Operator) -> Callable[..., Any]:
 
 
 def _is_traced() -> bool:
-    """Whether a call may be seen and not made; before PyTorch 2.13 modes alone tell."""
+    """Return True if a call may be traced and not made; before PyTorch 2.13 modes alone tell."""
     n_modes: int = torch._C._len_torch_dispatch_stack()
     return torch.compiler.is_compiling() or n_modes > 0
 

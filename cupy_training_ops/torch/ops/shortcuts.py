@@ -38,7 +38,7 @@ class Shortcuts:
         self._known: dict[object, Launcher | None] = {}
 
     def is_of(self, body: Callable[..., Any]) -> bool:
-        """Whether results are the body's."""
+        """True if results are the body's."""
         return self._body is body
 
     def __call__(self, arguments: Sequence[Any], which: int = EVERY) -> Any:
@@ -54,7 +54,7 @@ class Shortcuts:
         return known(arguments, (), addresses)
 
     def straight(self, arguments: Sequence[Any], which: int) -> Run | None:
-        """What runs calls whose tensors are like these, if that is known."""
+        """The function that runs calls whose tensors are like these, if it is known."""
         kind, addresses = self._kind(arguments, which)
         launch = None if kind is None else self._known.get(kind)
         if launch is None or not all(at % ALIGNED == 0 for at in addresses):
@@ -62,8 +62,10 @@ class Shortcuts:
         return launch
 
     def _kind(self, arguments: Sequence[Any], which: int) -> tuple[object, list[int]]:
-        """What a launch depends on, None for what is not remembered; addresses of tensors, and
-        a 0 behind them, which is that of all that are left out."""
+        """Values that a launch depends on (None: not remembered), and addresses of tensors.
+
+        A 0 behind them is the address of all that are left out.
+        """
         key: list[object] = [TENSORS.get(Tensor), which]
         addresses: list[int] = []
         others: list[object] = []
@@ -125,7 +127,7 @@ def joined(results: Any) -> Any:
 
 
 def _are_same(results: Any, others: Any) -> bool:
-    """Whether they are the same tensors."""
+    """Return True if they are the same tensors."""
     if not isinstance(results, tuple) or not isinstance(others, tuple):
         return results is others
     return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))

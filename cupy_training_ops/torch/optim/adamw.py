@@ -144,7 +144,7 @@ class AdamW(Optimizer):
 
 
 def _is_plain(parameter: Tensor) -> bool:
-    """Whether the elements are all here, in the order of their indices."""
+    """Return True if the elements are all here, in the order of their indices."""
     return parameter.is_contiguous() and not is_distributed(parameter)
 
 

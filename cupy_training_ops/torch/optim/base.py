@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What all optimizers of PyTorch's protocol share here: parts, scales, states."""
+"""The base of optimizers of PyTorch's protocol: parts, scales, states."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         super().add_param_group(param_group)
 
     def _forget(self) -> None:
-        """What follows from parameters and states is looked up anew."""
+        """Forget all that follows from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # parameters that had no gradient yet
         self._known: tuple[list[Tensor], list[State]] = [], []
@@ -157,7 +157,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
 
     def _scale(self) -> Tensor | None:
-        """What gradients are divided by; infinite where the step is to be skipped."""
+        """The divisor of gradients; infinite where the step is to be skipped."""
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)  # while GradScaler steps
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is None:
@@ -310,7 +310,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._whole.is_torn = False
 
     def _take(self, state_dict: dict[str, Any]) -> None:
-        """What PyTorch has loaded, with the moments as they are here."""
+        """Take the state that PyTorch has loaded, with moments in the types they have here."""
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
             given = state_dict["state"].get(key, {})
@@ -322,7 +322,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def measures(part: Part, gradients: Sequence[Tensor]) -> bool:
-    """Whether a part's own step finds the norm of all gradients."""
+    """Return True if a part's own step measures the norm of all gradients."""
     return bool(gradients) and not part.is_shared
 
 

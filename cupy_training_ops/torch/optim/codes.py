@@ -73,6 +73,6 @@ def numbers(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
 
 
 def _bases(exponents: Tensor, kept: int, top: int, n: int) -> Tensor:
-    """What each code begins above."""
+    """The lower bound of each code."""
     bases = ((exponents << kept) + (1 << kept) - 1 - top).clamp(min=0)
     return bases.repeat_interleave(CODED_BLOCK)[:n]

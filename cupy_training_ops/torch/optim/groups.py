@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What groups and states of parameters may say: numbers in their ranges, options that go together,
+"""Checks of groups and states: numbers in their ranges, options that go together,
 moments of their shapes."""
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Ranks = tuple[Any, ...]  # of PyTorch's process groups
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether it is a part of a tensor that several ranks have."""
+    """Return True if it is a part of a tensor that is divided over ranks."""
     found = sys.modules.get("torch.distributed.tensor")
     return found is not None and isinstance(tensor, found.DTensor)
 

@@ -37,7 +37,7 @@ class Norms:
         return _joined({ranks: [n for n, _ in some] for ranks, some in norms.items()}, device)
 
     def _each(self, ranks: Ranks, gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Those of each type on each device, on this rank."""
+        """Norms of each type on each device, on this rank."""
         kinds: dict[object, list[Tensor]] = {}
         for gradient in gradients:
             kind = kinds.setdefault((gradient.dtype, gradient.device), [])

@@ -58,7 +58,7 @@ class Count:
             self._version = self.made._version
 
     def go_on(self, told: Mapping[str, Tensor | None]) -> Note:
-        """What counts a step without an element on this rank, which the same numbers skip."""
+        """A write that counts a step without elements here, skipped by the same numbers."""
         made = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in told.values():
             if tensor is not None:  # a scale, a norm, a signal
@@ -68,7 +68,7 @@ class Count:
         return functools.partial(at_once, [count])
 
     def follow(self) -> Note:
-        """What writes the states' number after a step, which may have been skipped."""
+        """A write of the states' count after a step, which may have been skipped."""
         return functools.partial(torch.sub, self.next, 1, out=self.made)
 
     def followed(self) -> None:
@@ -110,7 +110,7 @@ class Part:
         self.norm: Tensor | None = None  # where a step measures it
 
     def is_of(self) -> bool:
-        """Whether the states have the moments that are bound, and their count."""
+        """Return True if the states have the moments that are bound, and their count."""
         found = versions(self.states)
         if found is not None and found == self._versions:
             return True
@@ -128,7 +128,7 @@ class Part:
             return False
 
     def gradients(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """Those of tensors that have elements, as memory of this rank."""
+        """Gradients of tensors that have elements here, as memory of this rank."""
         if not self._watched.are_same():
             self._bind()
         found = list(map(local, given)) if self.is_shared else list(given)
@@ -150,7 +150,7 @@ class Part:
     def writes(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """What updates the parameters: refused here, where nothing was written yet.
+        """Check an update and return its writes: refused here, where nothing was written yet.
 
         First of all what it takes, which launches know by its addresses. A gradient that lies
         otherwise than its parameter is copied.
@@ -214,7 +214,7 @@ class Part:
 
 
 def _checked(call: OpenCall, given: Mapping[str, Any]) -> Note:
-    """What writes, once it is known that the call will not be refused for what it is given."""
+    """Check a call; return what writes, which refuses nothing any more."""
     made = call.checked(**given)
     if given["gradients"][0].is_cuda and not (call.is_native and made.over_tensors):
         return functools.partial(call, **given)
