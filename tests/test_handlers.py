@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import at_random, interrupted, lines_of
+from interrupts import apart, at_random, interrupted, lines_of
 
 import cupy_training_ops as cto
 from cupy_training_ops.errors import pass_on
@@ -76,7 +76,7 @@ def test_what_is_raised_at_any_line_comes_out(name: str, error: type[Exception])
     for line in lines_of(call):
         try:
             with interrupted(line, error) as raised:
-                call()
+                apart(call)
         except error as found:
             came = type(found), *found.args
         else:

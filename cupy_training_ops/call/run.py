@@ -19,7 +19,7 @@ from ..device.arguments import Values, getter
 from ..device.launch import ReadyPlan
 from ..device.marks import NO_MARKS, Marks, in_turn, make_all, own_marks
 from ..device.tensor_guards import raise_versions
-from ..device.workspace import Workspaces
+from ..device.workspace import Store, Workspaces
 from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, pass_on, refuse, shown
 from . import layout
@@ -552,6 +552,22 @@ class KernelCall(Call):
             with self.backend.on(self.device):
                 self._queue(objects, addresses, workspace, tables, numbers)
 
+    def compute(self, *arguments: Any) -> Callable[[], object]:
+        """Make numbers and find scratch memory now; return a function that queues the steps."""
+        _, arrays, results, workspace, values, placed = arguments
+        if workspace is not None or placed is None or not self.backend.is_current(self.device):
+            return super().compute(*arguments)
+        ready = self.ready
+        numbers = ready.values(values) if values else ()
+        objects = arrays + results if ready.takes_objects else ()
+        if not self.workspace_nbytes:
+            return partial(ready.run, objects, placed[0], (), placed[1], numbers)
+        sizes = ready.scratch_nbytes, ready.zeros_nbytes
+        with self.stores.lock:
+            store = self.stores.get(self.backend, self.device, *sizes)
+            memory = store, ready.scratch(store)
+        return partial(self._queue, objects, placed[0], None, placed[1], numbers, memory)
+
     def _queue(
         self,
         objects: Arrays,
@@ -559,10 +575,12 @@ class KernelCall(Call):
         workspace: Array | None,
         tables: Sequence[object],
         numbers: Sequence[object],
+        memory: tuple[Store, Sequence[object]] | None = None,
     ) -> None:
         """Queue all steps on the device, which is current, in the caller's workspace or our own.
 
-        Zeros count as unknown from the first step until the last is queued.
+        memory: our own, and pointers into it, where they are known. Zeros count as unknown from
+        the first step until the last is queued.
         """
         ready = self.ready
         if not self.workspace_nbytes:
@@ -573,8 +591,10 @@ class KernelCall(Call):
             return
         backend, device, stores = self.backend, self.device, self.stores
         with stores.lock:  # another thread's steps do not come between these
-            store = stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
-            scratch = ready.scratch(store)
+            if memory is None or not memory[0].is_zero:
+                store = stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
+                memory = store, ready.scratch(store)
+            store, scratch = memory
             store.is_zero = False
             try:
                 stores.depth += 1
