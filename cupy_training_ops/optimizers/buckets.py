@@ -86,9 +86,9 @@ class GradientBuckets:
 
         It becomes the mean in place, and is not to be read or written until `wait` has returned.
         """
-        found, begun = self._checked(place, gradient), self.group.begun
+        own, begun = self._checked(place, gradient), self.group.begun
         try:
-            self._found[place] = found
+            self._found[place] = own
             self._given[place] = gradient
             self._order.append(place)
             self._missing[self._bucket_of[place]] -= 1
@@ -103,8 +103,8 @@ class GradientBuckets:
 
         What is left is sent. The caller's stream waits for all of it, the host does not.
         """
-        found, given = self._given, [g for g in self._given if g is not None]
-        means = found if self._optimizer is None else Means(found, self._optimizer)
+        every, given = self._given, [g for g in self._given if g is not None]
+        means = every if self._optimizer is None else Means(every, self._optimizer)
         begun = self.group.begun
         try:
             while self._next < len(self._buckets):
@@ -136,15 +136,15 @@ class GradientBuckets:
 
         From the last on, which nothing hides, each has twice the room of the one behind it.
         """
-        found: list[list[int]] = []
+        buckets: list[list[int]] = []
         left, room = 0.0, min(_LAST, self._room)
         for place in reversed(order):
-            if left < self._sizes[place] or not found:
-                found.append([])
+            if left < self._sizes[place] or not buckets:
+                buckets.append([])
                 left, room = room, min(2 * room, self._room)
-            found[-1].append(place)
+            buckets[-1].append(place)
             left -= self._sizes[place]
-        self._buckets = [bucket[::-1] for bucket in reversed(found)]
+        self._buckets = [bucket[::-1] for bucket in reversed(buckets)]
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._begin()
 
@@ -163,17 +163,17 @@ class GradientBuckets:
             others = [place for bucket in self._buckets for place in bucket if place not in order]
             own = np.array([*order, *others], np.int64)
             everyone, parts = self.group.everyone, [own.data.cast("B")]
-            (found,) = self.group.exchange(NAME, everyone, NAME, parts, _firsts)
-            self._arrange(np.frombuffer(found, np.int64).tolist())
+            (firsts,) = self.group.exchange(NAME, everyone, NAME, parts, _firsts)
+            self._arrange(np.frombuffer(firsts, np.int64).tolist())
 
     # ---- what is sent ----------------------------------------------------------------------------
 
     def _send(self, *given: Any) -> None:
         """The next bucket, as far as it has gradients."""
         pairs = [(p, self._found[p]) for p in self._buckets[self._next]]
-        found = {p: own for p, own in pairs if own is not None}
-        if found and not self._send_again(found):
-            self._send_anew(found, list(given))
+        present = {p: own for p, own in pairs if own is not None}
+        if present and not self._send_again(present):
+            self._send_anew(present, list(given))
         self._next += 1
 
     def _stop(self, begun: int, error: BaseException) -> None:
@@ -186,29 +186,29 @@ class GradientBuckets:
             raise self.group.broken(NAME, error) from error
         self._begin()
 
-    def _send_again(self, found: dict[int, tuple[Any, Info]]) -> bool:
+    def _send_again(self, present: dict[int, tuple[Any, Info]]) -> bool:
         """Past all that was looked at when a bucket of the same parameters and types was sent."""
-        infos = [own for _, own in found.values()]
-        sent = self._sent.get((*found, *[own[1] for own in infos]))
+        infos = [own for _, own in present.values()]
+        sent = self._sent.get((*present, *[own[1] for own in infos]))
         if sent is None:
             return False
-        addresses = [own[0].pointer(array) for array, own in found.values()]
+        addresses = [own[0].pointer(array) for array, own in present.values()]
         sent.overlap.refuse(addresses)
         if sent.calls is not None:
             stream = infos[-1][0].stream_address(self._device)
             sent.calls.at(addresses, self._streams.behind(stream))
         return True
 
-    def _send_anew(self, found: dict[int, tuple[Any, Info]], given: list[Any]) -> None:
+    def _send_anew(self, present: dict[int, tuple[Any, Info]], given: list[Any]) -> None:
         """As an operator's call, which is compared with the other ranks'."""
-        places, streams = tuple(found), self._streams
+        places, streams = tuple(present), self._streams
         operator = self._operator(places)
-        arrays = [over(NAME, f"gradients[{place}]", found[place][0]) for place in places]
+        arrays = [over(NAME, f"gradients[{place}]", present[place][0]) for place in places]
         with Lent(_GRADIENTS, (given,), ()).stream():
             streams.fork()
             streams.beside(lambda: operator(arrays))
         if self._is_on_gpu:
-            specs = [ArrayInfo.of(own).spec for _, own in found.values()]
+            specs = [ArrayInfo.of(own).spec for _, own in present.values()]
             names = [f"gradients[{place}]" for place in places]
             every = [Written(i) for i in range(len(specs))]
             calls = operator.calls(specs) if operator.reaches_others else None
@@ -220,16 +220,16 @@ class GradientBuckets:
             self._streams.join(self._streams.current(), self._streams.mark())
 
     def _operator(self, places: Places) -> Any:
-        found = self._ops.get(places)
-        if found is None:
+        operator = self._ops.get(places)
+        if operator is None:
             if len(self._ops) >= _MAX_PATTERNS:
                 self._ops.clear()
                 self._sent.clear()
             optimizer = self._optimizer
-            found = MeanOfAll(group=self.group, places=places) if optimizer is None else (
+            operator = MeanOfAll(group=self.group, places=places) if optimizer is None else (
                 optimizer.means_of(places))  # fmt: skip
-            self._ops[places] = found
-        return found
+            self._ops[places] = operator
+        return operator
 
     # ---- checks ----------------------------------------------------------------------------------
 
@@ -243,15 +243,15 @@ class GradientBuckets:
         if gradient is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
         refuse_unwritable(NAME, f"gradients[{place}]", gradient)
-        found = known(NAME, f"gradients[{place}]", gradient)
-        _, _, shape, _, strides, device = found[1]
+        metadata = known(NAME, f"gradients[{place}]", gradient)
+        _, _, shape, _, strides, device = metadata[1]
         expected = self._shapes[place]
         if tuple(shape) != expected or strides is not None:
             words = f"C-contiguous, of shape {expected}"
             refuse(NAME, f"gradients[{place}]", words, f"shape {tuple(shape)}, strides {strides}")
         if device != self._device:
             refuse(NAME, f"gradients[{place}]", _home(self._device), _home(device))
-        return found
+        return metadata
 
     def _refuse_again(self, place: int) -> None:
         """Refuse a gradient that came before; other ranks may have a part of the step already."""
@@ -283,6 +283,6 @@ def _home(device: int) -> str:
     return f"an array on cuda device {device}" if device >= 0 else "one on the host"
 
 
-def _firsts(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+def _firsts(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
     """The first rank's parts, for all."""
-    return [found[0]] * len(found)
+    return [of_ranks[0]] * len(of_ranks)

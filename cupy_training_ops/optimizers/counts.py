@@ -35,7 +35,7 @@ class Counts:
         parts = self._parts
         if len(parts) == 1 and parts[0].places == places:
             return parts
-        wanted, found, every = set(places), list[Part](), list[Part]()
+        wanted, chosen, every = set(places), list[Part](), list[Part]()
         for part in parts:
             own = tuple(i for i in part.places if i in wanted)
             if own and own != part.places:
@@ -44,18 +44,18 @@ class Counts:
                 part = Part(own, part.count)
             every.append(part)
             if own:
-                found.append(part)
+                chosen.append(part)
         self._parts = every
-        return found
+        return chosen
 
     def made(self) -> list[int]:
         """The steps of each parameter; waits."""
-        found = [0] * self._n_parameters
+        steps = [0] * self._n_parameters
         for part in self._parts:
             n_made = int(to_host(part.count)) - 1
             for i in part.places:
-                found[i] = n_made
-        return found
+                steps[i] = n_made
+        return steps
 
     def load(self, made: Sequence[int]) -> None:
         """Go on from these steps, in the arrays that there are."""

@@ -38,9 +38,9 @@ def known(op: str, argument: str, value: Any) -> tuple[Any, Info]:
     if is_tensor(value) and value.is_cuda:
         with contextlib.suppress(KeyError):  # which has a form of its own, or is of a subclass
             tensor_backend()
-            found = info(value)
-            if found[4] is None:  # strides
-                return value, found
+            metadata = info(value)
+            if metadata[4] is None:  # strides
+                return value, metadata
     array = adopt(op, argument, value)
     return array, info(array)
 
@@ -79,8 +79,8 @@ def twin(array: Any) -> Any:
 
 def copied(array: Array) -> HostArray:
     """A copy in NumPy's memory."""
-    found = to_host(array)
-    return found.copy() if found is array else found
+    on_host = to_host(array)
+    return on_host.copy() if on_host is array else on_host
 
 
 def hosted(array: Any) -> HostArray:

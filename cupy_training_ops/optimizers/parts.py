@@ -77,8 +77,8 @@ def in_turns(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...
     """The places of arrays with these bytes, some neighbours at a time."""
     room = max(MIN_TURN, -(-sum(sizes) // MAX_TURNS))
     pairs = zip(places, itertools.accumulate(sizes, initial=0), strict=False)
-    found = itertools.groupby(pairs, lambda pair: pair[1] // room)
-    return [tuple(place for place, _ in own) for _, own in found]
+    turns = itertools.groupby(pairs, lambda pair: pair[1] // room)
+    return [tuple(place for place, _ in own) for _, own in turns]
 
 
 def _listed(name: str, mixed: bool = False) -> Input:
@@ -113,8 +113,8 @@ class _OfParts(Collective):
 
     def calls(self, xs: Specs) -> queue.Calls:
         """NCCL's calls for arrays in place."""
-        found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
-        rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
+        every = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
+        rows, parts = [row for row, *_ in every], [(i, a, b) for _, i, a, b in every]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
     def _calls(self, i: int, x: Spec) -> Iterator[tuple[queue.Row, int, int, int]]:
@@ -218,8 +218,8 @@ def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Array
     """Means in float64, rounded once."""
     sizes = [x.size for x in arrays]
 
-    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-        means = _means(found, arrays)
+    def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
+        means = _means(of_ranks, arrays)
         return [_cut(means, split, rank) for rank in range(split.n_ranks)]
 
     parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
@@ -230,8 +230,8 @@ def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Array
 def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...]) -> Arrays:
     """Means in float64, rounded once."""
 
-    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-        return [list(map(as_bytes, _means(found, arrays)))] * len(found)
+    def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
+        return [list(map(as_bytes, _means(of_ranks, arrays)))] * len(of_ranks)
 
     parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
     words = "GradientBuckets with gradients of parameters"
@@ -242,8 +242,8 @@ def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...])
 def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
     sizes = [x.size for x in arrays]
 
-    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-        return [[part for own in found for part in own]] * len(found)
+    def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
+        return [[part for own in of_ranks for part in own]] * len(of_ranks)
 
     parts = _cut(arrays, split, group.rank)
     got = _exchanged("AdamW", GatheredParts.in_words, group, split.places, arrays, parts, answer)
@@ -251,9 +251,9 @@ def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arra
     return _with_parts(arrays, every, got)
 
 
-def _means(found: Sequence[Sequence[memoryview]], like: Arrays) -> list[HostArray]:
+def _means(of_ranks: Sequence[Sequence[memoryview]], like: Arrays) -> list[HostArray]:
     """The mean of what the ranks have, of each array."""
-    return [_mean(c) for c in zip(*(as_arrays(own, like) for own in found), strict=True)]
+    return [_mean(c) for c in zip(*(as_arrays(own, like) for own in of_ranks), strict=True)]
 
 
 @np.errstate(all="ignore")

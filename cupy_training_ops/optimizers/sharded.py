@@ -162,10 +162,10 @@ class AdamW(adam.AdamW):
             self._whole.refuse_torn()
             if not self._watched.are_same():
                 self._take()
-            places, found = self._with_gradients(self._lent(gradients, numbers))
-            if found:
+            places, present = self._with_gradients(self._lent(gradients, numbers))
+            if present:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
-                self._update(places, list(found), numbers, are_means)
+                self._update(places, list(present), numbers, are_means)
         if self._watched.tensors:
             self._raise_versions(gradients)
 
@@ -264,16 +264,16 @@ class AdamW(adam.AdamW):
 
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
         """The operators that move these parameters' gradients, and what is updated in turns."""
-        found = self._ops.get(places)
-        if found is None:
+        operators = self._ops.get(places)
+        if operators is None:
             means = MeanOfParts(group=self.group, split=self._split.among(places))
             sizes = [self._weights[i].nbytes for i in places]
             turns = in_turns(places, sizes) if self.group.size > 1 else [places]
-            found = means, [(own, self._gathering(own)) for own in turns]
+            operators = means, [(own, self._gathering(own)) for own in turns]
             if len(self._ops) >= _MAX_PATTERNS:
                 self._ops.clear()
-            self._ops[places] = found
-        return found
+            self._ops[places] = operators
+        return operators
 
     def _gathering(self, places: Places) -> GatheredParts:
         split = self._split.among((*places, *self._copies_of(places)[0]))
@@ -282,8 +282,8 @@ class AdamW(adam.AdamW):
     def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
         """Places of the parameters that have copies, and the copies."""
         copies = self._copies or ()
-        found = [i for i in places if copies and copies[i] is not None]
-        return found, [copies[i] for i in found]
+        having = [i for i in places if copies and copies[i] is not None]
+        return having, [copies[i] for i in having]
 
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
         """This rank's parts of the parameters and of their copies."""
@@ -294,8 +294,8 @@ class AdamW(adam.AdamW):
         self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = piece
     ) -> list[Any]:
         """This rank's parts of some parameters' arrays; None where there is none."""
-        found = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
-        return [None if x is None else piece(x, a, b) for x, a, b in found] + [padding]
+        own = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
+        return [None if x is None else piece(x, a, b) for x, a, b in own] + [padding]
 
     def _no_gradient(self, gradients: Sequence[Any]) -> Any:
         dtype = info(gradients[0])[1]

@@ -61,19 +61,19 @@ class Share(Layout):
 
     def put_together(self, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
         """A share's moment of its pieces."""
-        found: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
+        lists: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
         for (name, *_), piece in zip(self.pieces, pieces, strict=True):
-            found[name].append(piece)
+            lists[name].append(piece)
         empty = np.empty(0, pieces[0].dtype if pieces else np.float32)
-        return {name: np.concatenate([empty, *own]) for name, own in found.items()}
+        return {name: np.concatenate([empty, *own]) for name, own in lists.items()}
 
     def taken_apart(self, moment: Mapping[str, Any]) -> list[HostArray]:
         """The pieces of a share's moment."""
-        rest, found = {name: hosted(array) for name, array in moment.items()}, []
+        rest, apart = {name: hosted(array) for name, array in moment.items()}, []
         for name, start, stop in self.pieces:
             piece, rest[name] = np.split(rest[name], [stop - start])
-            found.append(piece)
-        return found
+            apart.append(piece)
+        return apart
 
 
 def joined(states: Sequence[State], whole: Layout) -> State:

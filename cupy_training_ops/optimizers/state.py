@@ -52,7 +52,7 @@ class Layout:
         assert isinstance(state, dict)
         self.check_numbers({key: state[key] for key in self.numbers})
         for name, dtype in self.moments.items():
-            self._check_each(name, state[name], lambda found: found.shape, self.held)
+            self._check_each(name, state[name], lambda array: array.shape, self.held)
             for parameter, array in state[name].items():
                 if array.dtype != dtype:
                     self._refuse(f"{name}[{parameter!r}]", dtype_name(dtype), str(array.dtype))
@@ -76,22 +76,23 @@ class Layout:
 
     def _check_keys(self, state: object, keys: Sequence[str]) -> None:
         if not isinstance(state, dict) or state.keys() != set(keys):
-            found = list(state) if isinstance(state, dict) else type(state).__name__
-            self._refuse("", f"a dictionary of {', '.join(keys)}", shown(found))
+            got = list(state) if isinstance(state, dict) else type(state).__name__
+            self._refuse("", f"a dictionary of {', '.join(keys)}", shown(got))
 
     def _check_each(
-        self, key: str, found: Any, shape_of: Callable[[Any], Shape], shapes: Mapping[str, Shape]
+        self, key: str, entries: Any, shape_of: Callable[[Any], Shape], shapes: Mapping[str, Shape]
     ) -> None:
         """The entry of each parameter: none is missing, none more, all of the right shape."""
-        if not isinstance(found, dict) or found.keys() != self.shapes.keys():
-            names = list(found) if isinstance(found, dict) else found
+        if not isinstance(entries, dict) or entries.keys() != self.shapes.keys():
+            names = list(entries) if isinstance(entries, dict) else entries
             self._refuse(key, f"entries of {shown(list(self.shapes))}", shown(names))
         for parameter, expected in shapes.items():
             try:
-                shape = shape_of(found[parameter])
+                shape = shape_of(entries[parameter])
             except (AttributeError, TypeError) as error:
                 pass_on(error)
-                self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", shown(found[parameter]))
+                entry = shown(entries[parameter])
+                self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", entry)
             if shape != expected:
                 self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", f"shape {shown(shape)}")
 
@@ -134,12 +135,12 @@ def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
             for moment in layout.moments
         }
         headers = {
-            m: {p: _header(array) for p, array in found.items()} for m, found in stored.items()
+            m: {p: _header(array) for p, array in arrays.items()} for m, arrays in stored.items()
         }
         with _named(file):
             layout.check(state | headers)
-        for moment, found in stored.items():
-            state[moment] = {p: _typed(array.read()) for p, array in found.items()}
+        for moment, arrays in stored.items():
+            state[moment] = {p: _typed(array.read()) for p, array in arrays.items()}
     return state
 
 

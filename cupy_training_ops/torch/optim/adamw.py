@@ -118,17 +118,17 @@ class AdamW(Optimizer):
         lie in another order than its indices', they are decoded all the same.
         """
         with self._whole.lock:
-            found = super().state_dict()
+            state = super().state_dict()
             if self.is_coded:
-                keys = [key for group in found["param_groups"] for key in group["params"]]
+                keys = [key for group in state["param_groups"] for key in group["params"]]
                 for key, parameter in zip(keys, self._parameters(), strict=True):
                     if coded and _is_plain(parameter):
                         continue
-                    own = found["state"].get(key, {})
+                    own = state["state"].get(key, {})
                     for name in codes.SIGNED.keys() & own.keys():
                         signed = codes.SIGNED[name]
                         own[name] = codes.decode(own[name], parameter, signed=signed)
-        return found
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""

@@ -283,17 +283,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         with self._whole.lock:
             self._whole.refuse_torn()
-            found = super().state_dict()
+            saved = super().state_dict()
             hosts = {key: count.made.cpu() for key, count in self._counts.items()}
-        capturable = {i for g in found["param_groups"] if g.get("capturable") for i in g["params"]}
+        capturable = {i for g in saved["param_groups"] if g.get("capturable") for i in g["params"]}
         state = {}
-        for key, own in found["state"].items():
+        for key, own in saved["state"].items():
             step = own.get("step")
             if isinstance(step, Tensor):
                 made = step if key in capturable else hosts.get(id(step), step)
                 own = {**own, "step": made.clone()}
             state[key] = own
-        return {**found, "state": state}
+        return {**saved, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""

@@ -55,10 +55,10 @@ def decode(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
     flat = bits.to(torch.int32).view(torch.float32)
     if signed:
         flat = torch.where(each & 128 != 0, -flat, flat)
-    found = torch.empty_like(own, dtype=torch.float32)
-    view = ordered(found)
+    numbers = torch.empty_like(own, dtype=torch.float32)
+    view = ordered(numbers)
     view.copy_(flat.view(view.shape))
-    return part_like(found, like)
+    return part_like(numbers, like)
 
 
 def numbers(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:

@@ -14,8 +14,8 @@ Ranks = tuple[Any, ...]  # of PyTorch's process groups
 
 def is_distributed(tensor: Tensor) -> bool:
     """Return True if it is a part of a tensor that is divided over ranks."""
-    found = sys.modules.get("torch.distributed.tensor")
-    return found is not None and isinstance(tensor, found.DTensor)
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def ranks_of(tensor: Tensor) -> Ranks:
@@ -32,8 +32,8 @@ def local(tensor: Tensor) -> Tensor:
     if not is_distributed(tensor):
         return tensor
     part: Any = tensor
-    found: Tensor = part.to_local()
-    return found
+    own: Tensor = part.to_local()
+    return own
 
 
 def part_like(own: Tensor, like: Tensor) -> Tensor:

@@ -59,10 +59,10 @@ class Norms:
         return norm, is_finite
 
 
-def _joined(found: dict[Ranks, list[Tensor]], device: torch.device) -> dict[str, Tensor | None]:
+def _joined(groups: dict[Ranks, list[Tensor]], device: torch.device) -> dict[str, Tensor | None]:
     """The norm of several, in float64, which holds the squares of float32."""
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for ranks, norms in found.items():
+    for ranks, norms in groups.items():
         square = torch.zeros((), dtype=torch.float64, device=device)
         for norm in norms:
             square += norm.to(device, non_blocking=True).double().square()

@@ -111,10 +111,10 @@ class Part:
 
     def is_of(self) -> bool:
         """Return True if the states have the moments that are bound, and their count."""
-        found = versions(self.states)
-        if found is not None and found == self._versions:
+        now = versions(self.states)
+        if now is not None and now == self._versions:
             return True
-        self._versions = found if (has := self._has_states()) else None
+        self._versions = now if (has := self._has_states()) else None
         return has
 
     def _has_states(self) -> bool:
@@ -131,21 +131,21 @@ class Part:
         """Gradients of tensors that have elements here, as memory of this rank."""
         if not self._watched.are_same():
             self._bind()
-        found = list(map(local, given)) if self.is_shared else list(given)
-        found = found if self._used is None else [found[i] for i in self._used]
+        own = list(map(local, given)) if self.is_shared else list(given)
+        own = own if self._used is None else [own[i] for i in self._used]
         for i in self._odd:
-            found[i] = laid_out(found[i], self._whole[i])
-        return found
+            own[i] = laid_out(own[i], self._whole[i])
+        return own
 
     def by_ranks(self, gradients: Sequence[Tensor]) -> dict[Ranks, list[Tensor]]:
         """The gradients, by the groups of ranks that have other parts of the same tensors."""
         if not self.is_shared:
             return {(): list(gradients)}
         used = range(len(self.parameters)) if self._used is None else self._used
-        found: dict[Ranks, list[Tensor]] = {ranks_of(p): [] for p in self.parameters}
+        groups: dict[Ranks, list[Tensor]] = {ranks_of(p): [] for p in self.parameters}
         for i, gradient in zip(used, gradients, strict=True):
-            found[ranks_of(self.parameters[i])].append(gradient)
-        return found
+            groups[ranks_of(self.parameters[i])].append(gradient)
+        return groups
 
     def writes(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
