@@ -177,7 +177,7 @@ class Plan:
             align_up(self.scratch_nbytes, SCRATCH_ALIGNMENT),
             align_up(self.zeros_nbytes, ZEROS_ALIGNMENT),
         )
-        steps = tuple(_shifted(step, starts) for step in other.steps)
+        steps = tuple(_shift(step, starts) for step in other.steps)
         own, others = ((plan.scratch_nbytes, plan.zeros_nbytes) for plan in (self, other))
         sizes = (
             start + more if more else nbytes
@@ -186,7 +186,7 @@ class Plan:
         return Plan((*self.steps, *steps), *sizes)
 
 
-def _shifted(step: Step, starts: tuple[int, int]) -> Step:
+def _shift(step: Step, starts: tuple[int, int]) -> Step:
     """The step with its scratch memory of each kind so many bytes further on."""
     args = (
         replace(a, offset=a.offset + starts[a.zeros]) if isinstance(a, Scratch) else a

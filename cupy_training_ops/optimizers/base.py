@@ -279,7 +279,7 @@ class Optimizer:
     ) -> CheckedCall:
         """The update of these parameters, once nothing about it is refused."""
         named = dict(zip(GIVEN, (gradients, *given[1:]), strict=True))
-        call = self._opened(part, given[-1], is_told)
+        call = self._open(part, given[-1], is_told)
         try:
             return call.checked(**{name: named[name] for name in self._open_inputs})
         except (ArgumentError, DtypeError) as error:
@@ -287,7 +287,7 @@ class Optimizer:
                 raise
             raise type(error)(f"{error} (counted without those whose gradient is None)") from None
 
-    def _opened(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
+    def _open(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
         """The update of these parameters, with what it is given left open."""
         key = part.places, id(part.count), is_told, self._variant(max_norm)
         call = self._bound.get(key)

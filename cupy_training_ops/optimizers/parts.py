@@ -81,7 +81,7 @@ def in_turns(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...
     return [tuple(place for place, _ in own) for _, own in turns]
 
 
-def _listed(name: str, mixed: bool = False) -> Input:
+def _list(name: str, mixed: bool = False) -> Input:
     return Input(name, "T", variadic=True, mixed=mixed, shape="any shapes")
 
 
@@ -141,7 +141,7 @@ class MeanOfParts(_OfParts):
     """The mean over ranks of each part, for its owner; the rest is as it was, or is not."""
 
     name = "AdamW"
-    inputs = (_listed("gradients"),)
+    inputs = (_list("gradients"),)
     outputs = (_replaced("gradients"),)
     in_words = "AdamW.step with gradients of parameters"
     types: ClassVar[Types] = {"T": FLOATS}
@@ -161,7 +161,7 @@ class GatheredParts(_OfParts):
     """Each part as its owner has it, for all."""
 
     name = "AdamW"
-    inputs = (_listed("parameters", mixed=True),)
+    inputs = (_list("parameters", mixed=True),)
     outputs = (_replaced("parameters"),)
     in_words = "AdamW.step gathering parameters"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
@@ -181,7 +181,7 @@ class MeanOfAll(Collective):
     """The mean over ranks of each array, for all."""
 
     name = "GradientBuckets"
-    inputs = (_listed("gradients", mixed=True),)
+    inputs = (_list("gradients", mixed=True),)
     outputs = (_replaced("gradients"),)
     places = attribute(integers)
     types: ClassVar[Types] = {"T": FLOATS}

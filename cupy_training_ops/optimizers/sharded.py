@@ -330,7 +330,7 @@ class AdamW(adam.AdamW):
             if sharded:
                 state |= {"rank": self.group.rank, "ranks": self.group.size}
                 return state | {moment: self._share_of(moment) for moment in self.moments}
-            wholes = [self._gathered(i) for i in self._every]
+            wholes = [self._gather(i) for i in self._every]
         for moment, arrays in zip(self.moments, zip(*wholes, strict=True), strict=True):
             state[moment] = dict(zip(self.names, arrays, strict=True))
         return state
@@ -382,7 +382,7 @@ class AdamW(adam.AdamW):
         own = map(copied, self._inner._moments[moment])
         return self._share.put_together(list(own)[: len(self._pieces)])
 
-    def _gathered(self, place: int) -> list[Any]:
+    def _gather(self, place: int) -> list[Any]:
         """Both moments of a parameter, of all ranks."""
         weight = self._weights[place]
         whole = [zeros(weight, (math.prod(weight.shape),), self._form.dtype) for _ in self.moments]

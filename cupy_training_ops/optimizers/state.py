@@ -140,7 +140,7 @@ def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
         with _named(file):
             layout.check(state | headers)
         for moment, arrays in stored.items():
-            state[moment] = {p: _typed(array.read()) for p, array in arrays.items()}
+            state[moment] = {p: _with_type(array.read()) for p, array in arrays.items()}
     return state
 
 
@@ -163,7 +163,7 @@ def _raw(array: NumpyArray) -> NumpyArray:
     return array.view(_RAW) if array.dtype == BFLOAT16 else array
 
 
-def _typed(array: NumpyArray) -> NumpyArray:
+def _with_type(array: NumpyArray) -> NumpyArray:
     return array.view(BFLOAT16) if array.dtype == _RAW else array
 
 

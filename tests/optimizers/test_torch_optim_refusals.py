@@ -187,7 +187,7 @@ def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) 
         return AdamW(parameters, lr=0.1, **options), parameters
 
     (optimizer, found), (other, expected) = begun(), begun()
-    made, parts = AdamW._made, []
+    made, parts = AdamW._make, []
 
     def stopped(*given):
         if len(parts) == n_made:
@@ -195,7 +195,7 @@ def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) 
         parts.append(made(*given))
         return parts[-1]
 
-    monkeypatch.setattr(AdamW, "_made", stopped)
+    monkeypatch.setattr(AdamW, "_make", stopped)
     with pytest.raises(MemoryError):
         optimizer.step()
     monkeypatch.undo()

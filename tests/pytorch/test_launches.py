@@ -106,7 +106,7 @@ def test_a_dropout_like_one_before_is_not_prepared_again(backend, leaf, monkeypa
     functional.dropout(x, 0.5).sum().backward()
     functional.dropout(x.detach(), 0.5)
     n_launches, kinds = len(backend.launches), len(launching._ready)
-    monkeypatch.setattr(launching, "_prepared", None)
+    monkeypatch.setattr(launching, "_prepare", None)
     monkeypatch.setattr(Op, "__call__", None)
     functional.dropout(x, 0.25).sum().backward()
     functional.dropout(x.detach(), 0.75)
@@ -118,7 +118,7 @@ def test_a_call_like_one_before_is_not_prepared_again(backend, leaf, monkeypatch
     x = leaf(4, 64, dtype=torch.float32, gradients=False)
     first = functional.softmax(x, -1)
     n_launches = len(backend.launches)
-    monkeypatch.setattr(launching, "_prepared", None)
+    monkeypatch.setattr(launching, "_prepare", None)
     again = functional.softmax(x + 1, -1)
     assert len(backend.launches) == n_launches + 1
     assert again.data_ptr() != first.data_ptr()
@@ -134,7 +134,7 @@ def test_another_kind_of_call_is_prepared_anew(backend, leaf, monkeypatch, chang
         "alignment": (torch.zeros(257)[1:].view(4, 64), -1),
         "dim": (x, 0),
     }
-    monkeypatch.setattr(launching, "_prepared", None)
+    monkeypatch.setattr(launching, "_prepare", None)
     with pytest.raises(TypeError):
         functional.softmax(*others[change])
     assert backend.launches

@@ -60,12 +60,12 @@ def _single(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    row = _listed(rng, types, (shape,), numbers)
+    row = _list(rng, types, (shape,), numbers)
     mixed = None if copy is None else values(rng, shape, copy)
     return *row[:2], *(items[0] for items in row[2:]), mixed, *others
 
 
-def _listed(
+def _list(
     rng: Generator, types: Types, shapes: tuple[Shape, ...], numbers: Numbers = NUMBERS
 ) -> tuple[Any, ...]:
     w, moment, g = types
@@ -81,7 +81,7 @@ def _full(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    row = _listed(rng, types, shapes, numbers)
+    row = _list(rng, types, shapes, numbers)
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 
 
@@ -99,7 +99,7 @@ def _plain(
     numbers: Numbers = NUMBERS,
     flag: Numbers = (),
 ) -> tuple[Any, ...]:
-    return *_listed(rng, types, shapes, numbers), *flag
+    return *_list(rng, types, shapes, numbers), *flag
 
 
 def _special(rng: Generator, types: Types, listed: bool) -> tuple[Any, ...]:

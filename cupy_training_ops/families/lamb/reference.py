@@ -57,7 +57,7 @@ def lamb_optimizer(
     rules = zip(*columns, divisors, strict=True)
     numbers = number(r), t, (ratio_min, ratio_max)
     stepped = [
-        _stepped(w, g, m, v, copy, rule, *numbers)
+        _step(w, g, m, v, copy, rule, *numbers)
         for w, g, m, v, copy, rule in zip(
             weights, gradients, moment1, moment2, mixed, rules, strict=True
         )
@@ -69,7 +69,7 @@ def _for_each(value: ForEach, n: int) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,) * n
 
 
-def _stepped(
+def _step(
     w: HostArray,
     g: HostArray,
     m1: HostArray,
@@ -82,7 +82,7 @@ def _stepped(
 ) -> tuple[HostArray | None, ...]:
     """One parameter: weights, what was added to them, both moments, the copy."""
     direction, m, v = _direction(w, g, m1, m2, rule, step)
-    delta = -w.dtype.type(_trusted(rate, w, direction, limits)) * direction.astype(w.dtype)
+    delta = -w.dtype.type(_trust(rate, w, direction, limits)) * direction.astype(w.dtype)
     finite = np.isfinite(w + delta)
     new_w, delta = np.where(finite, w + delta, w), np.where(finite, delta, 0)
     copy = None if mixed is None else cast(new_w, mixed.dtype)
@@ -108,7 +108,7 @@ def _direction(
     return cast(np.where(finite, exact, 0), g.dtype), *kept
 
 
-def _trusted(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
+def _trust(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
     """The learning rate times the trust ratio, where there is one."""
     of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
     if of_weights == 0 or of_directions == 0:

@@ -95,7 +95,7 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     known = tuple(key)
     ready = _ready.get(known, _UNKNOWN)
     if ready is _UNKNOWN:
-        ready = _remember(known, _prepared(op, inputs, outputs))
+        ready = _remember(known, _prepare(op, inputs, outputs))
     if ready is None:
         return _called(op, inputs, outputs)
     return ready.run(inputs, (), addresses)
@@ -327,7 +327,7 @@ class _Rooms:
         self._kept[stream] = kept
 
 
-def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
+def _prepare(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
     """None where a call is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)

@@ -44,7 +44,7 @@ def _rms_norm_backward(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    return _padded(_of_rms_norm(run, dy, x, row, weight, inv_std, mask), mask, dy)
+    return _pad(_of_rms_norm(run, dy, x, row, weight, inv_std, mask), mask, dy)
 
 
 def _of_rms_norm(
@@ -83,7 +83,7 @@ def _layer_norm_backward(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    return _padded(_of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask), mask, dy)
+    return _pad(_of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask), mask, dy)
 
 
 def _of_layer_norm(
@@ -110,7 +110,7 @@ def _layer_norm_backward_of_pair(
     pair: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    return _padded(_of_pair(run, dy, x, row, weight, pair, mask), mask, dy)
+    return _pad(_of_pair(run, dy, x, row, weight, pair, mask), mask, dy)
 
 
 def _of_pair(
@@ -134,7 +134,7 @@ def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> 
     return run(op, *inputs, outputs=names) if names else ()
 
 
-def _padded(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...]:
+def _pad(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...]:
     """With empty tensors in the places of those that the mask leaves out."""
     results = iter(found if isinstance(found, tuple) else (found,))
     return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])

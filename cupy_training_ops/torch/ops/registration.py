@@ -28,10 +28,10 @@ KEYS = ("CPU", "CUDA")
 
 def register(operators: Sequence[Operator]) -> dict[str, Door]:
     """The doors to all operators, by name; those that are known already stay as they are."""
-    return {operator.name: _registered(operator) for operator in operators}
+    return {operator.name: _register(operator) for operator in operators}
 
 
-def _registered(operator: Operator) -> Door:
+def _register(operator: Operator) -> Door:
     library, name = _library(), operator.name
     if name not in library.names:
         library.names.add(name)

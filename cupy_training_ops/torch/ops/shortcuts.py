@@ -161,7 +161,7 @@ def _past(
             spot = len(tensors) + has_none + len(slices)
             slices.append(part)
         found.append(spot)
-    made = _made(given, inputs, ready.call, changing)
+    made = _make(given, inputs, ready.call, changing)
     # Nothing is made like what is left out, nor like a slice.
     places = [*tensors, *[None] * (has_none + len(slices))]
     arrays, n_given = [places[spot] for spot in found], len(tensors) + has_none
@@ -183,7 +183,7 @@ def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
     return found[0] if len(found) == 1 else None
 
 
-def _made(
+def _make(
     given: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
 ) -> Callable[[Sequence[Any]], Sequence[object]]:
     """The launches' numbers: those of this call, but for what changes."""

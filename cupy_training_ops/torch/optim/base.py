@@ -188,11 +188,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             some = [i for i, g in enumerate(gradients) if (g is not None) == is_given]
             count = part.count if is_given or part.count is None else part.count.copied()
             own = [part.states[i] for i in some] if part.states else []
-            found.append(self._made(part.place, [part.parameters[i] for i in some], own, count))
+            found.append(self._make(part.place, [part.parameters[i] for i in some], own, count))
         self._parts[at : at + 1] = found
         return found[0]
 
-    def _made(
+    def _make(
         self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
     ) -> Part:
         """A part, whose states have its count."""
@@ -208,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """The parts, made anew where groups or states are others."""
         parts = self._parts
         if parts is None or not self._are_known() or not all(part.is_of() for part in parts):
-            parts = self._parts = self._gathered()
+            parts = self._parts = self._gather()
         return parts
 
     def _are_known(self) -> bool:
@@ -218,7 +218,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _parameters(self) -> list[Tensor]:
         return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
 
-    def _gathered(self) -> list[Part]:
+    def _gather(self) -> list[Part]:
         """Parts from groups and states, of the same number of steps each."""
         self._waiting, found = [], dict[object, tuple[int, list[Tensor], list[State]]]()
         for place, group in enumerate(self.param_groups):
@@ -235,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 some[2].append(state)
         before, self._counts = self._counts, {}
         parts = [
-            self._made(*some, self._count(some[2][0]["step"], some[1][0], before))
+            self._make(*some, self._count(some[2][0]["step"], some[1][0], before))
             for some in found.values()
         ]
         self._known = self._parameters(), list(self.state.values())
@@ -262,7 +262,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for (place, *_), parameters in found.items():
             count = Count(0, parameters[0].device) if self.has_moments else None
             states = [self._first_state(p) for p in parameters] if self.has_moments else []
-            parts.append(self._made(place, parameters, states, count))
+            parts.append(self._make(place, parameters, states, count))
             first.update(zip(parameters, states, strict=False))  # without moments there are none
         self.state.update(first)
         known = self._parameters(), list(self.state.values())

@@ -196,7 +196,7 @@ class Part:
         if self.count is not None:
             closed["step"] = self.count.next
         if any(item.name == MEASURED[1] for item in op.inputs):
-            closed |= zip(MEASURED, self._measured(), strict=True)
+            closed |= zip(MEASURED, self._measure(), strict=True)
         kept = {"gradients", *MEASURED, *TOLD}
         outputs = [output.name for output in op.outputs if output.aliases not in kept]
         call = opened(op.bound(**closed, **dict.fromkeys(given, ...), outputs=outputs)).trusting()
@@ -205,7 +205,7 @@ class Part:
         self._calls[update.key] = call
         return call
 
-    def _measured(self) -> tuple[Tensor, Tensor]:
+    def _measure(self) -> tuple[Tensor, Tensor]:
         """Where a step puts the norm, and whether it is finite."""
         first = self._whole[0]
         wide = torch.float64 if first.dtype == torch.float64 else torch.float32
