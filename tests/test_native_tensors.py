@@ -345,6 +345,16 @@ def test_refusals_have_the_words_of_arrays(backend, rng, name, shapes, out) -> N
     assert not backend.launches
 
 
+def test_a_checked_call_without_tables_follows_a_tensor_to_other_memory(backend) -> None:
+    dy, x, out = torch.randn(3, 1, 70)
+    checked = get_op("ReluGrad")().bound(dy, ..., out=out).checked(X=x)
+    checked()
+    backend.launches.clear()
+    x.data = torch.randn(1, 70)
+    checked()
+    assert x.data_ptr() in backend.launches[0][1]
+
+
 @pytest.mark.parametrize("value", [np.array(3, object), np.array([[3]], object)])
 def test_objects_in_an_array_are_no_part_of_a_key(value) -> None:
     """Their addresses may be others' soon."""

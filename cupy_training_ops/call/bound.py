@@ -455,7 +455,8 @@ class CheckedCall(AtAddresses):
     ) -> None:
         self._op, self._call = op, call
         self._inputs, self._arrays, self._results = saved
-        self._workspace, self._placed = workspace, placed
+        # Tables have addresses for good; without them a tensor's memory may become another.
+        self._workspace, self._placed = workspace, placed if placed and placed[1] else None
         self._places = {op.inputs[place].name: place for place in call.changing}
 
     @property
