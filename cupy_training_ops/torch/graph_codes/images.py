@@ -2,7 +2,8 @@
 """Saved values that follow from others which wait as codes, as GELU's result from its operand.
 
 To compute them again from the decoded values moves as many bytes as to decode codes of their own,
-and neither these nor an encoder are needed.
+and neither these nor an encoder are needed. Rows of an embedding are looked up again, which is
+exact and needs no codes at all.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
-from .consumers import MULTIPLIES, SMOOTH, SUMS, VIEWS, is_tensor, origin, packet
+from .consumers import MULTIPLIES, SMOOTH, SUMS, VIEWS, is_tensor, origin, packet, packets, prims
 from .formats import INT4_SIGNED, INT8_SIGNED
-from .plan import Saved, numel_of
+from .plan import ANYWAY, SHARED, SMALL, Saved, numel_of
 from .rewrite import first_user, put_out
 
 SIGNED = {INT8_SIGNED, INT4_SIGNED}  # whose signs, computed again, might be others
 MOST_SOURCES = 2  # of the value's own size
+LOOKUPS = packets("embedding")
+EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # what is cheap to do twice
+STAYS = ANYWAY | {SHARED, SMALL}
 
 
 def compute_again(
@@ -27,9 +31,7 @@ def compute_again(
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
     for one in plan:
-        if one.format is None or one.format in SIGNED or not one.is_in_place:
-            continue
-        chain = finder.chain(one)
+        chain = finder.lookup(one) or finder.chain(one)
         if chain:
             places[one.forward] = finder.write(one, chain)
     if places:
@@ -45,8 +47,33 @@ class _Images:
         self._there = {node.name: node for node in backward.find_nodes(op="placeholder")}
         self._coded = {one.forward for one in plan if one.format is not None}
 
+    def lookup(self, one: Saved) -> list[Node]:
+        """Nodes that compute a value from rows of parameters, without any codes."""
+        chain: list[Node] = []
+        if one.reason in STAYS or not self._follow_rows(one.forward, one.forward, chain):
+            return []
+        return chain if any(packet(node.target) in LOOKUPS for node in chain) else []
+
+    def _follow_rows(self, node: Node, value: Node, chain: list[Node]) -> bool:
+        if node in chain:
+            return True
+        if node in self._parameters and node.op == "placeholder":
+            return True
+        if node is not value and node.name in self._there:
+            if not is_tensor(node) or node in self._coded:
+                return False
+            return numel_of(node.meta["val"]) < numel_of(value.meta["val"])
+        if node.op != "call_function" or packet(node.target) not in EXACT:
+            return False
+        if not all(self._follow_rows(read, value, chain) for read in node.all_input_nodes):
+            return False
+        chain.append(node)
+        return True
+
     def chain(self, one: Saved) -> list[Node]:
         """Nodes of the forward graph that compute a value from coded ones, in their order."""
+        if one.format is None or one.format in SIGNED or not one.is_in_place:
+            return []
         chain: list[Node] = []
         sources: set[Node] = set()
         if not self._follow(one.forward, one.forward, chain, sources):

@@ -29,6 +29,8 @@ from .policies import GraphPolicy
 
 CAST = "cast of a parameter"
 ANYWAY = {"parameter", "input"}
+SHARED = "shared"  # its memory stays for another
+SMALL = "small"
 UNKNOWN_SIZE = 4096  # what PyTorch's partitioner takes for a size that nobody knows
 
 
@@ -205,7 +207,7 @@ def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> st
         return CAST if is_cast else "parameter"
     if source.op == "placeholder":
         return "input"
-    return "small" if nbytes < least else ""
+    return SMALL if nbytes < least else ""
 
 
 def _producer(node: Node, point: Node) -> Node:
@@ -276,4 +278,4 @@ def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
         shared = [one for one in saved if one.format and _storage(one.forward) in alive]
         if not shared:
             return saved
-        saved = [one.as_it_is("shared") if one in shared else one for one in saved]
+        saved = [one.as_it_is(SHARED) if one in shared else one for one in saved]
