@@ -345,6 +345,21 @@ def test_refusals_have_the_words_of_arrays(backend, rng, name, shapes, out) -> N
     assert not backend.launches
 
 
+def test_open_calls_with_an_empty_tensor_tell_alignments_and_lost_memory_apart(backend) -> None:
+    empty, memory = torch.empty(0), torch.randn(1024 + 4)
+    first = -memory.data_ptr() % 16 // 4
+    bound = get_op("ReduceAllL2")().bound(...)
+    for start in (first, first + 1, first):
+        bound(X=[empty, memory[start : start + 1000]])
+    assert len(bound._forms[True]._calls) == 2
+    gone = torch.randn(1000)
+    gone.untyped_storage().resize_(0)
+    backend.launches.clear()
+    with pytest.raises(ArgumentError, match=r"X\[1\]: cannot share its memory"):
+        bound(X=[empty, gone])
+    assert not backend.launches
+
+
 def test_a_checked_call_without_tables_follows_a_tensor_to_other_memory(backend) -> None:
     dy, x, out = torch.randn(3, 1, 70)
     checked = get_op("ReluGrad")().bound(dy, ..., out=out).checked(X=x)

@@ -143,8 +143,8 @@ class TensorGuard:
 
 
 def _alignment(addresses: Addresses) -> object:
-    """Alignment of addresses, on which a plan may depend; None where one is 0."""
-    return None if 0 in addresses else [address % _ALIGNMENT == 0 for address in addresses]
+    """True for each aligned address, which plans depend on; None for 0, which has no memory."""
+    return [address % _ALIGNMENT == 0 if address else None for address in addresses]
 
 
 class _Tensors(NamedTuple):
@@ -177,7 +177,7 @@ class Known:
     keys: Keys  # of host values
     identities: tuple[int, ...]
     held: tuple[weakref.ref[Array], ...]
-    gone: Sequence[object]  # arrays that are no more: another may have the identity of one
+    dead: Sequence[object]  # weak references of arrays that died: another may have the identity
     states: list[object] | None  # what of the arrays may change while they live
 
     @classmethod
@@ -194,25 +194,25 @@ class Known:
 
         by_memory: arrays are the same ones also where they were given another shape.
         """
-        gone = list[object]()
+        dead = list[object]()
         try:
             arrays = _arrays(declared, inputs, out)
             if not backend.runs_kernels or all(array is None for array in arrays):
                 return None
-            held = tuple([weakref.ref(a, gone.append) for a in arrays if a is not None])
+            held = tuple([weakref.ref(a, dead.append) for a in arrays if a is not None])
             keys = _keys(declared, readers, inputs, out)
         except (KeyError, TypeError) as error:
             pass_on(error)
             return None
         states = None if by_memory else backend.states(arrays)
         identities = tuple(map(id, arrays))
-        return cls(backend, declared, readers, keys, identities, held, gone, states)
+        return cls(backend, declared, readers, keys, identities, held, dead, states)
 
     def has(self, inputs: Arguments, out: Arguments = ()) -> bool:
         """Return True if these arguments are the same."""
         try:
             arrays = _arrays(self.declared, inputs, out)
-            if self.gone or tuple(map(id, arrays)) != self.identities:
+            if self.dead or tuple(map(id, arrays)) != self.identities:
                 return False
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False

@@ -87,7 +87,7 @@ class WarmCall(NamedTuple):
         if warm is None or not is_list or call.has_out or not call.returns_all:
             return None
         identities = known.identities[: len(known.held)]  # those behind are of no arrays
-        return warm._replace(identities=identities, gone=known.gone)
+        return warm._replace(identities=identities, gone=known.dead)
 
     def has(self, inputs: tuple[Any, ...]) -> bool:
         """Return True if a call with these arrays, and nothing else, is the same on this device."""
