@@ -77,6 +77,7 @@ PARTS = {
     "speed": lambda: performance_page.short_table(performance_page.CASES),
     "times": lambda: performance_page.short_table(performance_page.MORE_CASES),
     "families": performance_page.summary,
+    "slow": performance_page.slow_table,
     "codecs": codec_table,
     "declarations": upstream_schemas.table,
     "coverage": lambda: "\n".join(operator_pages.coverage()),

@@ -10,6 +10,7 @@ scripts/generate_tables.py writes the pages.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,24 @@ MORE_CASES = CASES | {
     "batch norm's gradient, 64 x 256 x 56 x 56 float16": "BatchNormalizationGrad[f2,64x256x56x56]",
 }
 
+# Cases that are far from the copy rate, and why.
+SLOW = {
+    r"GatherElementsGrad": (
+        "rows are sorted within each column: counted, moved to buckets, added in order; or added "
+        "by atomic additions"
+    ),
+    r"GatherGrad|GatherNDGrad": "launches of sorting take 17 us before the sums",
+    r"GistSparse.*\[(f8|u1)": (
+        "packing takes instructions; where a tile begins depends on those before it"
+    ),
+    r"GistGuarded.*\[f2": "the latency of a sample and of the last block; very many groups",
+    r"BatchNorm.*(channels last|65536x1024)": (
+        "the array is read twice, which is 67 % (gradient 60) at the most"
+    ),
+    r"LayerNormalizationGrad.*\[b?f2,16384": "a row fills a block, which waits at its own barriers",
+    r"ConcatTraining.*4096x|SplitTraining.*4096x": "addresses go to a table by 9 or 18 launches",
+    r"PadAndUnflatten": "two launches, the first of which makes a table",
+}
 # What the cases of a family are.
 NOTES = {
     "adam": (
@@ -143,6 +162,18 @@ def summary() -> str:
         own = [r for r in measured if r["family"] == name]
         rows.append([f"[{name}](performance/{name}.md)", *figures(own)])
     return "\n".join(map(row_of, [*rows, ["**all**", *figures(measured)]]))
+
+
+def slow_table() -> str:
+    """A row for each group of cases in SLOW: how many, their shares of the copy rate, and why."""
+    measured = [r for r in records(RECORDS) if r["kind"] == "case"]
+    rows = [["cases", "of the copy rate", "why"], ["---"] * 3]
+    for pattern, why in SLOW.items():
+        shares = {r["case"]: r["share"] for r in measured if re.search(pattern, r["case"])}
+        names = sorted(shares, key=shares.__getitem__)
+        example = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        rows.append([example, f"{min(shares.values()):.0%} to {max(shares.values()):.0%}", why])
+    return "\n".join(map(row_of, rows))
 
 
 def figures(cases: list[Record]) -> list[str]:
