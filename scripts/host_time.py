@@ -119,7 +119,7 @@ def open_list(_get_op: Any, array: Any) -> Action:
 
 
 def momentum() -> Any:
-    """What binds the operator of four lists that the tests of the frame have."""
+    """What binds the operator of four lists that the tests of calls have."""
     from probe.list_probe import ProbeMomentum
 
     return ProbeMomentum().bound

@@ -84,7 +84,7 @@ class BoundCall(AtAddresses):
         workspace: object,
         lent: Lent,
     ) -> None:
-        self._op = op
+        self._op, self._lent = op, lent
         self.call = call
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.unpack(inputs, out)
@@ -124,18 +124,6 @@ class BoundCall(AtAddresses):
 
 class LendingCall(BoundCall):
     """A bound call over arrays of other libraries."""
-
-    def __init__(
-        self,
-        op: Operator,
-        call: Call,
-        inputs: Arguments,
-        out: Arguments,
-        workspace: object,
-        lent: Lent,
-    ) -> None:
-        super().__init__(op, call, inputs, out, workspace, lent)
-        self._lent = lent
 
     def __call__(self, **values: object) -> Any:
         """Launch as a bound call does; the caller's own objects come back."""
@@ -206,7 +194,7 @@ class OpenCall(AtAddresses):
         return True in self._forms
 
     def trusting(self) -> Self:
-        """The same, whose caller looks whether bound tensors are what they were."""
+        """This call, for a caller that itself looks whether bound tensors are what they were."""
         self._watches = False
         return self
 
@@ -385,7 +373,7 @@ class _PartialCall:
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
     ) -> CheckedCall:
-        """The same, not launched yet."""
+        """Check a call with these arguments, as `launch` does, and do not launch it."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         if self._saved is None or placed is None:
@@ -446,8 +434,8 @@ Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, res
 class CheckedCall(AtAddresses):
     """A call with arrays that were checked; each time with new values, and without results.
 
-    It keeps no array that was open where tables have its address: such arrays must be there, the
-    same ones, at each launch.
+    Where kernels read addresses from tables it launches at those of the check, and holds no array
+    that was open: the caller keeps these alive, and their memory in place.
     """
 
     def __init__(
@@ -498,7 +486,7 @@ def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
 def _save_closed(
     call: Call, inputs: Arguments, out: Arguments, places: Sequence[int]
 ) -> Saved | None:
-    """The same without the open arrays; None where one is needed beside its address."""
+    """The result of `_save` without open arrays; None where their addresses are not enough."""
     if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing

@@ -51,7 +51,7 @@ class Call:
     """One remembered combination of dtypes, shapes, alignments, outputs and device."""
 
     workspace_nbytes = 0
-    taken: frozenset[int] | None = None  # arrays and results that are no part of tables; None: all
+    taken: frozenset[int] | None = None  # places that kernels take outside of tables; None: all
     repeats = True  # a bound call gives the same arrays each time
     is_placed = False  # addresses of what is given are all that kernels need
 
@@ -167,7 +167,7 @@ class Call:
         return self.placed_at(addresses)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """The same for arrays at these addresses, the caller's outputs behind the others.
+        """Addresses and tables of a launch over arrays at these, the caller's outputs behind.
 
         None where results are new arrays, or no kernel asks for addresses.
         """
@@ -513,7 +513,7 @@ class KernelCall(Call):
         self.taken = ready.taken if ready.has_tables else None
         self.is_placed = self.has_all_outputs and not ready.has_tables
         places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
-        self.aliases = np.array(places, np.intp)  # the place behind the last for those without
+        self.aliases = np.array(places, np.intp)  # of each result its input; without, one past all
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
         """None where results are new arrays."""

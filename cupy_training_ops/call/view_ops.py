@@ -50,7 +50,7 @@ class ViewCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """The same of a bound call."""
+        """Make the views again, for a bound call."""
         return self(inputs, out, workspace)
 
 
@@ -157,7 +157,7 @@ class DelegatingOp(Op):
 
     @contextlib.contextmanager
     def delegation(self, *inputs: Any) -> Iterator[object]:
-        """The same as a context, which ends with an error where a result is refused."""
+        """Call the function as a context, which ends with the error where a result is refused."""
         yield self.delegate(*inputs)
 
     def own_call(self, prepared: Prepared) -> Call:

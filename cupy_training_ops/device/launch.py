@@ -114,7 +114,7 @@ class ReadyPlan:
     def _as_packed(
         self, n_taken: int, rows: Sequence[tuple[int, ...]]
     ) -> list[Packed | _Piece] | None:
-        """The same steps as the driver takes them: kernels that follow each other together.
+        """Steps as the driver takes them: kernels that follow each other together.
 
         None where kernels are called with objects.
         """
@@ -149,7 +149,7 @@ class ReadyPlan:
         return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
-        """The same from what is at one place, where the others are as in `known`."""
+        """A function that makes them from the value at one place, the others as in `known`."""
         return renew(self._arguments.dynamic, known, place)
 
     def run(
@@ -227,7 +227,7 @@ class ReadyPlan:
         return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
-        """The same where it `takes_numbers`: addresses of arrays and scratch, and numbers."""
+        """Queue steps that `takes_numbers`, at addresses of arrays and scratch, with numbers."""
         if _log is not None or self._packed is None:
             self._queue((), words, made, stream)
         else:

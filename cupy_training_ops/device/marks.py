@@ -49,7 +49,7 @@ def in_turn(writes: Sequence[Callable[[], object]], marks: Marks = NO_MARKS) -> 
 
 
 def at_once(writes: Sequence[Callable[[], object]]) -> None:
-    """The same, with the notes of the call that this is."""
+    """Make writes in turn, with the notes of the call that this is."""
     in_turn(writes, own_marks())
 
 

@@ -107,7 +107,7 @@ class Labels:
         self.classes: dict[str, int] = {}  # how many the last run had, by the same
 
     def runners(self, graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
-        """The same, with losses that check the labels' range."""
+        """The runners, of which losses check the labels' range."""
         losses = {id(node) for node in self._losses}
         return {
             i: self._with_check(graph.nodes[i], runner) if id(graph.nodes[i]) in losses else runner
@@ -178,7 +178,7 @@ def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
 
 
 def with_gradient_checks(graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
-    """The same, with accumulators that refuse such gradients by their names."""
+    """The runners, of which accumulators refuse larger gradients by their parameters' names."""
     makers = _makers(graph)
     result = dict(runners)
     for i, runner in runners.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """CuPy's own arrays without a GPU: addresses are made up, launches are noted instead of made.
 
-A call goes through the whole frame as it does on a GPU; only memory must not be read or written.
+A call goes its whole way as on a GPU; only memory must not be read or written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which kernels the operators launch, without a GPU: samples run on a backend that idles.
 
-Calls go through the whole frame, so that this stays right whatever an operator's plan depends on.
+Calls go their whole way, so that this stays right whatever an operator's plan depends on.
 """
 
 from __future__ import annotations

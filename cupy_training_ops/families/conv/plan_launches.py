@@ -65,7 +65,7 @@ def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = Non
 
 
 def _sums_of_lines(device: Device, y: Spec, bias: Spec, slots: Slots) -> Plan:
-    """The same of an array with its channels last."""
+    """Sums over the lines of an array with its channels last."""
     channels = y.shape[1]
     n_lines, tiles = y.size // channels, ceil_div(channels, SIDE)
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles)

@@ -326,7 +326,7 @@ class PythonOpGrad(_PythonOp):
             raise
 
     def _outputs(self, values: Arrays, gradients: Arrays) -> Arrays:
-        """The results that are arrays; of those that are not wanted the frame gives None."""
+        """The results that are arrays; of those that are not wanted the call gives None."""
         pairs = zip(values, self.output_convention, strict=True)
         arrays = [value for value, letter in pairs if letter == TENSOR]
         reused = self.tensor_reuse_map or (-1,) * len(arrays)
