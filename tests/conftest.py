@@ -31,6 +31,7 @@ import pytest
 from counts import Counts
 from emulator.toolchain import cache_folder
 from messages import Messages
+from patches import Patches
 from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
 from tiers import Tiers, missing, skip_unless_available, workers
 from watchdog import Watchdog
@@ -142,6 +143,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     skip_unless_available(missing(item))  # not in the fixture: this counts as one place
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+    """Patch attributes, items and variables until the test's end."""
+    with Patches.context() as patches:
+        yield patches
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 import counts
 import pytest
 import tiers
+from patches import Patches
 from pytest_runs import Ran, pytest_runs
 from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason, types_and_ids
 
@@ -283,6 +284,27 @@ def test_what_is_skipped_is_listed_for_another_session(tmp_path, workers) -> Non
         "test_part.py",
         "test_some.py::test_skips[a b]",
     ]
+
+
+# ---- patches -------------------------------------------------------------------------------------
+
+
+def test_a_patched_method_of_an_instance_hides_no_later_patch_of_its_class() -> None:
+    class Answer:
+        def number(self) -> int:
+            return 0
+
+    answer = Answer()
+    with Patches.context() as patches:
+        patches.setattr(answer, "number", lambda: 1)
+        assert answer.number() == 1
+    with Patches.context() as patches:
+        patches.setattr(Answer, "number", lambda _: 2)
+        assert answer.number() == 2
+
+
+def test_all_tests_have_that_patch(monkeypatch) -> None:
+    assert type(monkeypatch) is Patches
 
 
 # ---- garbage -------------------------------------------------------------------------------------
