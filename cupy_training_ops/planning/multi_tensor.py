@@ -90,7 +90,7 @@ class Batch:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
-    def joined(self, columns: Columns) -> tuple[Pointers, np.void]:
+    def addresses(self, columns: Columns) -> tuple[Pointers, np.void]:
         """The addresses of several lists in one table, and where each of them begins in it."""
         specs = (items[i] for items in columns.lists for i in self.members)
         layout = facts.Columns.of(len(columns.at))

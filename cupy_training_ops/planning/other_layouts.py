@@ -28,7 +28,7 @@ class Copies:
         self.before: list[Launch] = []
         self.after: list[Launch] = []
 
-    def read(self, spec: Spec, *, last: bool = False) -> Spec:
+    def source(self, spec: Spec, *, last: bool = False) -> Spec:
         """The spec in place of an array that is read, with its channels last or C-contiguous."""
         if spec.channels_last == last or not spec.size:
             return spec
@@ -36,11 +36,11 @@ class Copies:
         self.before.append(self._transpose(spec, piece, spec.shape, last=last))
         return copy
 
-    def written(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
-        """`written_as`, or None for an output that is not wanted."""
-        return None if spec is None else self.written_as(spec, last=last)
+    def optional_target(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
+        """The target, or None for an output that is not wanted."""
+        return None if spec is None else self.target(spec, last=last)
 
-    def written_as(self, spec: Spec, *, last: bool = False) -> Spec:
+    def target(self, spec: Spec, *, last: bool = False) -> Spec:
         """The spec in place of an array that is written."""
         if spec.channels_last == last or not spec.size:
             return spec

@@ -9,7 +9,7 @@ from ..declare.schema import Spec
 from ..dtypes import BFLOAT16, Dtype
 from ..plan import Config, Launch, Plan, Work, slots
 from .multi_tensor import Columns, Listed
-from .step import given
+from .step import value_or
 
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
 
@@ -53,7 +53,7 @@ def over_lists(
     The kernel takes addresses, Columns, sizes, and then `args`.
     """
     tables = columns.batches(sizes, chunk, capacity) if columns.are_written else ()
-    return Plan(tuple(launch(t.n_chunks, (*t.joined(columns), t.sizes, *args)) for t in tables))
+    return Plan(tuple(launch(t.n_chunks, (*t.addresses(columns), t.sizes, *args)) for t in tables))
 
 
 def count(
@@ -67,7 +67,7 @@ def count(
     """The step after this one, where it is an array that is asked for."""
     if stepped is None:
         return Plan()
-    made = launch(1, (rate, step, scale, given(update, True), stepped))
+    made = launch(1, (rate, step, scale, value_or(update, True), stepped))
     return Plan((Launch(made.symbol, Config((1,), (1,)), made.args, made.slots),))
 
 

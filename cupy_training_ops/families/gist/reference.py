@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
-from ...rules.widening import converted, odd_bits, padded, put_nan, truncated_float32
+from ...rules.widening import convert, odd_bits, pad_tiles, put_nan, truncated_float32
 from .facts import BOX
 
 Shape = tuple[int, ...] | None
@@ -48,27 +48,27 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
 
 @_quiet
 def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _first_elements(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
+    return _first_elements(np.take(convert(_VALUE_OF_E5M2, to), x), shape, x.shape)
 
 
 @_quiet
 def gist_pack16_encoder(x: HostArray) -> HostArray:
-    return converted(x, FLOAT16)
+    return convert(x, FLOAT16)
 
 
 @_quiet
 def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return converted(_first_elements(x, shape, x.shape), to)
+    return convert(_first_elements(x, shape, x.shape), to)
 
 
 @_quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
-    bits = (padded(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
+    bits = (pad_tiles(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
     shared = _largest_of_tile(exponent)
     magnitude = _magnitude(bits, exponent, shared)
-    there = padded(x.ravel() != 0, BOX) if keep_sign else exponent != 0
+    there = pad_tiles(x.ravel() != 0, BOX) if keep_sign else exponent != 0
     if keep_sign:
         magnitude = np.maximum(magnitude, there)
     sign = (bits >> 9).astype(np.uint8) & 0x40

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
-from ...rules.widening import computed_in, converted, odd_bits, padded, put_nan, wide
+from ...rules.widening import computed_in, convert, odd_bits, pad_tiles, put_nan, wide
 from .facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE, TILE
 
 Shape = tuple[int, ...] | None
@@ -49,21 +49,21 @@ def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
 
 @_quiet
 def gist_fp10_encoder(x: HostArray) -> HostArray:
-    codes = np.take(_FP10_OF_ODD, padded(odd_bits(x.ravel()), 3)).astype(np.uint32)
+    codes = np.take(_FP10_OF_ODD, pad_tiles(odd_bits(x.ravel()), 3)).astype(np.uint32)
     return codes[::3] | codes[1::3] << 10 | codes[2::3] << 20
 
 
 @_quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
-    return _first_elements(np.take(converted(_VALUE_OF_FP10, to), codes.ravel()), shape)
+    return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
 
 # ---- 4-bit indices -------------------------------------------------------------------------------
 
 
 def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG001
-    codes = padded(x.ravel(), 2).astype(np.uint8) & 15
+    codes = pad_tiles(x.ravel(), 2).astype(np.uint8) & 15
     return codes[::2] | codes[1::2] << 4
 
 
@@ -93,7 +93,7 @@ def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
 @_quiet
 def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> HostArray:
     """`largest`: what just does not round beyond the format."""
-    blocks = padded(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
+    blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     scales = _scales(blocks, largest)
     codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))
     return _to_tiles(scales.astype(INT16), codes, x.size)
@@ -102,15 +102,15 @@ def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> Host
 def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
     """The bytes of n codes, (blocks, elements), in tiles, each behind its scales."""
     codes = codes.view(np.uint8)
-    scales = padded(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
-    tiles = padded(codes.ravel(), TILE).reshape(-1, TILE)
+    scales = pad_tiles(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
+    tiles = pad_tiles(codes.ravel(), TILE).reshape(-1, TILE)
     return np.hstack((scales, tiles)).ravel()[: n + scales.size]
 
 
 def _from_tiles(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, HostArray, int]:
     """Scales (tiles, blocks), codes (tiles, blocks, elements), and the number without padding."""
     nbytes = TILE // block * scale.itemsize
-    tiles = padded(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
+    tiles = pad_tiles(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
     scales = np.ascontiguousarray(tiles[:, :nbytes]).view(scale)
     return scales, tiles[:, nbytes:].reshape(len(tiles), -1, block), x.size - nbytes * len(tiles)
 
@@ -137,7 +137,7 @@ def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> 
 
 @_quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
-    numbers = padded(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
+    numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
     scales = np.abs(narrow).max(1) * FLOAT32.type(1 / 127)
     scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...dtypes import Dtype, HostArray
-from ...rules.widening import padded, put_nan
+from ...rules.widening import pad_tiles, put_nan
 from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
 from ..gist_narrow.reference import gist_fp10_decoder, gist_fp10_encoder
 from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, TILE_NBYTES
@@ -98,11 +98,11 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
     packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
     begins = values.group * (np.cumsum(groups) - groups)
     packed[_places(counts, begins)] = flat[mask]
-    bits = np.packbits(padded(mask, 128), bitorder="little")
+    bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
     total = first + GROUP_NBYTES * int(groups.sum())
-    parts = (np.array([total, 0], np.uint64), padded(starts.astype(np.uint64), 2), bits)
+    parts = (np.array([total, 0], np.uint64), pad_tiles(starts.astype(np.uint64), 2), bits)
     return np.concatenate(
         [*(p.view(np.uint8) for p in parts), values.encode(packed).view(np.uint8)]
     )

@@ -115,12 +115,12 @@ class LambOptimizer(Op):
         common.low_precision("T_MIXED_PRECISION_FP"),
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        common.stepped("new_step", "step", "TSTEP"),
-        common.replaced("new_weights", "weights", "T2", on_request=True),
-        common.replaced("new_gradients", "gradients", "T3", on_request=True),
-        common.replaced("new_moment_1", "moment1", "T4"),
-        common.replaced("new_moment_2", "moment2", "T4"),
-        common.replaced(
+        common.step_output("new_step", "step", "TSTEP"),
+        common.list_output("new_weights", "weights", "T2", on_request=True),
+        common.list_output("new_gradients", "gradients", "T3", on_request=True),
+        common.list_output("new_moment_1", "moment1", "T4"),
+        common.list_output("new_moment_2", "moment2", "T4"),
+        common.list_output(
             "new_mixed_precision_weights",
             "mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
@@ -132,8 +132,8 @@ class LambOptimizer(Op):
     lambda_ = attribute(finite_for_each, 0.0, upstream="lambda", doc="weight decay")
     epsilon = attribute(not_negative_for_each, 1e-6)
     max_norm_clip = attribute(above_zero_for_each, 1.0, doc="of the unscaled gradients")
-    ratio_min = attribute(common.bound, -math.inf)
-    ratio_max = attribute(common.bound, math.inf)
+    ratio_min = attribute(common.limit, -math.inf)
+    ratio_max = attribute(common.limit, math.inf)
     do_bias_correction = attribute(boolean, True)
     types: ClassVar[Types] = TypeRows(
         "T1 T2 T3 T4 T_GRAD_NORM T_MIXED_PRECISION_FP T_LOSS_SCALE TSTEP",
@@ -173,9 +173,15 @@ class LambOptimizer(Op):
     def plan(self, device: Device, *specs: Any) -> Plan:
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
-        signal = common.given(update, True)
-        scale = common.given(loss_scale, 1.0)
-        numbers = (r, common.given(t, 0), scale, common.given(norm, common.ABSENT_NORM), signal)
+        signal = common.value_or(update, True)
+        scale = common.value_or(loss_scale, 1.0)
+        numbers = (
+            r,
+            common.value_or(t, 0),
+            scale,
+            common.value_or(norm, common.ABSENT_NORM),
+            signal,
+        )
         mixed, copied, is_bfloat16 = parameter_update.low_precision(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
         update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, LISTS * CAPACITY)
@@ -255,11 +261,11 @@ class _Step:
         return (table.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
 
     def _direction(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
-        args = (*table.joined(self.direction), table.sizes, fixed, *self.numbers, *scratch)
+        args = (*table.addresses(self.direction), table.sizes, fixed, *self.numbers, *scratch)
         return _launch("lamb__direction", table.n_chunks, args, **self.types)
 
     def _update(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
-        args = (*table.joined(self.update), table.sizes, fixed, *self.rate, *scratch)
+        args = (*table.addresses(self.update), table.sizes, fixed, *self.rate, *scratch)
         grid = UPDATE_PARTS * table.n_chunks
         return _launch("lamb__update", grid, (*args, self.is_bfloat16), **self.types)
 

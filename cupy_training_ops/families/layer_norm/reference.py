@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, computed_in, in_range, rounded
+from ...rules.widening import cast, computed_in, in_range, round_number
 
 # Infinite and NaN elements are part of the operators.
 _quiet = np.errstate(all="ignore")
@@ -136,7 +136,7 @@ def _normalize(
             mean[piece] = distance.sum(1, keepdims=True) / n
             distance = distance - mean[piece]
         variance = in_range(np.einsum("ij,ij->i", distance, distance), x.dtype) / n
-        inv_std[piece, 0] = 1 / np.sqrt(variance + float(rounded(epsilon, x.dtype)))
+        inv_std[piece, 0] = 1 / np.sqrt(variance + float(round_number(epsilon, x.dtype)))
         y[piece] = cast(distance * inv_std[piece] * wide_scale + shift, y.dtype)
     u = computed_in(x.dtype)
     statistics = [statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std)]

@@ -114,8 +114,8 @@ class SGDOptimizerV2(Op):
         common.UPDATE_SIGNAL,
     )
     outputs = (
-        common.signalled("update_completed"),
-        common.replaced("updated_weights", "weights", "S_WEIGHT"),
+        common.signal_output("update_completed"),
+        common.list_output("updated_weights", "weights", "S_WEIGHT"),
     )
     types: ClassVar[Types] = TypeRows(
         "T1 S_WEIGHT S_GRAD", *ROWS, free={"T1": FLOATS}, H=common.HALVES
@@ -136,7 +136,7 @@ class SGDOptimizerV2(Op):
         updated: Spec | None,
         new_w: Listed,
     ) -> Plan:
-        numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
+        numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         return _sgd((w, g, None), (new_w, None), numbers, updated)
 
 
@@ -165,9 +165,9 @@ class SGDOptimizerList(Op):
         common.UPDATE_SIGNAL,
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        common.signalled("update_completed"),
-        common.replaced("updated_weights", "weights", "S_WEIGHT"),
-        common.replaced("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
+        common.signal_output("update_completed"),
+        common.list_output("updated_weights", "weights", "S_WEIGHT"),
+        common.list_output("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
     )
     types: ClassVar[Types] = TypeRows(
         "T1 S_WEIGHT S_GRAD S_MIXED T_LOSS_SCALE T_GRAD_NORM T_MAX_NORM",
@@ -206,7 +206,7 @@ class SGDOptimizerList(Op):
             (max_norm, math.inf),
             (update, True),
         )
-        numbers = (lr, *(common.given(*pair) for pair in defaults))
+        numbers = (lr, *(common.value_or(*pair) for pair in defaults))
         return _sgd((w, g, mixed), (new_w, new_mixed), numbers, updated)
 
 
@@ -270,7 +270,7 @@ class InplaceClipGradNorm(Op):
     detaches = True
 
     inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
-    outputs = (common.replaced("clipped_gradients", "gradients", "T", "gradients"),)
+    outputs = (common.list_output("clipped_gradients", "gradients", "T", "gradients"),)
     max_norm = attribute(common.not_negative, 1.0)
     norm_type = attribute(one_of("fro"), "fro")
     types: ClassVar[Types] = {"T": FLOATS}

@@ -25,7 +25,7 @@ _quiet = np.errstate(all="ignore")
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
     if not can_be_made(eta):
         return w, g
-    new_w, delta = _descended(w, g, number(eta), 1.0)
+    new_w, delta = _descend(w, g, number(eta), 1.0)
     return cast(new_w, w.dtype), cast(delta, g.dtype)
 
 
@@ -56,13 +56,13 @@ def sgd_optimizer_list(
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
     rate = number(lr)
     pairs = zip(weights, gradients, strict=True)
-    descended = [_descended(w, g, rate, divisor)[0] for w, g in pairs]
+    descended = [_descend(w, g, rate, divisor)[0] for w, g in pairs]
     new_weights = [cast(x, w.dtype) for x, w in zip(descended, weights, strict=True)]
     copies = [c if c is None else cast(x, c.dtype) for x, c in zip(descended, mixed, strict=True)]
     return update, tuple(new_weights), tuple(copies)
 
 
-def _descended(
+def _descend(
     w: HostArray, g: HostArray, rate: float, divisor: float
 ) -> tuple[HostArray, HostArray]:
     """New weights, and what was added to them, in the type that is computed in."""
