@@ -13,6 +13,10 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
 
 _LARGEST = float(np.finfo(FLOAT32).max)
 
+# A decorator of the NumPy functions: overflow, and what comes of NaN and infinities, are part of
+# the operators, and no accidents.
+quiet = np.errstate(all="ignore")
+
 
 def cast(x: HostArray | np.generic, dtype: Dtype) -> HostArray:
     """x in another dtype, rounded once, to nearest even."""

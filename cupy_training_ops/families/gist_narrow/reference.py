@@ -7,14 +7,12 @@ import ml_dtypes
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
-from ...rules.widening import computed_in, convert, odd_bits, pad_tiles, put_nan, wide
+from ...rules.widening import computed_in, convert, odd_bits, pad_tiles, put_nan, quiet, wide
 from .facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE, TILE
 
 Shape = tuple[int, ...] | None
 
 INT16 = np.dtype(np.int16)
-# Overflow, underflow and signalling NaN are part of the codecs, not accidents.
-_quiet = np.errstate(all="ignore")
 
 
 def _fp10(x: HostArray) -> HostArray:
@@ -29,7 +27,7 @@ def _fp10(x: HostArray) -> HostArray:
 
 
 _ODD = np.arange(2**16, dtype=np.uint16).view(BFLOAT16)  # numbers rounded to odd
-with _quiet:  # look-ups take a fraction of the time of conversions
+with np.errstate(all="ignore"):  # look-ups take a fraction of the time of conversions
     _FP10_OF_ODD = _fp10(_ODD.astype(FLOAT32))
     _E4M3_OF_ODD = _ODD.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     _E5M2_OF_ODD = _ODD.astype(ml_dtypes.float8_e5m2).view(np.uint8)
@@ -47,13 +45,13 @@ def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
 # ---- FP10 ----------------------------------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def gist_fp10_encoder(x: HostArray) -> HostArray:
     codes = np.take(_FP10_OF_ODD, pad_tiles(odd_bits(x.ravel()), 3)).astype(np.uint32)
     return codes[::3] | codes[1::3] << 10 | codes[2::3] << 20
 
 
-@_quiet
+@quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
     return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
@@ -90,7 +88,7 @@ def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
     return _block_decoder(x, _VALUE_OF_E5M2, to, shape)
 
 
-@_quiet
+@quiet
 def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> HostArray:
     """`largest`: what just does not round beyond the format."""
     blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
@@ -123,7 +121,7 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
     return np.where(most == 0, 0, exponent - of_largest + (most > fraction))
 
 
-@_quiet
+@quiet
 def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> HostArray:
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     unscaled = np.take(values.astype(computed_in(to)), codes)
@@ -135,7 +133,7 @@ def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> 
 # ---- scaled integers -----------------------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
     numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
@@ -151,7 +149,7 @@ def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
     return _to_tiles(scales, codes, x.size)
 
 
-@_quiet
+@quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     is_normal = scales.view(np.uint16) & 0x7F80 != 0

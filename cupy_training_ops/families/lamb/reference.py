@@ -9,7 +9,7 @@ import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
 from ...rules.step import bias_correction, can_be_made, count_step, gradient_divisor, number
-from ...rules.widening import cast
+from ...rules.widening import cast, quiet
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
@@ -17,11 +17,8 @@ Number = object  # a Python number, or an array of one element
 ForEach = float | tuple[float, ...]
 Rule = tuple[float, ...]
 
-# Overflow, and what comes of NaN and infinities, are part of the operator.
-_quiet = np.errstate(all="ignore")
 
-
-@_quiet
+@quiet
 def lamb_optimizer(
     update_signal: Number,
     loss_scale: Number,

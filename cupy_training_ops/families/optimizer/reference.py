@@ -10,18 +10,15 @@ import numpy as np
 
 from ...dtypes import HostArray
 from ...rules.step import can_be_made, gradient_divisor, number
-from ...rules.widening import cast, computed_in, wide
+from ...rules.widening import cast, computed_in, quiet, wide
 from ..reduction import reference as reduction
 
 Lists = tuple[HostArray | None, ...]
 
 Number = Any  # a Python number, or an array of one element
 
-# Overflow, and what comes of NaN and infinities, are part of the operators.
-_quiet = np.errstate(all="ignore")
 
-
-@_quiet
+@quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
     if not can_be_made(eta):
         return w, g
@@ -38,7 +35,7 @@ def sgd_optimizer_v2(
     return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal)[:2]
 
 
-@_quiet
+@quiet
 def sgd_optimizer_list(
     lr: Number,
     weights: Sequence[HostArray],
@@ -71,13 +68,13 @@ def _descend(
     return w.astype(kind) + delta, delta
 
 
-@_quiet
+@quiet
 def gradient_norm(gradients: Sequence[HostArray]) -> tuple[HostArray, HostArray]:
     norm = _norm(gradients)
     return norm, np.isfinite(norm)
 
 
-@_quiet
+@quiet
 def inplace_clip_grad_norm(
     gradients: Sequence[HostArray],
     *,

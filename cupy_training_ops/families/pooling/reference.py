@@ -9,11 +9,9 @@ from typing import TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.widening import cast
+from ...rules.widening import cast, quiet
 from ..conv.extents import Shape
 from .windows import Pool, Windows
-
-_quiet = np.errstate(all="ignore")
 
 
 class _Attributes(TypedDict):
@@ -25,7 +23,7 @@ class _Attributes(TypedDict):
     strides: Shape | None
 
 
-@_quiet
+@quiet
 def max_pool(
     x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
 ) -> tuple[HostArray, HostArray]:
@@ -41,7 +39,7 @@ def max_pool(
     return y, indices
 
 
-@_quiet
+@quiet
 def max_pool_grad(
     dy: HostArray,
     indices: HostArray,
@@ -67,7 +65,7 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
     return numbers
 
 
-@_quiet
+@quiet
 def average_pool(
     x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
 ) -> HostArray:
@@ -78,7 +76,7 @@ def average_pool(
     return cast(y / _counts(windows, count_include_pad), x.dtype)
 
 
-@_quiet
+@quiet
 def average_pool_grad(
     dy: HostArray,
     shape: Shape,
@@ -106,7 +104,7 @@ def _counts(windows: Windows, include_pad: bool) -> HostArray:
     return np.maximum(counts, 1)
 
 
-@_quiet
+@quiet
 def global_average_pool(x: HostArray) -> HostArray:
     axes = tuple(range(2, x.ndim))
     return cast(x.mean(axes, dtype=np.float64, keepdims=True), x.dtype)
