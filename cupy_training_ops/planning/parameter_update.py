@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..declare.schema import Spec
 from ..dtypes import BFLOAT16, Dtype
 from ..plan import Config, Launch, Plan, Work, slots
-from .multi_tensor import Columns, Listed
+from .multi_tensor import Columns, Listed, MakeLaunch
 from .step import value_or
-
-MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
 
 
 def launch(

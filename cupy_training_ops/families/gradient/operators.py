@@ -20,6 +20,7 @@ from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ...errors import refuse
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from ...planning.multi_tensor import batches
+from ...planning.step import refuse_none, refuse_others
 from .facts import CAPACITY, CHUNK_NBYTES, NBYTES, THREADS
 
 DONE = np.ones(1, BOOL)
@@ -51,11 +52,6 @@ def _blocks(a: Spec, b: Spec) -> int:
     return ceil_div(a.size * _wider(a, b), THREADS * NBYTES)
 
 
-def _refuse_other_shape(op: str, name: str, got: Spec, like: str, expected: Spec) -> None:
-    if got.shape != expected.shape:
-        refuse(op, name, f"shape {expected.shape} like {like}", f"shape {got.shape}")
-
-
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum.
 
@@ -77,7 +73,7 @@ class InPlaceAccumulator(Op):
     tiles: ClassVar[Tiles] = {}
 
     def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
-        _refuse_other_shape(self.name, "value", value, "old_sum", old_sum)
+        refuse_others(self.name, "value", value, "old_sum", old_sum)
         return (old_sum,)
 
     def plan(
@@ -127,7 +123,7 @@ class InPlaceAccumulatorV2(Op):
     tiles: ClassVar[Tiles] = {}
 
     def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Inferred, ...]:
-        _refuse_other_shape(self.name, "value", value, "accumulation_buffer", buffer)
+        refuse_others(self.name, "value", value, "accumulation_buffer", buffer)
         return (DONE, buffer)
 
     def plan(
@@ -173,10 +169,7 @@ class InPlaceAccumulatorList(Op):
     def infer(
         self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
     ) -> tuple[Inferred, ...]:
-        if len(values) != len(old_sums):
-            refuse(self.name, "values", f"{len(old_sums)} arrays like old_sums", str(len(values)))
-        for i, (old_sum, value) in enumerate(zip(old_sums, values, strict=True)):
-            _refuse_other_shape(self.name, f"values[{i}]", value, f"old_sums[{i}]", old_sum)
+        refuse_others(self.name, "values", values, "old_sums", old_sums)
         return (old_sums,)
 
     def plan(
@@ -258,8 +251,7 @@ class MixedPrecisionScale(Op):
     def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
         if s.size != 1:
             refuse(self.name, "S", "one element", f"shape {s.shape}")
-        if not xs:
-            refuse(self.name, "X", "at least one array", "an empty list")
+        refuse_none(self.name, "X", xs)
         if self.fuse_outputs:
             return ((Spec((sum(x.size for x in xs),), self.to),),)
         return (tuple(Spec(x.shape, self.to) for x in xs),)

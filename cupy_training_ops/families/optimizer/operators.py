@@ -24,8 +24,7 @@ from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning import step as common
-from ...planning.l2_norm import l2_norm
-from ...planning.multi_tensor import Columns, Listed, tables
+from ...planning.multi_tensor import Columns, Listed, l2_norm, tables
 from ...rules.widening import computed_in
 from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
 
