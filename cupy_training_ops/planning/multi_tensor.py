@@ -15,25 +15,10 @@ import numpy as np
 from .. import facts
 from ..declare.schema import Spec
 from ..dtypes import UINT8
-from ..plan import (
-    MAX_GRID,
-    MAX_PARAMETER_NBYTES,
-    Launch,
-    Pointers,
-    ScratchMemory,
-    by_value,
-    ceil_div,
-)
-
-SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
+from ..plan import MAX_GRID, Launch, Pointers, ScratchMemory, by_value, ceil_div
 
 Listed = Sequence[Spec | None]
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
-
-
-def capacity(n_lists: int) -> int:
-    """Tensors a launch knows by value: their addresses in each list, and its TensorSizes."""
-    return (MAX_PARAMETER_NBYTES - 4 - SCALARS_NBYTES) // (8 * n_lists + 12)
 
 
 @dataclass(frozen=True)
