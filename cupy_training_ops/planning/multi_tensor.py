@@ -59,10 +59,6 @@ class Columns:
         """Tensors that there is room for."""
         return self.n_pointers // len(self.lists)
 
-    def batches(self, sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
-        """As many tensors a launch as both tables have room for."""
-        return batches(sizes, chunk, capacity, min(capacity, self.most))
-
 
 def _is_there(items: Listed) -> bool:
     return any(spec is not None for spec in items)

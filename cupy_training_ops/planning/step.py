@@ -94,7 +94,7 @@ def number(
     )  # fmt: skip
 
 
-def count(name: str, variable: str, optional: bool = False) -> Input:
+def step_input(name: str, variable: str, optional: bool = False) -> Input:
     """The step that is made, counted from 1."""
     doc = "of an array, one below 1 corrects no bias"
     return Input(

@@ -83,7 +83,7 @@ class AdamOptimizer(Op):
 
     inputs: ClassVar[tuple[Input, ...]] = (
         common.number("R", "T1", "the learning rate"),
-        common.count("T", "T2"),
+        common.step_input("T", "T2"),
         Input("weights", "T3", shape="any shape"),
         Input("gradients", "T_GRAD", shape="shape of weights"),
         Input("moment_1", "T4", shape="shape of weights"),
@@ -176,7 +176,7 @@ class AdamOptimizer(Op):
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, m, v, mixed = arrays
-        copies = parameter_update.low_precision((mixed,), written[-1:])
+        copies = parameter_update.low_precision_lists((mixed,), written[-1:])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
@@ -196,7 +196,7 @@ class AdamOptimizerList(AdamOptimizer):
     domain = "cupy_training_ops"
     inputs = (
         common.number("R", "T1", "the learning rate"),
-        common.count("T", "T2"),
+        common.step_input("T", "T2"),
         common.weights("T3"),
         *common.lists("T_GRAD", "gradients"),
         *common.lists("T4", "moment_1", "moment_2"),
@@ -339,7 +339,7 @@ class AdamWOptimizer(Op):
 
     inputs = (
         common.number("lr", "T1", "the learning rate"),
-        common.count("step", "T2"),
+        common.step_input("step", "T2"),
         common.weights("S_WEIGHT"),
         *common.lists("S_GRAD", "gradients"),
         *common.lists("S_MOMENT", "momentums_1", "momentums_2"),
@@ -387,7 +387,7 @@ class AdamWOptimizer(Op):
         fixed = rule(rates, self.correct_bias, self.adam_mode)
         args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         steps = over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
-        return steps.then(parameter_update.signal(update, updated))
+        return steps.then(parameter_update.pass_signal(update, updated))
 
 
 OPS = {

@@ -84,14 +84,14 @@ def _sgd(
 ) -> Plan:
     """A step over weights, gradients and low-precision weights; the signal is the last number."""
     w, g, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
+    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision_lists(mixed, outputs[1])
     columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
     sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
     launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
     steps = parameter_update.over_lists(
         columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16
     )
-    return steps.then(parameter_update.signal(numbers[-1], signalled))
+    return steps.then(parameter_update.pass_signal(numbers[-1], signalled))
 
 
 class SGDOptimizerV2(Op):
