@@ -9,7 +9,7 @@ float32 sums and products become zero.
 from __future__ import annotations
 
 import itertools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -126,15 +126,9 @@ class InPlaceAccumulatorV2(Op):
         refuse_others(self.name, "value", value, "accumulation_buffer", buffer)
         return (DONE, buffer)
 
-    def plan(
-        self,
-        device: Device,
-        buffer: Spec,
-        value: Spec,
-        overwrite_flag: bool | None,
-        *outputs: Spec | None,
-    ) -> Plan:
-        args = (None if overwrite_flag else buffer, value, outputs[-1], buffer.size)
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        buffer, value, overwrite_flag, *_, sums = specs
+        args = (None if overwrite_flag else buffer, value, sums, buffer.size)
         grid = _blocks(buffer, value)
         return Plan((_launch("in_place_accumulator_v2", grid, args, buffer.dtype, value.dtype),))
 
@@ -172,14 +166,8 @@ class InPlaceAccumulatorList(Op):
         refuse_others(self.name, "values", values, "old_sums", old_sums)
         return (old_sums,)
 
-    def plan(
-        self,
-        device: Device,
-        old_sums: tuple[Spec, ...],
-        values: tuple[Spec, ...],
-        update_signal: bool | None,
-        new_sums: tuple[Spec, ...],
-    ) -> Plan:
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        old_sums, values, update_signal, new_sums = specs
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
         sizes = [s.size if w else 0 for s, w in zip(old_sums, written, strict=True)]
@@ -224,8 +212,7 @@ class ZeroGradient(Op):
 
     def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
         grid = ceil_div(zero.nbytes, THREADS * NBYTES)
-        args = (zero, zero.nbytes)
-        return Plan((_launch("zero_gradient", grid, args),))
+        return Plan((_launch("zero_gradient", grid, (zero, zero.nbytes)),))
 
 
 class MixedPrecisionScale(Op):
@@ -262,8 +249,7 @@ class MixedPrecisionScale(Op):
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"
         launches = []
         for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
-            fused = self.fuse_outputs
-            y = (ys[0], table.starts(starts)) if fused else (table.pointers(ys),)
+            y = (ys[0], table.starts(starts)) if self.fuse_outputs else (table.pointers(ys),)
             args = (s, table.pointers(xs), *y, table.sizes, len(table.members))
             launches.append(_launch(kernel, table.n_chunks, args, self.to, xs[0].dtype))
         return Plan(tuple(launches))
