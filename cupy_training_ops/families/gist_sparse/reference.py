@@ -81,12 +81,12 @@ def _encode(x: HostArray, values: Values) -> HostArray:
     flat = x.ravel()
     code = np.zeros(layout(flat.size, x.dtype.itemsize, values.group).most, np.uint8)
     sparse = _sparse(flat, values)
-    kept = HEAD_NBYTES + flat.nbytes
-    if sparse.size < kept:
+    plain = HEAD_NBYTES + flat.nbytes
+    if sparse.size < plain:
         code[: sparse.size] = sparse
     else:
-        code[:HEAD_NBYTES] = np.array([kept, 1], np.uint64).view(np.uint8)
-        code[HEAD_NBYTES:kept] = flat.view(np.uint8)
+        code[:HEAD_NBYTES] = np.array([plain, 1], np.uint64).view(np.uint8)
+        code[HEAD_NBYTES:plain] = flat.view(np.uint8)
     return code
 
 
@@ -110,9 +110,9 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
-    kept = HEAD_NBYTES + y.nbytes
-    if code[8:HEAD_NBYTES].any() and kept <= code.size:
-        y.view(np.uint8)[...] = code[HEAD_NBYTES:kept]
+    plain = HEAD_NBYTES + y.nbytes
+    if code[8:HEAD_NBYTES].any() and plain <= code.size:
+        y.view(np.uint8)[...] = code[HEAD_NBYTES:plain]
     else:
         sound = _scatter(y, code, values)
         if values.has_nan:
@@ -136,7 +136,7 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
     groups = -(-counts // values.group)
     sound = (starts >= first) & (starts % 16 == 0) & (ends <= code.size) & (starts <= ends)
     sound &= ends - starts == GROUP_NBYTES * groups
-    if values.has_nan:  # what lies as other widths or kept elements do is no code of this one
+    if values.has_nan:  # what lies as other widths or plain elements do is no code of this one
         others = code[8:HEAD_NBYTES].any() or code[HEAD_NBYTES + 8 * tiles : mask_start].any()
         sound &= starts[0] == first and not others
     of_element: HostArray = np.repeat(sound, tile)[: y.size]

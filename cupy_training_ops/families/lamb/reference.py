@@ -101,8 +101,8 @@ def _direction(
         root + number_of(epsilon)
     )
     finite = np.isfinite(exact)
-    kept = np.where(finite, m, old_m), np.where(finite, v, old_v)
-    return cast(np.where(finite, exact, 0), g.dtype), *kept
+    m, v = np.where(finite, m, old_m), np.where(finite, v, old_v)
+    return cast(np.where(finite, exact, 0), g.dtype), m, v
 
 
 def _trust(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:

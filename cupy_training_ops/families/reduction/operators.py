@@ -99,9 +99,10 @@ class ReduceSumTraining(Op):
         if not axes and self.noop_with_empty_axes:
             return (Spec(x.shape, x.dtype),)
         reduced = self._reduced_axes(x, axes)
-        length = [1] if self.keepdims else []
-        kept = [length if axis in reduced else [n] for axis, n in enumerate(x.shape)]
-        return (Spec(tuple(n for some in kept for n in some), x.dtype),)
+        shape = (1 if axis in reduced else n for axis, n in enumerate(x.shape))
+        if not self.keepdims:
+            shape = (n for axis, n in enumerate(x.shape) if axis not in reduced)
+        return (Spec(tuple(shape), x.dtype),)
 
     def _reduced_axes(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
         """The reduced axes, counted from the front."""
