@@ -93,14 +93,12 @@ def average_pool_grad(
 
 def _counts(windows: Windows, include_pad: bool) -> HostArray:
     """Elements that count of each window of a plane, at least 1, so that nothing divides by 0."""
-    counts = np.ones(windows.output)
-    each = zip(windows.image, windows.pads, windows.ends, strict=True)
-    for axis, (image, pad, end) in enumerate(each):
-        places = np.arange(windows.output[axis]) * windows.strides[axis] - pad
-        taps = places[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
-        first, last = (-pad, image + end) if include_pad else (0, image)
-        counted = ((taps >= first) & (taps < last)).sum(1)
-        counts *= counted.reshape(-1, *(1,) * (len(windows.output) - axis - 1))
+    counts = np.ones(())
+    for axis in windows.axes:
+        places = np.arange(axis.output) * axis.stride - axis.pad
+        taps = places[:, None] + np.arange(axis.kernel) * axis.dilation
+        first, last = (-axis.pad, axis.padded) if include_pad else (0, axis.image)
+        counts = counts[..., None] * ((taps >= first) & (taps < last)).sum(1)
     return np.maximum(counts, 1)
 
 
