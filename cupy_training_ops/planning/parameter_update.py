@@ -53,8 +53,11 @@ def over_lists(
     """
     if not columns.are_written:
         return Plan()
-    tables = batches(sizes, chunk, capacity, min(capacity, columns.most))
-    return Plan(tuple(launch(t.n_chunks, (*t.addresses(columns), t.sizes, *args)) for t in tables))
+    launches = (
+        launch(batch.n_chunks, (*batch.addresses(columns), batch.sizes, *args))
+        for batch in batches(sizes, chunk, capacity, min(capacity, columns.most))
+    )
+    return Plan(tuple(launches))
 
 
 def count_step(

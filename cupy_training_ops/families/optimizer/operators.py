@@ -24,7 +24,7 @@ from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning import step as common
-from ...planning.multi_tensor import Columns, l2_norm, tables
+from ...planning.multi_tensor import Columns, l2_norm, one_or_more_batches
 from ...rules.widening import computed_in
 from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
 
@@ -195,8 +195,8 @@ def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -
     """The norm of a list, and whether it is finite, into `results`."""
     dtype, most = xs[0].dtype, BLOCKS * device.multiprocessors
     launch = partial(_launch, "optimizer__norm", w=computed_in(dtype), grad=dtype)
-    chunks = tables(xs, CHUNK_NBYTES, ONE_LIST)
-    return scratch.plan(*l2_norm(chunks, xs, most, launch, scratch, *results))
+    batches = one_or_more_batches(xs, CHUNK_NBYTES, ONE_LIST)
+    return scratch.plan(*l2_norm(batches, xs, most, launch, scratch, *results))
 
 
 GRADIENTS = Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array")
