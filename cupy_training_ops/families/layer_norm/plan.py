@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...declare.schema import Spec
@@ -73,20 +72,6 @@ class Matrix:
     def width(self) -> int:
         """Elements of a slot."""
         return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
-
-    def rows_on_chip(
-        self,
-        arrays: Sequence[Spec],
-        others: Sequence[Spec | None],
-        n_parameters: int,
-    ) -> Rows | None:
-        """Rows of these arrays in shared memory, if they fit.
-
-        others: what is read or written beside them, among it so many parameters of columns.
-        """
-        aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
-        dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
-        return rows_on_chip(self.device, shape, dtypes, self.width, aligned, n_parameters)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
         """One of the family's kernels."""
@@ -235,8 +220,10 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
-        others = (*read.parameters, dx)
-        rows = matrix.rows_on_chip([read.dy, read.x], others, len(read.parameters))
+        aligned = all(spec.aligned for spec in (read.dy, read.x, *read.parameters, dx))
+        shape, dtypes = (matrix.count, matrix.length), (read.dy.dtype, read.x.dtype)
+        n_parameters = len(read.parameters)
+        rows = rows_on_chip(matrix.device, shape, dtypes, matrix.width, aligned, n_parameters)
         if rows is not None:
             return _by_rows(matrix, rows, read, dx, sums)
     return _by_columns(matrix, read, dx, sums)
