@@ -15,7 +15,7 @@ import numpy as np
 
 from ..codecs import CODECS, Packed, get_codec, safetensors_file
 from ..codecs.numpy_file import write_header
-from ..codecs.parts import Advance, decoded, encoded
+from ..codecs.packed import Advance, decode_in_parts, encode_in_parts
 from ..dtypes import BFLOAT16, HostArray, to_dtype
 from .errors import Failure
 from .inputs import (
@@ -81,14 +81,14 @@ def _write_safetensors(stream: IO[bytes], arrays: Arrays, advance: Advance) -> N
 def _write_elements(stream: IO[bytes], packed: Packed, advance: Advance) -> None:
     """Write an array part by part, so that memory never holds all of it."""
     write_header(stream, packed.shape, to_dtype(packed.dtype))
-    for part in decoded(packed, advance):
+    for part in decode_in_parts(packed, advance):
         stream.write(part.view(np.uint8).data)
 
 
 def _whole(packed: Packed, advance: Advance) -> HostArray:
     flat = np.empty(math.prod(packed.shape), to_dtype(packed.dtype))
     done = 0
-    for part in decoded(packed, advance):
+    for part in decode_in_parts(packed, advance):
         flat[done : done + part.size] = part
         done += part.size
     return flat.reshape(packed.shape)
@@ -211,7 +211,7 @@ def _encode(
 ) -> None:
     array = member.read(raw)
     with advancing(array.size, "encoding") as advance:
-        packed = encoded(array, codec, options, advance)
+        packed = encode_in_parts(array, codec, options, advance)
     with open_out(out, sync) as stream:
         packed.save(stream)
     say_done(

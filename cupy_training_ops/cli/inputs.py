@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from ..codecs import Packed
-from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored
+from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored_arrays
 from ..codecs.safetensors_file import UNREAD, is_safetensors, tensors
 from ..codecs.table import Codec
 from ..dtypes import BFLOAT16, Dtype
@@ -35,7 +35,7 @@ class Unread(Protocol):
 
     def is_array(self) -> bool: ...
     def header(self) -> Header: ...
-    def mapped(self) -> NumpyArray: ...
+    def map(self) -> NumpyArray: ...
 
 
 class Member(NamedTuple):
@@ -59,7 +59,7 @@ class Member(NamedTuple):
         An array of a `.npy` file that has both is mapped, and read where it is used.
         """
         with reading(self.file):
-            stored = self.unread.mapped()
+            stored = self.unread.map()
         array = np.asarray(stored, stored.dtype.newbyteorder("="), order="C")
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
@@ -162,7 +162,7 @@ def _arrays(file: str, stream: BinaryFile) -> Iterator[Mapping[str, Unread]]:
         with tensors(None if isinstance(stream, Piped) else file, stream, file) as arrays:
             yield arrays
     else:
-        one_or_more = stored(stream, file, ".npy, .npz or .safetensors")
+        one_or_more = stored_arrays(stream, file, ".npy, .npz or .safetensors")
         yield {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
 
 

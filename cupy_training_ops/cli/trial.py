@@ -16,7 +16,7 @@ import numpy as np
 from ..call.backends import to_host
 from ..codecs import CODECS
 from ..codecs.fidelity import Fidelity, Measurement
-from ..codecs.parts import Advance, parts
+from ..codecs.packed import Advance, parts
 from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
 from ..families.gist.samples import SPECIALS
