@@ -46,22 +46,6 @@ from .terminal import advancing, say
 Arrays = Sequence[tuple[str, Packed]]
 
 
-def format_of(out: str) -> str:
-    """The format by the ending of OUT, or npy."""
-    ending = Path(out).suffix.removeprefix(".")
-    return ending if ending in WRITERS else "npy"
-
-
-def size_of(arrays: Arrays) -> int:
-    """The number of elements of all arrays."""
-    return sum(math.prod(packed.shape) for _, packed in arrays)
-
-
-def loses_names(form: str, packed: Packed) -> bool:
-    """Return True if a file of this format names another type than bfloat16 for bfloat16."""
-    return form != "safetensors" and to_dtype(packed.dtype) == BFLOAT16
-
-
 def _write_npy(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
     ((_, packed),) = arrays
     _write_elements(stream, packed, advance)
@@ -192,7 +176,8 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync
     .safetensors; NumPy's files have no name for it and keep its bytes as raw two-byte elements,
     '<V2', as numpy.save does: `array.view(ml_dtypes.bfloat16)` in Python, --dtype bfloat16 here.
     """
-    form = form or format_of(out)
+    ending = Path(out).suffix.removeprefix(".")
+    form = form or (ending if ending in WRITERS else "npy")
     names = [name_of(stem(file)) for file in files]
     outs = places(out, names, f".{form}")
     check(outs, files, force)
@@ -223,13 +208,14 @@ def _encode(
 
 def _decode(out: str, arrays: Arrays, form: str, sync: bool) -> None:
     for name, packed in arrays:
-        if loses_names(form, packed):
+        if form != "safetensors" and to_dtype(packed.dtype) == BFLOAT16:
             say(
                 f"{out}: {name}: bfloat16 is written as raw two-byte elements ('<V2'), "
                 "which --dtype bfloat16 reads; .safetensors names it",
                 err=True,
             )
-    with open_out(out, sync) as stream, advancing(size_of(arrays), "decoding") as advance:
+    size = sum(math.prod(packed.shape) for _, packed in arrays)
+    with open_out(out, sync) as stream, advancing(size, "decoding") as advance:
         WRITERS[form](stream, arrays, advance)
     for name, packed in arrays:
         which = f"{name}: " if len(arrays) > 1 else ""

@@ -18,7 +18,7 @@ from ..codecs import Packed
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored_arrays
 from ..codecs.safetensors_file import UNREAD, is_safetensors, tensors
 from ..codecs.table import Codec
-from ..dtypes import BFLOAT16, Dtype
+from ..dtypes import BFLOAT16
 from ..errors import cut, unknown
 from .errors import Failure, reading
 from .terminal import say
@@ -191,13 +191,9 @@ def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | No
         return "no array"
     if dtype in UNREAD.values():
         return f"{dtype} cannot be read"
-    if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating(dtype)):
+    is_floating = dtype.kind == "f" or dtype == BFLOAT16
+    if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating):
         return None
     hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
     what = "no type that a codec asked for takes" if codecs else "no floating-point type"
     return f"{cut(str(dtype))} is {what}{hint}"
-
-
-def is_floating(dtype: Dtype) -> bool:
-    """Return True for any floating-point type, bfloat16 too, whose kind is not "f"."""
-    return dtype.kind == "f" or dtype == BFLOAT16

@@ -20,10 +20,9 @@ from ..samples import Sample
 from ..testing.compare import assert_matches, poison
 from ..testing.samples import blank, flat, mapped_outputs, placed_inputs, tolerance
 from .errors import CHECK_FAILED
-from .json_lines import JsonLines, json_option
 from .machine import computing, require_gpu
 from .parameter_types import chosen_samples, op_option
-from .terminal import align, progress
+from .terminal import JsonLines, align, json_option, progress
 
 
 @dataclass

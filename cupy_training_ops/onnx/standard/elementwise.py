@@ -13,7 +13,7 @@ import numpy as np
 from ...dtypes import FLOAT16, FLOAT32, FLOAT64, element_type
 from ...errors import ArgumentError, DtypeError
 from ...registry import get_op
-from .table import Array, Module, dense, in_float32, standard
+from .table import Array, Function, Module, dense, in_float32, standard
 
 _SMALL = 1e-3  # below it two terms of erf's series are enough for float64
 
@@ -58,46 +58,40 @@ COMPARISONS = {
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
-def _register_unary(operator: str, name: str) -> None:
-    @standard(operator, overwrites=(0,))
+def _unary(name: str) -> Function:
     def unary(xp: Module, x: Array, out: Array = None) -> Array:
         return getattr(xp, name)(x, out=out)
 
+    return unary
 
-def _register_binary(operator: str, name: str) -> None:
-    @standard(operator, since=7, overwrites=(0, 1))
+
+def _binary(name: str) -> Function:
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
         refuse_mixed(x, y)
-        result = _by_vectors(xp, name, (x, y), out)
+        by_vectors = xp is not np and name in EXPRESSIONS
+        result = compute_by_vectors(name, (x, y), out) if by_vectors else None
         return getattr(xp, name)(x, y, out=out) if result is None else result
 
-
-def _register_comparison(operator: str, name: str) -> None:
-    @standard(operator, since=7)
-    def comparison(xp: Module, x: Array, y: Array) -> Array:
-        refuse_mixed(x, y)
-        return getattr(xp, name)(x, y)
+    return binary
 
 
-def _register_variadic(operator: str, name: str) -> None:
-    @standard(operator, since=6, view=True)  # one array comes back itself
+def _variadic(name: str) -> Function:
+    binary = _binary(name)
+
     def variadic(xp: Module, *arrays: Array) -> Array:
-        def both(x: Array, y: Array) -> Array:
-            refuse_mixed(x, y)
-            result = _by_vectors(xp, name, (x, y))
-            return getattr(xp, name)(x, y) if result is None else result
+        return functools.reduce(functools.partial(binary, xp), arrays)
 
-        return functools.reduce(both, arrays)
+    return variadic
 
 
 for _operator, _name in UNARY.items():
-    _register_unary(_operator, _name)
+    standard(_operator, overwrites=(0,))(_unary(_name))
 for _operator, _name in BINARY.items():
-    _register_binary(_operator, _name)
+    standard(_operator, since=7, overwrites=(0, 1))(_binary(_name))
 for _operator, _name in COMPARISONS.items():
-    _register_comparison(_operator, _name)
-for _operator, _name in VARIADIC.items():
-    _register_variadic(_operator, _name)
+    standard(_operator, since=7)(_binary(_name))
+for _operator, _name in VARIADIC.items():  # one array comes back itself
+    standard(_operator, since=6, view=True)(_variadic(_name))
 
 
 def refuse_mixed(x: Array, y: Array) -> None:
@@ -131,7 +125,7 @@ def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
     if x.dtype.kind in "iu":
         refuse_zeros(y)
         return xp.floor_divide(x - xp.fmod(x, y), y, out=out)
-    result = _by_vectors(xp, "divide", (x, y), out)
+    result = None if xp is np else compute_by_vectors("divide", (x, y), out)
     return xp.divide(x, y, out=out) if result is None else result
 
 
@@ -154,7 +148,7 @@ def pow_(xp: Module, x: Array, y: Array) -> Array:
 
 @standard("Relu", overwrites=(0,))
 def relu(xp: Module, x: Array, out: Array = None) -> Array:
-    result = _by_vectors(xp, "relu", (x,), out)
+    result = None if xp is np else compute_by_vectors("relu", (x,), out)
     return xp.maximum(x, scalar(x, 0), out=out) if result is None else result
 
 
@@ -278,7 +272,7 @@ def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
 
 @standard("Where")
 def where(xp: Module, condition: Array, x: Array, y: Array) -> Array:
-    result = _by_vectors(xp, "where", (condition, x, y))
+    result = None if xp is np else compute_by_vectors("where", (condition, x, y))
     return xp.where(condition, x, y) if result is None else result
 
 
@@ -307,13 +301,6 @@ EXPRESSIONS: Mapping[str, str] = {
     "relu": "a < T(0) ? T(0) : a",  # a NaN stays
     "where": "a ? b : c",
 }
-
-
-def _by_vectors(
-    xp: Module, name: str, operands: tuple[Array, ...], out: Array = None
-) -> Array | None:
-    """The result of a kernel for CuPy's arrays; None where there is none."""
-    return None if xp is np or name not in EXPRESSIONS else compute_by_vectors(name, operands, out)
 
 
 def compute_by_vectors(name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
