@@ -21,7 +21,7 @@ from operator_pages import EXAMPLES, FAMILIES, examples_of
 
 import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Input
-from cupy_training_ops.functions import OPERATORS
+from cupy_training_ops.registry import OPERATORS
 from cupy_training_ops.testing.hollow import HOLLOW, hollow, hollow_launches
 
 Action = Callable[[], Any]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cupy_training_ops.waiting import Caller
+from cupy_training_ops.process_group.of_torch import Caller
 
 NAME = "cto-test"
 

@@ -21,9 +21,8 @@ from ..device.offline import supported_architectures
 from ..errors import OpError, ProviderError
 from ..process_group import nccl
 from .errors import CHECK_FAILED
-from .json_lines import JsonLines, json_option
 from .machine import NO_DEVICE, nccl_version_text, processor, version_text, why_no_gpu
-from .terminal import align
+from .terminal import JsonLines, align, json_option
 
 INSTALL_DRIVER = (
     "sudo ubuntu-drivers install (or your distribution's NVIDIA driver; a container: --gpus all)"

@@ -21,7 +21,7 @@ from typing import IO, Any
 import click
 
 from ..errors import GroupError
-from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, connected
+from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, socket_pairs
 from .errors import Failure, end_as
 from .processes import ends_with
 
@@ -65,7 +65,7 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
     started: list[_Rank] = []
     with ends_with(lambda: _end(started), QUITTING):
         try:
-            for rank, sockets in enumerate(connected(ranks)):
+            for rank, sockets in enumerate(socket_pairs(ranks)):
                 started.append(_Rank(rank, [sys.executable, script, *args], shared, sockets))
                 for sock in sockets.values():  # the process has them
                     sock.close()

@@ -20,10 +20,9 @@ from ..samples import Sample
 from ..testing.compare import assert_matches, poison
 from ..testing.samples import blank, flat, mapped_outputs, placed_inputs, tolerance
 from .errors import CHECK_FAILED
-from .json_lines import JsonLines, json_option
 from .machine import computing, require_gpu
 from .parameter_types import chosen_samples, op_option
-from .terminal import align, progress
+from .terminal import JsonLines, align, json_option, progress
 
 
 @dataclass
@@ -102,7 +101,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         results = flat(expected)
         rows = zip(flat(actual), results, sample.slacks(inputs, len(results)), strict=True)
         for got, wanted, slack in (row for row in rows if row[1] is not None):
-            pair = sample.compared(to_host(got)), sample.compared(wanted)
+            pair = sample.comparable(to_host(got)), sample.comparable(wanted)
             assert_matches(*pair, tolerance(sample, op, wanted.dtype), slack)
         if left := op.workspaces.count_left():
             return f"{left} bytes of scratch memory that is to be zero were not left so"

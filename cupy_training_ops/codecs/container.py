@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import ArgumentError, cut, shown
 from .atomic_file import replacing
-from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored
+from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored_arrays
 
 Header = dict[str, Any]
 
@@ -73,7 +73,7 @@ def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
     Raises OSError and MemoryError, and ArgumentError for whatever else is wrong with the file.
     """
     with _readable(file) as stream:
-        members = stored(stream, file)
+        members = stored_arrays(stream, file)
         if isinstance(members, Stored):
             dtype = cut(str(members.header().dtype))
             raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")

@@ -56,25 +56,25 @@ class Stored:
     def __init__(
         self,
         name: str,
-        opened: Callable[[], AbstractContextManager[BinaryFile]],
+        open_stream: Callable[[], AbstractContextManager[BinaryFile]],
         end: int,
         sealed: bool,
     ) -> None:
         self._name = name
-        self._opened = opened
+        self._open = open_stream
         self._end = end
         self._sealed = sealed
 
     def is_array(self) -> bool:
         """Return True if it is one: an archive may hold anything else as well."""
-        with refuse_damage(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._open() as stream:
             return stream.read(len(_NPY)) == _NPY
 
     def header(self) -> Header:
         """Return shape and type, where as many bytes as they need are there."""
         if not self.is_array():
             raise ArgumentError(f"{self._name} is no array")
-        with refuse_damage(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._open() as stream:
             header = _header(stream)
             _check_size(header, self._end - stream.tell())
         return header
@@ -83,13 +83,13 @@ class Stored:
         """Read the array."""
         if self.header().dtype.hasobject:
             raise ArgumentError(f"{self._name}: holds Python objects, which are never loaded")
-        with refuse_damage(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._open() as stream:
             array: NumpyArray = npy.read_array(stream, allow_pickle=False)
             if self._sealed and stream.read(1):  # the checksum is compared at the end
                 raise ValueError("it goes on after its elements")
         return array
 
-    def mapped(self) -> NumpyArray:
+    def map(self) -> NumpyArray:
         """Return memory that the system reads from the file once it is looked at.
 
         Where that cannot be, in an archive for one, it is read.
@@ -97,13 +97,13 @@ class Stored:
         header = self.header()
         if self._sealed or header.dtype.hasobject or not _nbytes(header):
             return self.read()
-        with refuse_damage(self._name), self._opened() as stream:
+        with refuse_damage(self._name), self._open() as stream:
             _header(stream)
             array = _map(stream, header)
         return self.read() if array is None else array
 
 
-def stored(
+def stored_arrays(
     stream: BinaryFile, name: object, expected: str = ".npy or .npz"
 ) -> Stored | dict[str, Stored]:
     """Find the array of a .npy file, or those of a .npz file by name; the rest is for messages.
@@ -154,11 +154,11 @@ def _array(stream: BinaryFile, name: str) -> Stored:
     end = stream.seek(0, os.SEEK_END)
 
     @contextlib.contextmanager
-    def opened() -> Iterator[BinaryFile]:
+    def open_at_start() -> Iterator[BinaryFile]:
         stream.seek(start)
         yield stream
 
-    return Stored(name, opened, end, sealed=False)
+    return Stored(name, open_at_start, end, sealed=False)
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:

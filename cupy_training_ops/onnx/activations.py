@@ -16,13 +16,13 @@ from ..activations import ActivationStash
 from ..activations.policies import POLICIES
 from ..errors import refuse, shown
 from .graph import Graph, Node
+from .passes import PRODUCTS
 from .runner import Runner
-from .standard.arrays import dense
+from .standard.table import dense
 
 PUT, GET = "::put", "::get"  # no operator has such a name
 LEAST = 64 << 10  # bytes; smaller arrays are kept as they are
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
 # What a gradient's input is read for: (operator, place).
 READ: Mapping[tuple[str, int], str] = {
     ("BatchNormalizationGrad", 1): "channels",

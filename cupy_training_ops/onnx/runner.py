@@ -19,11 +19,10 @@ from ..call.op import Op
 from ..declare.schema import Input, gives
 from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
 from ..registry import REGISTRY
-from .attributes import fitting
-from .graph import Node
-from .reading import attribute_value, onnx_package
+from .graph import Node, fitting
+from .models import attribute_value, onnx_package
 from .standard import NEWEST, TABLE, Standard, find
-from .standard.arrays import dense
+from .standard.table import dense
 
 Run = Callable[..., Sequence[Any]]
 

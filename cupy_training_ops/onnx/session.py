@@ -18,13 +18,18 @@ from ..device.marks import NO_MARKS, Marks, Note, marked
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
-from .fused_matmul import fuse_products, with_tf32
+from .checks import (
+    Extents,
+    Labels,
+    check_divisors,
+    check_types,
+    with_gradient_checks,
+    with_label_checks,
+)
 from .graph import Graph, Problems, Value
-from .passes import prepare, schedule
+from .models import Source, read_model
+from .passes import fuse_products, prepare, schedule, with_tf32
 from .program import Compiler, Program, node_runners, side_by_side
-from .reading import Source, read_model
-from .run_checks import Extents, Labels, with_gradient_checks, with_label_checks
-from .type_checks import check_divisors, check_types
 
 
 class Notes(NamedTuple):

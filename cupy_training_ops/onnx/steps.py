@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .graph import Node
+from .graph import Node, may_repeat_to
 from .runner import Run, Runner
 
 UNUSED = 1  # the slot of outputs that nobody wants
@@ -138,17 +138,9 @@ def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequenc
     shapes = {value.shape for value in values}
     types = {value.dtype for value in values}
     for k in places:
-        if len(types) == 1 and all(_repeats_to(shape, values[k].shape) for shape in shapes):
+        if len(types) == 1 and all(may_repeat_to(shape, values[k].shape) for shape in shapes):
             return run(values, out={0: values[k]})
     return run(values)
-
-
-def _repeats_to(shape: Sequence[int], whole: Sequence[int]) -> bool:
-    """Return True if an array of a shape is repeated to have another."""
-    if len(shape) > len(whole):
-        return False
-    pairs = zip(reversed(shape), reversed(whole), strict=False)
-    return all(n in (1, m) for n, m in pairs)
 
 
 # ---- gradients in their accumulators' buffers ----------------------------------------------------

@@ -24,7 +24,7 @@ class Whole(Locked):
     def __reduce__(self) -> tuple[object, ...]:
         return partial(Whole, self._name, is_torn=self.is_torn), ()
 
-    def interrupted(self) -> None:
+    def recover(self) -> None:
         """The parent's thread may have been writing: `is_torn` says so here, too."""
 
     def write(self, writes: Sequence[Note]) -> None:

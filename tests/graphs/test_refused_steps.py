@@ -10,7 +10,7 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops.families.adam import reference
 from cupy_training_ops.onnx import session as sessions
-from cupy_training_ops.onnx.run_checks import Labels
+from cupy_training_ops.onnx.checks import Labels
 from cupy_training_ops.onnx.runner import Runner
 
 from . import boxes

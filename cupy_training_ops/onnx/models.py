@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""Reads a model's file, its bytes or its protobuf as a Graph. No code of a model's is run.
+"""Models: read as a Graph from a file, bytes or a protobuf, and written for inference.
 
-What is read is bounded: a file by its size, an array by the bytes that are there for it, and no
-file is opened outside the model's folder.
+No code of a model's is run, and what is read is bounded: a file by its size, an array by the bytes
+that are there for it. No file is opened outside the model's folder.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import limits
+from ..codecs.atomic_file import replacing
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
+from .passes import STATE
 from .standard import NEWEST
 
 MOST_BYTES = 1 << 31  # of a protobuf
@@ -225,9 +229,7 @@ def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = No
     read: how many bytes of each file tensors before it took.
     """
     dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
-    excess = limits.of_shape(shape)
-    if excess is not None:
-        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+    limits.refuse(limits.of_shape(shape))
     nbytes = math.prod(shape) * dtype.itemsize
     if tensor.data_location == type(tensor).EXTERNAL:
         data = external(tensor, folder, nbytes, Counter() if read is None else read)
@@ -319,10 +321,10 @@ def _value(proto: Proto) -> Value:
     kind = proto.type.WhichOneof("value")
     if kind == "sequence_type":
         inner = proto.type.sequence_type.elem_type.tensor_type
-        return Value(_text(proto.name), _maybe(inner.elem_type), None, is_sequence=True)
+        return Value(_text(proto.name), dtype_or_none(inner.elem_type), None, is_sequence=True)
     tensor = proto.type.tensor_type
     shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
-    return Value(_text(proto.name), _maybe(tensor.elem_type), shape)
+    return Value(_text(proto.name), dtype_or_none(tensor.elem_type), shape)
 
 
 def _extent(dim: Proto) -> Extent:
@@ -342,13 +344,136 @@ def _check_types(items: Iterable[Proto], problems: Problems) -> None:
             problems.add(f"value {cut(_text(item.name))!r}", words)
         kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
         number = kind.tensor_type.elem_type
-        if number and _maybe(number) is None:
+        if number and dtype_or_none(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"
             problems.add(f"value {cut(_text(item.name))!r}", words)
 
 
-def _maybe(number: int) -> Dtype | None:
+def dtype_or_none(name: str | int) -> Dtype | None:
+    """A dtype by its name or ONNX's number; None of types that are not computed here."""
     try:
-        return to_dtype(int(number))
+        return to_dtype(name)
     except DtypeError:
         return None
+
+
+# ---- for inference: without the loss, with the parameters ----------------------------------------
+
+
+_OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
+
+
+def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
+    """The outputs of a model beside its loss; else the values that its loss is computed of.
+
+    known: the inputs that there are, without which nothing else can be computed.
+    """
+    if known is not None:
+        computed = _computable(graph, set(known))
+        names = [item.name for item in graph.outputs if item.name in computed]
+    else:
+        names = [item.name for item in graph.outputs if not _OF_LOSS.fullmatch(item.name)]
+    return tuple(names) or _under_loss(graph)
+
+
+def _computable(graph: Graph, known: set[str]) -> set[str]:
+    known |= {"", *graph.constants}
+    for node in graph.nodes:
+        if known.issuperset(node.inputs):
+            known.update(node.outputs)
+    return known
+
+
+def _under_loss(graph: Graph) -> tuple[str, ...]:
+    loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
+    inside = {name for node in loss for name in node.outputs}
+    made = {name for node in graph.nodes for name in node.outputs} - inside
+    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in made)
+    if not scores:
+        raise ArgumentError("the eval model does not show what its loss is computed of: name it")
+    return tuple(scores)
+
+
+def part_of(graph: Graph, names: Sequence[str]) -> Graph:
+    """The part of a graph that computes these values."""
+    nodes = makers_of(graph.nodes, names)
+    wanted = {name for node in nodes for name in node.inputs}
+    inputs = tuple(item for item in graph.inputs if item.name in wanted)
+    constants = {n: a for n, a in graph.constants.items() if n in wanted}
+    values = {item.name: item for item in graph.outputs}
+    template = graph.outputs[0]
+    outputs = tuple(
+        values.get(n, template._replace(name=n, dtype=graph.types.get(n), shape=None))
+        for n in names
+    )
+    return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
+
+
+def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes that make these values, in their order."""
+    wanted, makers = set(names), []
+    for node in reversed(nodes):
+        if wanted.intersection(filter(None, node.outputs)):
+            wanted.update(node.inputs)
+            makers.append(node)
+    missing = sorted(set(names) - {o for node in makers for o in node.outputs})
+    if missing:
+        raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
+    return tuple(reversed(makers))
+
+
+def write_part(
+    graph: Graph,
+    model: Any,
+    arrays: Mapping[str, HostArray],
+    outputs: Sequence[str] | None,
+    path: Path,
+    sync: bool,
+) -> None:
+    """Write the model cut at `outputs`, with these arrays for inputs and constants."""
+    onnx = onnx_package()
+    names = tuple(outputs) if outputs is not None else model_outputs(graph)
+    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
+    _cut_statistics(copy.graph.node)
+    wanted = {name for node in copy.graph.node for name in node.input}
+    known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
+    del copy.graph.output[:]
+    copy.graph.output.extend(_output(onnx, known.get(n), n) for n in names)
+    _keep_if(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
+    _keep_if(copy.graph.value_info, lambda item: item.name in inside - set(names))
+    _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
+    for name, array in arrays.items():
+        if name in wanted and not name.endswith(STATE):
+            copy.graph.initializer.append(_tensor(onnx, name, array))
+    data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
+    with replacing(path, sync) as stream:
+        stream.write(data)
+
+
+def _cut_statistics(nodes: Iterable[Any]) -> None:
+    """Upstream's eval models name running statistics that a BatchNormalization gives in training
+    alone; runtimes refuse that."""
+    for node in nodes:
+        is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
+        if node.op_type == "BatchNormalization" and not is_training:
+            del node.output[1:]
+
+
+def _output(onnx: Any, known: Any, name: str) -> Any:
+    """An output as the model declares it; where it does not, its type is inferred."""
+    return known if known is not None else onnx.helper.make_empty_tensor_value_info(name)
+
+
+def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
+
+
+def _keep_if(items: Any, is_wanted: Callable[[Any], object]) -> None:
+    rest = [item for item in items if is_wanted(item)]
+    del items[:]
+    items.extend(rest)
