@@ -8,7 +8,7 @@ from typing import Any
 
 from ..dtypes import BFLOAT16, FLOAT64, Dtype, dtype_name, to_dtype
 from ..errors import ArgumentError, refuse, shown
-from ..planning.step import bound
+from ..planning.step import limit
 from .rated import beta
 
 Convert = Callable[[Any], float]
@@ -37,7 +37,7 @@ def betas(optimizer: str, value: Any) -> tuple[float, float]:
 
 def limits(optimizer: str, value: Any) -> tuple[float, float]:
     """The least and the greatest ratio."""
-    low, high = pair(optimizer, "ratio_limits", bound, value)
+    low, high = pair(optimizer, "ratio_limits", limit, value)
     if low > high:
         refuse(optimizer, "ratio_limits", "the lower one first", shown(value))
     return low, high

@@ -17,7 +17,7 @@ from ..errors import refuse
 from ..facts import ELEMENTWISE_NBYTES as NBYTES
 from ..facts import ELEMENTWISE_THREADS as THREADS
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..rules.widening import rounded
+from ..rules.widening import round_number
 from .fast_division import divisor
 
 Number = float | Changing  # an option of a kernel
@@ -50,8 +50,8 @@ def streaming_launch(
 def _number(value: Number, t: Dtype) -> Changing | np.generic:
     """An option in the type that is computed in; a Changing one is rounded at each call."""
     if isinstance(value, Changing):
-        return value.then(partial(rounded, t=t))
-    return rounded(value, t)
+        return value.then(partial(round_number, t=t))
+    return round_number(value, t)
 
 
 class ElementwiseOp(Op):

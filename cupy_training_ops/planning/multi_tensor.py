@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""Lists of tensors as chunks, in tables that travel by value: algorithm/multi_tensor.cuh."""
+"""Lists of tensors as chunks, in tables that travel by value: algorithm/multi_tensor.cuh.
+
+Their Euclidean norm: algorithm/l2_norm.cuh.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import facts
 from ..declare.schema import Spec
-from ..plan import MAX_GRID, MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
-
-SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
-
-
-def capacity(n_lists: int) -> int:
-    """Tensors a launch knows by value: their addresses in each list, and its TensorSizes."""
-    return (MAX_PARAMETER_NBYTES - 4 - SCALARS_NBYTES) // (8 * n_lists + 12)
-
+from ..dtypes import UINT8
+from ..plan import MAX_GRID, Launch, Pointers, ScratchMemory, by_value, ceil_div
 
 Listed = Sequence[Spec | None]
+MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,6 @@ class Columns:
         """Tensors that there is room for."""
         return self.n_pointers // len(self.lists)
 
-    def batches(self, sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
-        """As many tensors a launch as both tables have room for."""
-        return batches(sizes, chunk, capacity, min(capacity, self.most))
-
 
 def _is_there(items: Listed) -> bool:
     return any(spec is not None for spec in items)
@@ -90,7 +83,7 @@ class Batch:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
-    def joined(self, columns: Columns) -> tuple[Pointers, np.void]:
+    def addresses(self, columns: Columns) -> tuple[Pointers, np.void]:
         """The addresses of several lists in one table, and where each of them begins in it."""
         specs = (items[i] for items in columns.lists for i in self.members)
         layout = facts.Columns.of(len(columns.at))
@@ -156,3 +149,30 @@ def batch(members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: 
     padded[: len(sizes)] = sizes
     table = by_value(facts.TensorSizes.of(capacity), size=padded, first_chunk=first_chunk)
     return Batch(members, n_chunks, table, capacity)
+
+
+def l2_norm(
+    tables: Sequence[Batch],
+    xs: Sequence[Spec],
+    most_blocks: int,
+    launch: MakeLaunch,
+    scratch: ScratchMemory,
+    *results: object,
+) -> tuple[Launch, ...]:
+    """The norm of a list: a launch a table, of `most_blocks` at most; the last writes `results`.
+
+    The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
+    """
+    blocks = [max(1, min(table.n_chunks, most_blocks)) for table in tables]
+    ticket, partials = (
+        scratch.zeros(1, np.uint32),
+        scratch.take(facts.SUMS_NBYTES * sum(blocks), UINT8),
+    )
+    firsts = itertools.accumulate(blocks, initial=0)
+    launches = []
+    for table, n, first in zip(tables, blocks, firsts, strict=False):
+        n_in_all = sum(blocks) if table is tables[-1] else 0
+        place = by_value(facts.Partials, first=first, n_in_all=n_in_all)
+        args = (table.pointers(xs), table.sizes, partials, ticket, place, *results)
+        launches.append(launch(n, args))
+    return tuple(launches)

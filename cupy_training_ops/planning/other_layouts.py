@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Images that lie otherwise than kernels take them; cuda_src/algorithm/transpose.cuh.
-
-What is planned sees an array in scratch memory in their place.
-"""
+"""Images in another layout than kernels take: copies stand for them, algorithm/transpose.cuh."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ..plan import Config, Launch, Plan, Scratch, ScratchMemory, Step, ceil_div
 
 
 class Copies:
-    """Arrays in scratch memory, of those that are read and those that are written.
+    """Copies in scratch memory of arrays that are read or written, as specs to plan with.
 
     symbol: the kernel that transposes, compiled with these slots.
     """
@@ -28,7 +25,7 @@ class Copies:
         self.before: list[Launch] = []
         self.after: list[Launch] = []
 
-    def read(self, spec: Spec, *, last: bool = False) -> Spec:
+    def source(self, spec: Spec, *, last: bool = False) -> Spec:
         """The spec in place of an array that is read, with its channels last or C-contiguous."""
         if spec.channels_last == last or not spec.size:
             return spec
@@ -36,11 +33,11 @@ class Copies:
         self.before.append(self._transpose(spec, piece, spec.shape, last=last))
         return copy
 
-    def written(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
-        """`written_as`, or None for an output that is not wanted."""
-        return None if spec is None else self.written_as(spec, last=last)
+    def optional_target(self, spec: Spec | None, *, last: bool = False) -> Spec | None:
+        """The target, or None for an output that is not wanted."""
+        return None if spec is None else self.target(spec, last=last)
 
-    def written_as(self, spec: Spec, *, last: bool = False) -> Spec:
+    def target(self, spec: Spec, *, last: bool = False) -> Spec:
         """The spec in place of an array that is written."""
         if spec.channels_last == last or not spec.size:
             return spec
@@ -54,10 +51,10 @@ class Copies:
         self.pieces[place] = piece
         return replace(spec, channels_last=last, aligned=True, place=place), piece
 
-    def plan(self, made: Plan) -> Plan:
-        """A plan that was made for the copies' specs, with the transposing launches around it."""
-        joined = self.scratch.plan(*self.before).then(made)
-        return replace(joined, steps=(*map(self._in_scratch, joined.steps), *self.after))
+    def plan(self, plan: Plan) -> Plan:
+        """A plan for the copies' specs, with the transposing launches around it."""
+        plan = self.scratch.plan(*self.before).then(plan)
+        return replace(plan, steps=(*map(self._in_scratch, plan.steps), *self.after))
 
     def _in_scratch(self, step: Step) -> Step:
         args = (

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..declare.schema import Spec
 from ..dtypes import BFLOAT16, Dtype
 from ..plan import Config, Launch, Plan, Work, slots
-from .multi_tensor import Columns, Listed
-from .step import given
-
-MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
+from .multi_tensor import Columns, Listed, MakeLaunch, batches
+from .step import value_or
 
 
 def launch(
@@ -32,7 +31,7 @@ def launch(
     return Launch(symbol, Config((grid,), (threads,)), args, slots(**types, **sizes))
 
 
-def low_precision(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:
+def low_precision_lists(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:
     """Low-precision weights before and after, where they are wanted; whether they are bfloat16."""
     present = [spec for spec in mixed or () if spec is not None]
     if mixed is None or copied is None or not present or not any(copied):
@@ -52,11 +51,13 @@ def over_lists(
 
     The kernel takes addresses, Columns, sizes, and then `args`.
     """
-    tables = columns.batches(sizes, chunk, capacity) if columns.are_written else ()
-    return Plan(tuple(launch(t.n_chunks, (*t.joined(columns), t.sizes, *args)) for t in tables))
+    if not columns.are_written:
+        return Plan()
+    tables = batches(sizes, chunk, capacity, min(capacity, columns.most))
+    return Plan(tuple(launch(t.n_chunks, (*t.addresses(columns), t.sizes, *args)) for t in tables))
 
 
-def count(
+def count_step(
     launch: MakeLaunch,
     rate: object,
     step: object,
@@ -67,11 +68,11 @@ def count(
     """The step after this one, where it is an array that is asked for."""
     if stepped is None:
         return Plan()
-    made = launch(1, (rate, step, scale, given(update, True), stepped))
-    return Plan((Launch(made.symbol, Config((1,), (1,)), made.args, made.slots),))
+    count = launch(1, (rate, step, scale, value_or(update, True), stepped))
+    return Plan((replace(count, config=Config((1,), (1,))),))
 
 
-def signal(update: object, signalled: Spec | None) -> Plan:
+def pass_signal(update: object, signalled: Spec | None) -> Plan:
     """The update signal, where it is to be in another array."""
     if not isinstance(update, Spec) or signalled is None or signalled.in_place:
         return Plan()

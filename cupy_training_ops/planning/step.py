@@ -61,7 +61,7 @@ def scale(value: object) -> float:
     return above_zero(finite(value))
 
 
-def bound(value: object) -> float:
+def limit(value: object) -> float:
     """A lower or upper limit, not NaN."""
     number = real(value)
     if math.isnan(number):
@@ -94,7 +94,7 @@ def number(
     )  # fmt: skip
 
 
-def count(name: str, variable: str, optional: bool = False) -> Input:
+def step_input(name: str, variable: str, optional: bool = False) -> Input:
     """The step that is made, counted from 1."""
     doc = "of an array, one below 1 corrects no bias"
     return Input(
@@ -125,7 +125,7 @@ def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
     )
 
 
-def signalled(name: str) -> Output:
+def signal_output(name: str) -> Output:
     """The update signal, where it is."""
     return Output(
         name, "bool", memory="either", aliases="update_signal",
@@ -133,7 +133,7 @@ def signalled(name: str) -> Output:
     )  # fmt: skip
 
 
-def stepped(name: str, step: str, variable: str) -> Output:
+def step_output(name: str, step: str, variable: str) -> Output:
     """The step after this one, where this one is."""
     return Output(
         name, variable, memory="either", aliases=step, shape="one element",
@@ -166,7 +166,7 @@ def low_precision(variable: str) -> Input:
     )  # fmt: skip
 
 
-def replaced(
+def list_output(
     name: str, alias: str, variable: str, like: str = "weights", on_request: bool = False
 ) -> Output:
     """A list of arrays in place of an input's."""
@@ -176,7 +176,7 @@ def replaced(
     )  # fmt: skip
 
 
-def given(value: object, absent: object) -> object:
+def value_or(value: object, absent: object) -> object:
     """An optional number as an argument of a step."""
     return absent if value is None else value
 

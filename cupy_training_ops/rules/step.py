@@ -35,7 +35,7 @@ def bias_correction(beta: float, step: int) -> float:
     return 1.0 - beta**step if step > 0 else 1.0
 
 
-def counted(step: object, update: bool) -> tuple[int, HostArray]:
+def count_step(step: object, update: bool) -> tuple[int, HostArray]:
     """(step, step + update): this step, 0 for None, and the next one; the largest wraps around."""
     after = np.array(0 if step is None else step, np.int64)
     before: int = after.item()

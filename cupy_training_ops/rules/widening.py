@@ -13,6 +13,10 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
 
 _LARGEST = float(np.finfo(FLOAT32).max)
 
+# A decorator of the NumPy functions: overflow, and what comes of NaN and infinities, are part of
+# the operators, and no accidents.
+quiet = np.errstate(all="ignore")
+
 
 def cast(x: HostArray | np.generic, dtype: Dtype) -> HostArray:
     """x in another dtype, rounded once, to nearest even."""
@@ -52,7 +56,7 @@ def put_nan(y: HostArray, where: HostArray, negative: HostArray) -> HostArray:
     return y
 
 
-def converted(x: HostArray, dtype: Dtype) -> HostArray:
+def convert(x: HostArray, dtype: Dtype) -> HostArray:
     """A copy in another dtype; a NaN keeps its sign and nothing else."""
     sign = x.view(f"u{x.itemsize}") >> (8 * x.itemsize - 1) != 0
     return put_nan(np.array(x.astype(dtype)), np.isnan(x), sign)
@@ -64,7 +68,7 @@ def odd_bits(x: HostArray | np.generic) -> HostArray:
     return np.asarray((bits >> 16).astype(np.uint16) | ((bits & 0xFFFF) != 0))
 
 
-def padded(flat: HostArray, tile: int) -> HostArray:
+def pad_tiles(flat: HostArray, tile: int) -> HostArray:
     """The array with zeros behind the last element, up to whole tiles."""
     missing = -flat.size % tile
     return np.pad(flat, (0, missing)) if missing else flat
@@ -86,7 +90,7 @@ def wide(x: HostArray) -> HostArray:
     return x.astype(computed_in(x.dtype), copy=False)
 
 
-def rounded(value: float, t: Dtype) -> np.floating:
+def round_number(value: float, t: Dtype) -> np.floating:
     """A number in the type that elements of `t` are computed in, infinite where it does not fit."""
     number = float(value)
     kind: type[np.floating] = computed_in(t).type

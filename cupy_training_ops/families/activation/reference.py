@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, computed_in, rounded, wide
+from ...rules.widening import cast, computed_in, round_number, wide
 from .facts import NORMAL_END
 
 # Overflow to infinity and underflow to zero are the limits that the formulas have.
@@ -82,7 +82,7 @@ def _widen(x: HostArray, bias: HostArray | None = None) -> HostArray:
 
 
 def _quick(x: HostArray, alpha: float) -> HostArray:
-    return np.asarray(float(rounded(alpha, x.dtype)) * _widen(x))
+    return np.asarray(float(round_number(alpha, x.dtype)) * _widen(x))
 
 
 def _vanishing(x: HostArray, factor: HostArray) -> HostArray:

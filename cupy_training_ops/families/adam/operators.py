@@ -83,7 +83,7 @@ class AdamOptimizer(Op):
 
     inputs: ClassVar[tuple[Input, ...]] = (
         common.number("R", "T1", "the learning rate"),
-        common.count("T", "T2"),
+        common.step_input("T", "T2"),
         Input("weights", "T3", shape="any shape"),
         Input("gradients", "T_GRAD", shape="shape of weights"),
         Input("moment_1", "T4", shape="shape of weights"),
@@ -98,7 +98,7 @@ class AdamOptimizer(Op):
         common.UPDATE_SIGNAL,
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        common.stepped("new_T", "T", "T2"),
+        common.step_output("new_T", "T", "T2"),
         Output("new_moment_1", "T4", aliases="moment_1", shape="shape of weights"),
         Output("new_moment_2", "T4", aliases="moment_2", shape="shape of weights"),
         Output("new_weights", "T3", aliases="weights", on_request=True, shape="shape of weights"),
@@ -155,7 +155,7 @@ class AdamOptimizer(Op):
         written = (new_w, new_g, new_m1, new_m2, new_mixed)
         args = self._numbers(r, t, loss_scale, norm, None, update)
         steps = self._update(arrays, written, args)
-        counted = (r, t, common.given(loss_scale, 1.0), update, new_t)
+        counted = (r, t, common.value_or(loss_scale, 1.0), update, new_t)
         return steps.then(count(*(spec.dtype for spec in arrays[:3]), *counted))
 
     def _numbers(
@@ -170,13 +170,13 @@ class AdamOptimizer(Op):
         """The numbers of a step, in the order of the kernels' parameters."""
         rates = self.alpha, self.beta, self.lambda_, self.epsilon
         fixed = rule(rates, self.do_bias_correction, self.weight_decay_mode)
-        scale, norm = common.given(loss_scale, 1.0), common.given(norm, common.ABSENT_NORM)
-        clip = common.given(max_norm, self.max_norm_clip)
-        return fixed, r, t, scale, norm, clip, common.given(update, True)
+        scale, norm = common.value_or(loss_scale, 1.0), common.value_or(norm, common.ABSENT_NORM)
+        clip = common.value_or(max_norm, self.max_norm_clip)
+        return fixed, r, t, scale, norm, clip, common.value_or(update, True)
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, m, v, mixed = arrays
-        copies = parameter_update.low_precision((mixed,), written[-1:])
+        copies = parameter_update.low_precision_lists((mixed,), written[-1:])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
@@ -196,7 +196,7 @@ class AdamOptimizerList(AdamOptimizer):
     domain = "cupy_training_ops"
     inputs = (
         common.number("R", "T1", "the learning rate"),
-        common.count("T", "T2"),
+        common.step_input("T", "T2"),
         common.weights("T3"),
         *common.lists("T_GRAD", "gradients"),
         *common.lists("T4", "moment_1", "moment_2"),
@@ -206,12 +206,12 @@ class AdamOptimizerList(AdamOptimizer):
         common.max_norm("above 0"),
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        common.stepped("new_T", "T", "T2"),
-        common.replaced("new_moment_1", "moment_1", "T4"),
-        common.replaced("new_moment_2", "moment_2", "T4"),
-        common.replaced("new_weights", "weights", "T3", on_request=True),
-        common.replaced("new_gradients", "gradients", "T_GRAD", on_request=True),
-        common.replaced(
+        common.step_output("new_T", "T", "T2"),
+        common.list_output("new_moment_1", "moment_1", "T4"),
+        common.list_output("new_moment_2", "moment_2", "T4"),
+        common.list_output("new_weights", "weights", "T3", on_request=True),
+        common.list_output("new_gradients", "gradients", "T_GRAD", on_request=True),
+        common.list_output(
             "new_mixed_precision_weights",
             "mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
@@ -245,7 +245,7 @@ class AdamOptimizerList(AdamOptimizer):
         new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[11:]
         args = self._numbers(r, t, loss_scale, norm, max_norm, update)
         steps = self._over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
-        numbers = r, t, common.given(loss_scale, 1.0), update, new_t
+        numbers = r, t, common.value_or(loss_scale, 1.0), update, new_t
         return steps.then(count(*(items[0].dtype for items in arrays[:3]), *numbers))
 
     def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
@@ -339,17 +339,17 @@ class AdamWOptimizer(Op):
 
     inputs = (
         common.number("lr", "T1", "the learning rate"),
-        common.count("step", "T2"),
+        common.step_input("step", "T2"),
         common.weights("S_WEIGHT"),
         *common.lists("S_GRAD", "gradients"),
         *common.lists("S_MOMENT", "momentums_1", "momentums_2"),
         common.UPDATE_SIGNAL,
     )
     outputs = (
-        common.signalled("updated_flag"),
-        common.replaced("updated_weights", "weights", "S_WEIGHT"),
-        common.replaced("updated_momentums_1", "momentums_1", "S_MOMENT"),
-        common.replaced("updated_momentums_2", "momentums_2", "S_MOMENT"),
+        common.signal_output("updated_flag"),
+        common.list_output("updated_weights", "weights", "S_WEIGHT"),
+        common.list_output("updated_momentums_1", "momentums_1", "S_MOMENT"),
+        common.list_output("updated_momentums_2", "momentums_2", "S_MOMENT"),
     )
     alpha = attribute(common.decay, 0.9, doc="decay of the first moment")
     beta = attribute(common.decay, 0.999, doc="decay of the second moment")
@@ -385,9 +385,9 @@ class AdamWOptimizer(Op):
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon
         fixed = rule(rates, self.correct_bias, self.adam_mode)
-        args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
+        args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         steps = over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
-        return steps.then(parameter_update.signal(update, updated))
+        return steps.then(parameter_update.pass_signal(update, updated))
 
 
 OPS = {

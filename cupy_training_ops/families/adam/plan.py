@@ -53,7 +53,7 @@ def over_coded(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 
 def _over(inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, made: Any) -> Plan:
     w, g, m, v, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[-1])
+    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision_lists(mixed, outputs[-1])
     written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
     columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
     sizes = [spec.size for spec in w]
@@ -64,4 +64,4 @@ def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
     """The step after this one, by a kernel that is compiled for these arrays already."""
     wide = FLOAT32 if m == UINT8 else m
     made = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
-    return parameter_update.count(made, *numbers)
+    return parameter_update.count_step(made, *numbers)

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import Dtype, HostArray
-from ...rules.step import bias_correction, can_be_made, counted, gradient_divisor, number
+from ...rules.step import bias_correction, can_be_made, count_step, gradient_divisor, number
 from ...rules.widening import cast, computed_in
 from .codes import decode, encode
 
@@ -145,7 +145,7 @@ def adam_optimizer_list(
     **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
     update = bool(number(update_signal)) and can_be_made(r, loss_scale)
-    before, new_t = counted(t, update)
+    before, new_t = count_step(t, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:
         return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]

@@ -202,8 +202,8 @@ class BatchNormalizationGrad(_BatchNorm):
         *sums: Spec | None,
     ) -> Plan:
         copies = Copies("batch_normalization_grad__transpose", slots(T=x.dtype))
-        dy = copies.read(dy, last=x.channels_last)
-        dx = copies.written(dx, last=x.channels_last)
+        dy = copies.source(dy, last=x.channels_last)
+        dx = copies.optional_target(dx, last=x.channels_last)
         call = Call(
             device,
             kernels=GRADIENT,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, in_range, rounded
+from ...rules.widening import cast, in_range, round_number
 
 # Infinite and NaN elements, and no elements at all, are part of the operators.
 _quiet = np.errstate(all="ignore")
@@ -30,7 +30,7 @@ def batch_norm_internal(
 ) -> tuple[HostArray | None, ...]:
     wide, before = _channels(x), (_wide(input_mean), _wide(input_var))
     mean, var = _moments(wide, x.dtype) if training_mode else before
-    inv_std = 1 / np.sqrt(var + float(rounded(epsilon, x.dtype)))
+    inv_std = 1 / np.sqrt(var + float(round_number(epsilon, x.dtype)))
     y = (wide - _along(mean)) * _along(_wide(scale) * inv_std) + _along(_wide(bias))
     result = cast(y.reshape(x.shape), x.dtype)
     if not training_mode:

@@ -132,8 +132,8 @@ def gradients(
     is_last = have_channels_last(*inputs, image, w) and not can_stage(device, conv, y.dtype)
     if is_last and not goes_by_lines(conv, x, y, image):
         copies = Copies(y.dtype)
-        copied = (copies.read(x), copies.read(y), copies.read(of_w))
-        written = copies.written(image), copies.written(w), bias
+        copied = (copies.source(x), copies.source(y), copies.source(of_w))
+        written = copies.optional_target(image), copies.optional_target(w), bias
         of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
         return copies.plan(of_copies(device, convolution, copied, *written))
     read = y if is_gradient else x
@@ -169,7 +169,7 @@ def _image_plan(
     is_last = is_last and not can_stage(device, conv, written.dtype)
     if is_last and not goes_by_lines(conv, read, written):
         copies = Copies(written.dtype)
-        arrays = (copies.read(read), copies.read(w), bias, copies.written_as(written))
+        arrays = (copies.source(read), copies.source(w), bias, copies.target(written))
         plan = _image_plan(device, convolution, arrays, tf32=tf32, is_gradient=is_gradient)
         return copies.plan(plan)
     if is_depthwise(conv):

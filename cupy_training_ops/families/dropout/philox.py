@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...dtypes import Dtype, HostArray
-from ...rules.widening import rounded
+from ...rules.widening import round_number
 from .facts import KEY_STEP_0, KEY_STEP_1, MULTIPLIER_0, MULTIPLIER_2, N_WORDS, ROUNDS
 
 State = Sequence[int]  # seed and offset, each of 64 bits
@@ -53,7 +53,7 @@ def largest_kept(ratio: float) -> int:
 
 def dropout_scale(ratio: float, t: Dtype) -> np.floating:
     """The factor of kept elements, 1 / (1 - ratio), in the type that is computed in."""
-    return rounded(1 / (1 - ratio), t)
+    return round_number(1 / (1 - ratio), t)
 
 
 def keep_masks(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:

@@ -30,7 +30,7 @@ from ...dtypes import FLOATS
 from ...errors import refuse
 from ...plan import Device, Plan
 from ...planning.elementwise import ElementwiseOp, Number, streaming_launch
-from ...rules.widening import rounded
+from ...rules.widening import round_number
 from . import broadcasting
 from .facts import MAX_DIMENSIONS
 from .plan_div_grad import Arrays, plan_general, plan_part
@@ -194,7 +194,7 @@ class FakeQuant(ElementwiseOp):
             refuse(self.name, "quant_max", expected, str(self.quant_max))
 
     def check_numbers(self, *inputs: Any) -> None:
-        scale = rounded(inputs[1], inputs[0].dtype)
+        scale = round_number(inputs[1], inputs[0].dtype)
         limits = np.finfo(scale.dtype)
         if not limits.smallest_normal <= abs(scale) <= limits.max:
             expected = f"a number other than 0 that is normal in {scale.dtype}"

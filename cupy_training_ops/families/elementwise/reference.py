@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast, rounded, wide
+from ...rules.widening import cast, round_number, wide
 
 # Division by zero, overflow and NaN are what IEEE 754 says they are.
 _quiet = np.errstate(all="ignore")
@@ -65,7 +65,7 @@ def scaled_sum(
 def fake_quant(
     input_: HostArray, scale: float, zero_point: float, *, quant_min: int, quant_max: int
 ) -> tuple[HostArray, HostArray]:
-    least, most = (rounded(bound, input_.dtype) for bound in (quant_min, quant_max))
+    least, most = (round_number(bound, input_.dtype) for bound in (quant_min, quant_max))
     q = np.rint(wide(input_) / scale) + zero_point
     output = (np.clip(q, least, most) - zero_point) * scale
     mask = (least <= q) & (q <= most)

@@ -21,10 +21,8 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS, INT64, HostArray
 from ...errors import refuse
 from ...plan import Config, Device, Plan, by_value, ceil_div
-from . import plan_columns
 from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples
-from .plan import Scatter, Sizes, are_few, one_each
-from .plan_columns import Columns
+from .plan import Columns, Scatter, Sizes, add_columns, are_few, one_each, suit
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
@@ -222,16 +220,16 @@ class GatherElementsGrad(_GatherGradient):
         if not self.deterministic:
             return self.add_elements(scatter, *dims[-1])
         columns = columns_of(scatter, shape, axis, dims)
-        if columns is None or not plan_columns.suits(scatter, columns):
+        if columns is None or not suit(scatter, columns):
             return self.choose_plan(scatter)
         scatter.target = (indices, lines(shape, axis, dims, columns.W))
-        return plan_columns.add_columns(scatter, columns)
+        return add_columns(scatter, columns)
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
-            return scatter.atomic(scatter.kernels.atomic, one_each(n, THREADS * items), n)
+            return scatter.atomic(scatter.own_kernel("atomic"), one_each(n, THREADS * items), n)
         rows, rows_a_block = n // columns, THREADS // tile
         blocks = ceil_div(rows, rows_a_block * items)
         config = Config((blocks * ceil_div(columns, tile),), (tile, rows_a_block))

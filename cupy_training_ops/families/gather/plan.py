@@ -2,13 +2,14 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-gather/radix_sort.cuh and gather/segmented_sum.cuh.
+gather/radix_sort.cuh and gather/segmented_sum.cuh. Where elements each stay in their column, the
+rows that they go to are all that is sorted: gather/columns.cuh and gather/column_sums.cuh.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,19 @@ from ...declare.schema import Spec
 from ...dtypes import FLOAT64, Dtype, element_type
 from ...facts import WARP
 from . import facts
-from .facts import ATOMIC_ITEMS, FANOUT, SORT_THREADS, STARTS_ROWS, THREADS
+from .facts import (
+    ATOMIC_ITEMS,
+    BUCKET_ROWS,
+    BUCKETS,
+    COLUMNS,
+    FANOUT,
+    RUN,
+    SORT_THREADS,
+    STARTS_ROWS,
+    SUM_COLUMNS,
+    THREADS,
+    TILE_ROWS,
+)
 
 if TYPE_CHECKING:
     from ...call.op import Op
@@ -34,33 +47,11 @@ MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second 
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
 
-
-class Kernels(NamedTuple):
-    """An operator's own kernels: they know which row a slice goes to. All others are shared."""
-
-    few: str
-    keys: str
-    sort: str
-    atomic: str
-
-
-KERNELS = {
-    "GatherGrad": Kernels(
-        "gather_grad__few", "gather_grad__keys", "gather_grad__sort", "gather_grad__atomic"
-    ),
-    "GatherNDGrad": Kernels(
-        "gather_nd_grad__few",
-        "gather_nd_grad__keys",
-        "gather_nd_grad__sort",
-        "gather_nd_grad__atomic",
-    ),
-    "GatherElementsGrad": Kernels(
-        "gather_elements_grad__few",
-        "gather_elements_grad__keys",
-        "gather_elements_grad__sort",
-        "gather_elements_grad__atomic",
-    ),
-}
+# Of sorts column by column:
+COLUMN_BLOCKS = 2  # of a multiprocessor
+MAX_COLUMN_NBYTES = 4  # of an element
+MIN_COLUMN_ROWS = 4 * TILE_ROWS  # of dY, below which counts of columns cost more than their sums
+MAX_OF_BUCKET = 2**14  # rows of dY a bucket, which a warp adds up one after the other
 
 
 @dataclass(frozen=True)
@@ -180,10 +171,9 @@ class Scatter:
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
 
-    @property
-    def kernels(self) -> Kernels:
-        """The operator's own."""
-        return KERNELS[self.op.name]
+    def own_kernel(self, step: str) -> str:
+        """The operator's own kernel, which knows the row that a slice goes to."""
+        return f"{self.op.function_name}__{step}"
 
     def launch(self, symbol: str, config: plans.Config, *args: object) -> None:
         """Add one launch."""
@@ -221,7 +211,7 @@ class Scatter:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
         args = (*self.target, self.dy, self.dx, n, s.argument)
-        self.launch(self.kernels.few, one_each(n, THREADS), *args)
+        self.launch(self.own_kernel("few"), one_each(n, THREADS), *args)
         return self.plan()
 
     def add_slices(self) -> plans.Plan:
@@ -257,7 +247,7 @@ class Scatter:
         config = plans.Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
         dy = self.dy if self.is_carried else None
         args = (*self.target, dy, entries, every, self.sizes.G)
-        self.launch(self.kernels.sort, config, *args)
+        self.launch(self.own_kernel("sort"), config, *args)
         return entries
 
     def sort_by_passes(self) -> plans.Scratch:
@@ -279,7 +269,7 @@ class Scatter:
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
                 args = (*self.target, dy, entries, counts, step, self.sizes.G)
-                self.launch(self.kernels.keys, config, *args)
+                self.launch(self.own_kernel("keys"), config, *args)
             else:
                 self.launch("gather__count", config, entries, counts, step)
             symbol = "gather__scatter__long" if is_long else "gather__scatter"
@@ -349,7 +339,7 @@ class Scatter:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
         config, items = items_grid(s.B, s.K, s.W, ATOMIC_ITEMS)
-        return self.atomic(self.kernels.atomic, config, items, s.argument)
+        return self.atomic(self.own_kernel("atomic"), config, items, s.argument)
 
     def atomic(self, symbol: str, config: plans.Config, *args: object) -> plans.Plan:
         """A kernel's additions, between zeros and rounding."""
@@ -361,3 +351,64 @@ class Scatter:
             config = one_each(self.dx.size, THREADS * sums_each)
             self.launch("gather__round", config, sums, self.dx, self.dx.size)
         return self.plan()
+
+
+# ---- elements that each stay in their column -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns:
+    """R rows and C columns of dY, G rows and W columns of dX."""
+
+    R: int
+    C: int
+    G: int
+    W: int
+
+    @property
+    def buckets(self) -> int:
+        """Buckets of a column."""
+        return plans.ceil_div(self.G, BUCKET_ROWS)
+
+
+def sums_nbytes(scatter: Scatter) -> int:
+    """Shared memory for the sums of a block's buckets."""
+    return SUM_COLUMNS * (BUCKET_ROWS + 4) * scatter.acc.itemsize
+
+
+def suit(scatter: Scatter, columns: Columns) -> bool:
+    """Return True if to sort by columns is faster than to sort all elements together."""
+    return (
+        scatter.sizes.K >= LONG_SORT
+        and scatter.dy.dtype.itemsize <= MAX_COLUMN_NBYTES
+        and columns.R >= MIN_COLUMN_ROWS
+        and columns.C >= COLUMNS
+        and columns.buckets <= BUCKETS
+        and MAX_OF_BUCKET * columns.buckets >= columns.R
+        and sums_nbytes(scatter) <= scatter.device.max_shared_nbytes
+    )
+
+
+def add_columns(scatter: Scatter, columns: Columns) -> plans.Plan:
+    """Count, sort by bucket and sum column by column, in order."""
+    strips = plans.ceil_div(columns.C, COLUMNS)
+    blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)
+    span = plans.align_up(plans.ceil_div(columns.R, blocks), TILE_ROWS)
+    spans = plans.ceil_div(columns.R, span)
+    completed = (RUN - 1) * columns.buckets * plans.ceil_div(columns.R, TILE_ROWS)
+    capacity = plans.align_up(columns.R + completed, RUN)
+    fields = {"rows": columns.R, "columns": columns.C, "span": span, "spans": spans}
+    sort = plans.by_value(facts.ColumnSort, **fields, capacity=capacity)
+    entry = 2 * scatter.dy.dtype.itemsize
+    entries = scatter.scratch.take(columns.C * capacity * entry, np.uint8)
+    counts = scatter.scratch.take(columns.C * spans * BUCKETS, np.uint32)
+    config = plans.Config((strips * spans,), (COLUMNS * WARP,))
+    args = (*scatter.target, counts, sort)
+    scatter.launch("gather_elements_grad__count_buckets", config, *args)
+    args = (*scatter.target, scatter.dy, counts, entries, sort)
+    scatter.launch("gather_elements_grad__move_to_buckets", config, *args)
+    grid = plans.ceil_div(columns.W, SUM_COLUMNS) * columns.buckets
+    config = plans.Config((grid,), (SUM_COLUMNS * WARP,), sums_nbytes(scatter))
+    sums = (entries, counts, scatter.dx, columns.G, columns.W, sort)
+    scatter.launch("gather__sum_buckets", config, *sums)
+    return scatter.plan()

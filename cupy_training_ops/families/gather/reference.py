@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of the gather operators in NumPy. Formulas: the classes of the same names in `ops/`.
+"""Gradients of the gather operators in NumPy. Formulas: the classes in `operators.py`.
 
 Sums are kept in float64 and rounded once, so that their order does not show.
 """
@@ -11,14 +11,12 @@ import math
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.widening import cast
+from ...rules.widening import cast, quiet
 
 Shape = tuple[int, ...]
-# Infinities of both signs meet and sums overflow: their results say so.
-_quiet = np.errstate(all="ignore")
 
 
-@_quiet
+@quiet
 def gather_grad(
     shape: Shape,
     indices: HostArray,
@@ -37,7 +35,7 @@ def gather_grad(
     return cast(sums.swapaxes(0, 1).reshape(shape), dy.dtype)
 
 
-@_quiet
+@quiet
 def gather_nd_grad(
     shape: Shape,
     indices: HostArray,
@@ -62,7 +60,7 @@ def gather_nd_grad(
     return cast(sums.reshape(shape), update.dtype)
 
 
-@_quiet
+@quiet
 def gather_elements_grad(
     dy: HostArray,
     shape: Shape,

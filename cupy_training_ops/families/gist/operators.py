@@ -41,6 +41,12 @@ class _Codec(Op):
     bitwise_exact = True
     threads: ClassVar[int] = THREADS
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
+    per_code: ClassVar[int] = 1  # elements
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, that of the function form unless a subclass says more."""
+        return self.function_name
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
         """One launch over all elements; the kernel is told whether both arrays are aligned."""
@@ -49,11 +55,6 @@ class _Codec(Op):
         arguments = (x, y, x.size, y.size, aligned, *self.options())
         config = Config((grid,), (self.threads,))
         return Plan((Launch(self.kernel, config, arguments, self.binding(decoded.dtype)),))
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's name, which a subclass states."""
-        raise NotImplementedError
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
         """The kernel's type slots."""
@@ -73,8 +74,8 @@ class Encoder(_Codec):
         return (Spec(self.code_shape(x), to_dtype(self.outputs[0].type)),)
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        """The shape of Y: one code an element."""
-        return x.shape
+        """The shape of Y."""
+        return x.shape if self.per_code == 1 else (ceil_div(x.size, self.per_code),)
 
     def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
         """Return True if an array of this shape and dtype may be the codes of x."""
@@ -100,11 +101,11 @@ class Decoder(_Codec):
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
         """The shape of Y without `shape`: what upstream gives."""
-        return x.shape
+        return x.shape if self.per_code == 1 else (self.per_code * x.size,)
 
     def codes(self, n: int) -> int:
         """How many codes n elements have."""
-        return n
+        return ceil_div(n, self.per_code)
 
     def flaw(self, codes: HostArray) -> str:
         """A fault in codes on the host that no encoder makes, in words; empty where none is."""
@@ -126,7 +127,6 @@ class GistBinarizeEncoder(Encoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_binarize_encoder"
     outputs = (Output("Y", "bool", shape="shape of X"),)
 
 
@@ -136,7 +136,6 @@ class GistBinarizeDecoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_binarize_decoder"
     inputs = (Input("X", "bool", shape="any shape"),)
 
 
@@ -151,14 +150,11 @@ class GistPack1Encoder(Encoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_pack1_encoder"
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
     tiles: ClassVar[Tiles] = {"X": BOX}
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
-
-    def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, BOX),)
+    per_code = BOX
 
 
 class GistPack1Decoder(Decoder):
@@ -169,7 +165,6 @@ class GistPack1Decoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_pack1_decoder"
     inputs = (
         Input(
             "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 8) codes for n elements"
@@ -179,12 +174,7 @@ class GistPack1Decoder(Decoder):
     tiles: ClassVar[Tiles] = {"Y": BOX}
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
-
-    def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (BOX * x.size,)
-
-    def codes(self, n: int) -> int:
-        return ceil_div(n, BOX)
+    per_code = BOX
 
 
 class GistPack8Encoder(Encoder):
@@ -201,7 +191,6 @@ class GistPack8Encoder(Encoder):
     (orttraining/orttraining/training_ops/cuda/gist/gist.cc) do not give back their values.
     """
 
-    kernel = "gist_pack8_encoder"
     outputs = (Output("Y", "uint8", shape="shape of X"),)
 
 
@@ -214,7 +203,6 @@ class GistPack8Decoder(Decoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
 
-    kernel = "gist_pack8_decoder"
     inputs = (Input("X", "uint8", shape="any shape"),)
 
 
@@ -228,7 +216,6 @@ class GistPack16Encoder(Encoder):
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_pack16_encoder"
     outputs = (Output("Y", "float16", shape="shape of X"),)
 
 
@@ -241,7 +228,6 @@ class GistPack16Decoder(Decoder):
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_pack16_decoder"
     inputs = (Input("X", "float16", shape="any shape"),)
 
 
@@ -287,9 +273,7 @@ class GistPackMsfp15Encoder(Encoder):
 
     @property
     def kernel(self) -> str:
-        if self.keep_sign:
-            return "gist_pack_msfp15_encoder__keep_sign"
-        return "gist_pack_msfp15_encoder"
+        return self.function_name + ("__keep_sign" if self.keep_sign else "")
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
@@ -304,7 +288,6 @@ class GistPackMsfp15Decoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    kernel = "gist_pack_msfp15_decoder"
     inputs = (
         Input(
             "X",

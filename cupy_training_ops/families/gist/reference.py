@@ -7,22 +7,20 @@ import ml_dtypes
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
-from ...rules.widening import converted, odd_bits, padded, put_nan, truncated_float32
+from ...rules.widening import convert, odd_bits, pad_tiles, put_nan, quiet, truncated_float32
 from .facts import BOX
 
 Shape = tuple[int, ...] | None
 
 E5M2 = ml_dtypes.float8_e5m2
-# Signalling NaN, overflow to infinity and underflow are part of the codecs, not accidents.
-_quiet = np.errstate(all="ignore")
 
-with _quiet:  # a look-up takes a quarter of the time of ml_dtypes' conversion
+with np.errstate(all="ignore"):  # a look-up takes a quarter of the time of ml_dtypes' conversion
     _E5M2_OF_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(BFLOAT16).astype(E5M2).view(np.uint8)
 _VALUE_OF_E5M2 = (np.arange(2**8, dtype=np.uint16) << 8).view(FLOAT16)
 _SIGNED_MAGNITUDE = np.concatenate([np.arange(64), 0.0 - np.arange(64)]).astype(FLOAT32)  # no -0
 
 
-@_quiet
+@quiet
 def gist_binarize_encoder(x: HostArray) -> HostArray:
     return np.asarray(x > 0)
 
@@ -31,7 +29,7 @@ def gist_binarize_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray
     return x.astype(to).reshape(x.shape if shape is None else shape)
 
 
-@_quiet
+@quiet
 def gist_pack1_encoder(x: HostArray) -> HostArray:
     return np.packbits(np.ravel(x > 0))
 
@@ -41,34 +39,34 @@ def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _first_elements(bits, shape, (bits.size,)).astype(to)
 
 
-@_quiet
+@quiet
 def gist_pack8_encoder(x: HostArray) -> HostArray:
     return np.asarray(np.take(_E5M2_OF_BFLOAT16, odd_bits(x)))
 
 
-@_quiet
+@quiet
 def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return _first_elements(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
+    return _first_elements(np.take(convert(_VALUE_OF_E5M2, to), x), shape, x.shape)
 
 
-@_quiet
+@quiet
 def gist_pack16_encoder(x: HostArray) -> HostArray:
-    return converted(x, FLOAT16)
+    return convert(x, FLOAT16)
 
 
-@_quiet
+@quiet
 def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    return converted(_first_elements(x, shape, x.shape), to)
+    return convert(_first_elements(x, shape, x.shape), to)
 
 
-@_quiet
+@quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
-    bits = (padded(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
+    bits = (pad_tiles(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
     shared = _largest_of_tile(exponent)
     magnitude = _magnitude(bits, exponent, shared)
-    there = padded(x.ravel() != 0, BOX) if keep_sign else exponent != 0
+    there = pad_tiles(x.ravel() != 0, BOX) if keep_sign else exponent != 0
     if keep_sign:
         magnitude = np.maximum(magnitude, there)
     sign = (bits >> 9).astype(np.uint8) & 0x40
@@ -77,7 +75,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
     return codes.reshape(x.shape if x.size % BOX == 0 else (-1,))
 
 
-@_quiet
+@quiet
 def gist_pack_msfp15_decoder(
     x: HostArray, *, to: Dtype, shape: Shape, keep_nonfinite: bool
 ) -> HostArray:
@@ -97,7 +95,7 @@ def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
     return np.where(is_set, dy, dy.dtype.type(0))
 
 
-@_quiet
+@quiet
 def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
     return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0)), gist_pack1_encoder(x)
 

@@ -58,13 +58,10 @@ class GistFp10Encoder(_Narrow, gist.Encoder):
     2018.
     """
 
-    kernel = "gist_fp10_encoder"
     outputs = (Output("Y", "uint32", shape="shape (ceil(n / 3),)"),)
     tiles: ClassVar[Tiles] = {"X": FP10_IN_WORD}
     thread_nbytes = FP10_NBYTES
-
-    def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, FP10_IN_WORD),)
+    per_code = FP10_IN_WORD
 
 
 class GistFp10Decoder(_Narrow, gist.Decoder):
@@ -77,7 +74,6 @@ class GistFp10Decoder(_Narrow, gist.Decoder):
     2018.
     """
 
-    kernel = "gist_fp10_decoder"
     inputs = (
         Input(
             "X", "uint32", shape="any shape", doc="with `shape`, ceil(n / 3) words for n elements"
@@ -85,23 +81,23 @@ class GistFp10Decoder(_Narrow, gist.Decoder):
     )
     outputs = (Output("Y", "T", shape="shape (3 m,) of m words where `shape` is None"),)
     tiles: ClassVar[Tiles] = {"Y": FP10_IN_WORD}
-
-    def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (FP10_IN_WORD * x.size,)
-
-    def codes(self, n: int) -> int:
-        return ceil_div(n, FP10_IN_WORD)
+    per_code = FP10_IN_WORD
 
 
 # ---- 4-bit indices -------------------------------------------------------------------------------
 
 
-def _word(dtype: Dtype) -> Dtype:
-    """Indices are moved as unsigned words of their size."""
-    return np.dtype(f"u{dtype.itemsize}")
+class _Index4(_Narrow):
+    """Indices, which are moved as unsigned words of their size."""
+
+    types: ClassVar[Types] = {"T": INTEGERS}
+    per_code: ClassVar[int] = IN_BYTE
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        return slots(INDEX=np.dtype(f"u{decoded.itemsize}"))
 
 
-class GistIndex4Encoder(_Narrow, gist.Encoder):
+class GistIndex4Encoder(_Index4, gist.Encoder):
     """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly.
 
     For the argmax of pooling windows of at most 16 elements. Of other numbers the lowest four bits
@@ -112,9 +108,7 @@ class GistIndex4Encoder(_Narrow, gist.Encoder):
     2018.
     """
 
-    kernel = "gist_index4_encoder"
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 2),)"),)
-    types: ClassVar[Types] = {"T": INTEGERS}
     tiles: ClassVar[Tiles] = {"X": IN_BYTE}
     check = attribute(
         boolean,
@@ -123,12 +117,6 @@ class GistIndex4Encoder(_Narrow, gist.Encoder):
         "X, waits for the device and cannot be captured in a graph",
     )
 
-    def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, IN_BYTE),)
-
-    def binding(self, decoded: Dtype) -> dict[str, str]:
-        return slots(INDEX=_word(decoded))
-
     def check_values(self, *inputs: Any) -> None:
         (x,) = inputs
         outside = (x < 0) | (x > 15)
@@ -136,31 +124,20 @@ class GistIndex4Encoder(_Narrow, gist.Encoder):
             refuse(self.name, "X", "indices from 0 to 15", str(int(x[outside].ravel()[0])))
 
 
-class GistIndex4Decoder(_Narrow, gist.Decoder):
+class GistIndex4Decoder(_Index4, gist.Decoder):
     """4-bit indices back: Y[2 k] = X[k] mod 16, Y[2 k + 1] = X[k] / 16 rounded down.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
     """
 
-    kernel = "gist_index4_decoder"
     inputs = (
         Input(
             "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 2) codes for n elements"
         ),
     )
     outputs = (Output("Y", "T", shape="shape (2 m,) of m codes where `shape` is None"),)
-    types: ClassVar[Types] = {"T": INTEGERS}
     tiles: ClassVar[Tiles] = {"Y": IN_BYTE}
-
-    def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (IN_BYTE * x.size,)
-
-    def codes(self, n: int) -> int:
-        return ceil_div(n, IN_BYTE)
-
-    def binding(self, decoded: Dtype) -> dict[str, str]:
-        return slots(INDEX=_word(decoded))
 
 
 # ---- 8 bits and a scale --------------------------------------------------------------------------
@@ -213,8 +190,6 @@ class GistBlockE4m3Encoder(_BlockEncoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
     """
 
-    kernel = "gist_block_e4m3_encoder"
-
 
 class GistBlockE4m3Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T.
@@ -225,8 +200,6 @@ class GistBlockE4m3Decoder(_BlockDecoder):
 
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
     """
-
-    kernel = "gist_block_e4m3_decoder"
 
 
 class GistBlockE5m2Encoder(_BlockEncoder):
@@ -241,8 +214,6 @@ class GistBlockE5m2Encoder(_BlockEncoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
 
-    kernel = "gist_block_e5m2_encoder"
-
 
 class GistBlockE5m2Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T.
@@ -253,8 +224,6 @@ class GistBlockE5m2Decoder(_BlockDecoder):
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
-
-    kernel = "gist_block_e5m2_decoder"
 
 
 class GistInt8Encoder(_BlockEncoder):
@@ -285,7 +254,7 @@ class GistInt8Encoder(_BlockEncoder):
 
     @property
     def kernel(self) -> str:
-        return "gist_int8_encoder__keep_sign" if self.keep_sign else "gist_int8_encoder"
+        return self.function_name + ("__keep_sign" if self.keep_sign else "")
 
 
 class GistInt8Decoder(_BlockDecoder):
@@ -298,7 +267,6 @@ class GistInt8Decoder(_BlockDecoder):
     power of two there.
     """
 
-    kernel = "gist_int8_decoder"
     scales_nbytes = INT8_SCALES_NBYTES
     inputs = (
         Input(

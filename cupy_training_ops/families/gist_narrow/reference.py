@@ -7,14 +7,12 @@ import ml_dtypes
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
-from ...rules.widening import computed_in, converted, odd_bits, padded, put_nan, wide
+from ...rules.widening import computed_in, convert, odd_bits, pad_tiles, put_nan, quiet, wide
 from .facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE, TILE
 
 Shape = tuple[int, ...] | None
 
 INT16 = np.dtype(np.int16)
-# Overflow, underflow and signalling NaN are part of the codecs, not accidents.
-_quiet = np.errstate(all="ignore")
 
 
 def _fp10(x: HostArray) -> HostArray:
@@ -29,7 +27,7 @@ def _fp10(x: HostArray) -> HostArray:
 
 
 _ODD = np.arange(2**16, dtype=np.uint16).view(BFLOAT16)  # numbers rounded to odd
-with _quiet:  # look-ups take a fraction of the time of conversions
+with np.errstate(all="ignore"):  # look-ups take a fraction of the time of conversions
     _FP10_OF_ODD = _fp10(_ODD.astype(FLOAT32))
     _E4M3_OF_ODD = _ODD.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     _E5M2_OF_ODD = _ODD.astype(ml_dtypes.float8_e5m2).view(np.uint8)
@@ -47,23 +45,23 @@ def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
 # ---- FP10 ----------------------------------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def gist_fp10_encoder(x: HostArray) -> HostArray:
-    codes = np.take(_FP10_OF_ODD, padded(odd_bits(x.ravel()), 3)).astype(np.uint32)
+    codes = np.take(_FP10_OF_ODD, pad_tiles(odd_bits(x.ravel()), 3)).astype(np.uint32)
     return codes[::3] | codes[1::3] << 10 | codes[2::3] << 20
 
 
-@_quiet
+@quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
-    return _first_elements(np.take(converted(_VALUE_OF_FP10, to), codes.ravel()), shape)
+    return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
 
 # ---- 4-bit indices -------------------------------------------------------------------------------
 
 
 def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG001
-    codes = padded(x.ravel(), 2).astype(np.uint8) & 15
+    codes = pad_tiles(x.ravel(), 2).astype(np.uint8) & 15
     return codes[::2] | codes[1::2] << 4
 
 
@@ -90,10 +88,10 @@ def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
     return _block_decoder(x, _VALUE_OF_E5M2, to, shape)
 
 
-@_quiet
+@quiet
 def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> HostArray:
     """`largest`: what just does not round beyond the format."""
-    blocks = padded(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
+    blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     scales = _scales(blocks, largest)
     codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))
     return _to_tiles(scales.astype(INT16), codes, x.size)
@@ -102,15 +100,15 @@ def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> Host
 def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
     """The bytes of n codes, (blocks, elements), in tiles, each behind its scales."""
     codes = codes.view(np.uint8)
-    scales = padded(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
-    tiles = padded(codes.ravel(), TILE).reshape(-1, TILE)
+    scales = pad_tiles(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
+    tiles = pad_tiles(codes.ravel(), TILE).reshape(-1, TILE)
     return np.hstack((scales, tiles)).ravel()[: n + scales.size]
 
 
 def _from_tiles(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, HostArray, int]:
     """Scales (tiles, blocks), codes (tiles, blocks, elements), and the number without padding."""
     nbytes = TILE // block * scale.itemsize
-    tiles = padded(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
+    tiles = pad_tiles(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
     scales = np.ascontiguousarray(tiles[:, :nbytes]).view(scale)
     return scales, tiles[:, nbytes:].reshape(len(tiles), -1, block), x.size - nbytes * len(tiles)
 
@@ -123,7 +121,7 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
     return np.where(most == 0, 0, exponent - of_largest + (most > fraction))
 
 
-@_quiet
+@quiet
 def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> HostArray:
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     unscaled = np.take(values.astype(computed_in(to)), codes)
@@ -135,9 +133,9 @@ def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> 
 # ---- scaled integers -----------------------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
-    numbers = padded(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
+    numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
     scales = np.abs(narrow).max(1) * FLOAT32.type(1 / 127)
     scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
@@ -151,7 +149,7 @@ def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
     return _to_tiles(scales, codes, x.size)
 
 
-@_quiet
+@quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     is_normal = scales.view(np.uint16) & 0x7F80 != 0

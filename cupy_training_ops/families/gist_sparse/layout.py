@@ -17,18 +17,18 @@ class Layout(NamedTuple):
     tiles: int
     mask: int
     values: int
-    kept: int  # bytes of a code that has the elements as they are
+    plain: int  # bytes of a code that has the elements as they are
     most: int
 
     @property
-    def always_kept(self) -> bool:
+    def always_plain(self) -> bool:
         """True if the elements as they are take no more than a code without a value."""
-        return self.kept <= self.values
+        return self.plain <= self.values
 
     @property
     def least(self) -> int:
         """Bytes of the shortest code."""
-        return min(self.kept, self.values)
+        return min(self.plain, self.values)
 
 
 def layout(n: int, itemsize: int, group: int) -> Layout:
@@ -38,5 +38,5 @@ def layout(n: int, itemsize: int, group: int) -> Layout:
     mask = HEAD_NBYTES + 16 * -(-8 * tiles // 16)
     values = mask + 16 * -(-n // 128)
     groups = n // tile * -(-tile // group) + -(-(n % tile) // group)
-    kept = HEAD_NBYTES + n * itemsize if n else 0
-    return Layout(tiles, mask, values, kept, min(kept, values + GROUP_NBYTES * groups))
+    plain = HEAD_NBYTES + n * itemsize if n else 0
+    return Layout(tiles, mask, values, plain, min(plain, values + GROUP_NBYTES * groups))

@@ -124,7 +124,7 @@ class SparseEncoder(_Sparse, gist.Encoder):
         )
         blocks = min(parts.tiles, FINISHING * device.multiprocessors)
         finish = self.launch("gist_sparse__finish", blocks, (*args, *shared), x.dtype)
-        return scratch.plan(*(() if parts.always_kept else (encode,)), finish)
+        return scratch.plan(*(() if parts.always_plain else (encode,)), finish)
 
 
 class SparseDecoder(_Sparse, gist.Decoder):
@@ -156,12 +156,12 @@ class SparseDecoder(_Sparse, gist.Decoder):
         parts = self.layout(y)
         if not y.size:
             return ""
-        length, is_kept = (int(number) for number in codes[:HEAD_NBYTES].view(np.uint64))
+        length, is_plain = (int(number) for number in codes[:HEAD_NBYTES].view(np.uint64))
         if length != codes.size:
             return f"a code of {length} bytes in {codes.size}"
-        if is_kept not in (0, 1) or bool(is_kept) != (length == parts.kept):
-            return f"{is_kept} says how {length} bytes are coded"
-        return "" if is_kept else self._flaw_of_sparse(codes, y, parts)
+        if is_plain not in (0, 1) or bool(is_plain) != (length == parts.plain):
+            return f"{is_plain} says how {length} bytes are coded"
+        return "" if is_plain else self._flaw_of_sparse(codes, y, parts)
 
     def _flaw_of_sparse(self, codes: HostArray, y: Spec, parts: Layout) -> str:
         """Starts that are not those of the mask, and bits of no element."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...dtypes import Dtype, HostArray
-from ...rules.widening import padded, put_nan
+from ...rules.widening import pad_tiles, put_nan
 from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
 from ..gist_narrow.reference import gist_fp10_decoder, gist_fp10_encoder
 from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, TILE_NBYTES
@@ -81,12 +81,12 @@ def _encode(x: HostArray, values: Values) -> HostArray:
     flat = x.ravel()
     code = np.zeros(layout(flat.size, x.dtype.itemsize, values.group).most, np.uint8)
     sparse = _sparse(flat, values)
-    kept = HEAD_NBYTES + flat.nbytes
-    if sparse.size < kept:
+    plain = HEAD_NBYTES + flat.nbytes
+    if sparse.size < plain:
         code[: sparse.size] = sparse
     else:
-        code[:HEAD_NBYTES] = np.array([kept, 1], np.uint64).view(np.uint8)
-        code[HEAD_NBYTES:kept] = flat.view(np.uint8)
+        code[:HEAD_NBYTES] = np.array([plain, 1], np.uint64).view(np.uint8)
+        code[HEAD_NBYTES:plain] = flat.view(np.uint8)
     return code
 
 
@@ -98,11 +98,11 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
     packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
     begins = values.group * (np.cumsum(groups) - groups)
     packed[_places(counts, begins)] = flat[mask]
-    bits = np.packbits(padded(mask, 128), bitorder="little")
+    bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
     total = first + GROUP_NBYTES * int(groups.sum())
-    parts = (np.array([total, 0], np.uint64), padded(starts.astype(np.uint64), 2), bits)
+    parts = (np.array([total, 0], np.uint64), pad_tiles(starts.astype(np.uint64), 2), bits)
     return np.concatenate(
         [*(p.view(np.uint8) for p in parts), values.encode(packed).view(np.uint8)]
     )
@@ -110,9 +110,9 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
-    kept = HEAD_NBYTES + y.nbytes
-    if code[8:HEAD_NBYTES].any() and kept <= code.size:
-        y.view(np.uint8)[...] = code[HEAD_NBYTES:kept]
+    plain = HEAD_NBYTES + y.nbytes
+    if code[8:HEAD_NBYTES].any() and plain <= code.size:
+        y.view(np.uint8)[...] = code[HEAD_NBYTES:plain]
     else:
         sound = _scatter(y, code, values)
         if values.has_nan:
@@ -136,7 +136,7 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
     groups = -(-counts // values.group)
     sound = (starts >= first) & (starts % 16 == 0) & (ends <= code.size) & (starts <= ends)
     sound &= ends - starts == GROUP_NBYTES * groups
-    if values.has_nan:  # what lies as other widths or kept elements do is no code of this one
+    if values.has_nan:  # what lies as other widths or plain elements do is no code of this one
         others = code[8:HEAD_NBYTES].any() or code[HEAD_NBYTES + 8 * tiles : mask_start].any()
         sound &= starts[0] == first and not others
     of_element: HostArray = np.repeat(sound, tile)[: y.size]

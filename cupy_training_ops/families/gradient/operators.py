@@ -9,7 +9,7 @@ float32 sums and products become zero.
 from __future__ import annotations
 
 import itertools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ...errors import refuse
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from ...planning.multi_tensor import batches
+from ...planning.step import refuse_none, refuse_others
 from .facts import CAPACITY, CHUNK_NBYTES, NBYTES, THREADS
 
 DONE = np.ones(1, BOOL)
@@ -51,11 +52,6 @@ def _blocks(a: Spec, b: Spec) -> int:
     return ceil_div(a.size * _wider(a, b), THREADS * NBYTES)
 
 
-def _refuse_other_shape(op: str, name: str, got: Spec, like: str, expected: Spec) -> None:
-    if got.shape != expected.shape:
-        refuse(op, name, f"shape {expected.shape} like {like}", f"shape {got.shape}")
-
-
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum.
 
@@ -77,7 +73,7 @@ class InPlaceAccumulator(Op):
     tiles: ClassVar[Tiles] = {}
 
     def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
-        _refuse_other_shape(self.name, "value", value, "old_sum", old_sum)
+        refuse_others(self.name, "value", value, "old_sum", old_sum)
         return (old_sum,)
 
     def plan(
@@ -127,18 +123,12 @@ class InPlaceAccumulatorV2(Op):
     tiles: ClassVar[Tiles] = {}
 
     def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Inferred, ...]:
-        _refuse_other_shape(self.name, "value", value, "accumulation_buffer", buffer)
+        refuse_others(self.name, "value", value, "accumulation_buffer", buffer)
         return (DONE, buffer)
 
-    def plan(
-        self,
-        device: Device,
-        buffer: Spec,
-        value: Spec,
-        overwrite_flag: bool | None,
-        *outputs: Spec | None,
-    ) -> Plan:
-        args = (None if overwrite_flag else buffer, value, outputs[-1], buffer.size)
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        buffer, value, overwrite_flag, *_, sums = specs
+        args = (None if overwrite_flag else buffer, value, sums, buffer.size)
         grid = _blocks(buffer, value)
         return Plan((_launch("in_place_accumulator_v2", grid, args, buffer.dtype, value.dtype),))
 
@@ -173,20 +163,11 @@ class InPlaceAccumulatorList(Op):
     def infer(
         self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
     ) -> tuple[Inferred, ...]:
-        if len(values) != len(old_sums):
-            refuse(self.name, "values", f"{len(old_sums)} arrays like old_sums", str(len(values)))
-        for i, (old_sum, value) in enumerate(zip(old_sums, values, strict=True)):
-            _refuse_other_shape(self.name, f"values[{i}]", value, f"old_sums[{i}]", old_sum)
+        refuse_others(self.name, "values", values, "old_sums", old_sums)
         return (old_sums,)
 
-    def plan(
-        self,
-        device: Device,
-        old_sums: tuple[Spec, ...],
-        values: tuple[Spec, ...],
-        update_signal: bool | None,
-        new_sums: tuple[Spec, ...],
-    ) -> Plan:
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        old_sums, values, update_signal, new_sums = specs
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
         sizes = [s.size if w else 0 for s, w in zip(old_sums, written, strict=True)]
@@ -231,8 +212,7 @@ class ZeroGradient(Op):
 
     def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
         grid = ceil_div(zero.nbytes, THREADS * NBYTES)
-        args = (zero, zero.nbytes)
-        return Plan((_launch("zero_gradient", grid, args),))
+        return Plan((_launch("zero_gradient", grid, (zero, zero.nbytes)),))
 
 
 class MixedPrecisionScale(Op):
@@ -258,8 +238,7 @@ class MixedPrecisionScale(Op):
     def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
         if s.size != 1:
             refuse(self.name, "S", "one element", f"shape {s.shape}")
-        if not xs:
-            refuse(self.name, "X", "at least one array", "an empty list")
+        refuse_none(self.name, "X", xs)
         if self.fuse_outputs:
             return ((Spec((sum(x.size for x in xs),), self.to),),)
         return (tuple(Spec(x.shape, self.to) for x in xs),)
@@ -270,8 +249,7 @@ class MixedPrecisionScale(Op):
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"
         launches = []
         for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
-            fused = self.fuse_outputs
-            y = (ys[0], table.starts(starts)) if fused else (table.pointers(ys),)
+            y = (ys[0], table.starts(starts)) if self.fuse_outputs else (table.pointers(ys),)
             args = (s, table.pointers(xs), *y, table.sizes, len(table.members))
             launches.append(_launch(kernel, table.n_chunks, args, self.to, xs[0].dtype))
         return Plan(tuple(launches))

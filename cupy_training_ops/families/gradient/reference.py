@@ -8,13 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
-from ...rules.widening import cast
-
-# Overflow, and sums of what is not finite, are part of the operators.
-_quiet = np.errstate(all="ignore")
+from ...rules.widening import cast, quiet
 
 
-@_quiet
+@quiet
 def in_place_accumulator(
     old_sum: HostArray, value: HostArray, update_signal: bool | None = None
 ) -> HostArray:
@@ -24,7 +21,7 @@ def in_place_accumulator(
     return cast(old_sum.astype(wide) + value.astype(wide), old_sum.dtype)
 
 
-@_quiet
+@quiet
 def in_place_accumulator_v2(
     accumulation_buffer: HostArray, value: HostArray, overwrite_flag: bool | None = None
 ) -> HostArray:
@@ -44,7 +41,7 @@ def zero_gradient(old_gradient: HostArray, _reset_signal: HostArray) -> HostArra
     return np.zeros_like(old_gradient)
 
 
-@_quiet
+@quiet
 def mixed_precision_scale(
     s: HostArray, xs: Sequence[HostArray], *, to: Dtype, fuse_outputs: bool
 ) -> tuple[HostArray, ...]:

@@ -20,7 +20,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...call.op import Op
-from ...declare.schema import Inferred, Input, Output, Spec, attribute, boolean, finite, real
+from ...declare.schema import (
+    Convert,
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    attribute,
+    boolean,
+    finite,
+    kind,
+)
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
@@ -43,35 +53,16 @@ def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
     return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
-def for_each(value: object) -> float | tuple[float, ...]:
-    """A number, or a list with one for each parameter."""
-    return tuple(map(real, value)) if isinstance(value, list | tuple | np.ndarray) else real(value)
+def for_each(convert: Callable[[object], float]) -> Convert:
+    """A converter of a number, or of a list with one for each parameter."""
 
+    def convert_each(value: object) -> float | tuple[float, ...]:
+        if isinstance(value, list | tuple | np.ndarray):
+            return tuple(map(convert, value))
+        return convert(value)
 
-def above_zero_for_each(value: object) -> float | tuple[float, ...]:
-    """A number above 0, or a list with one for each parameter."""
-    return _each(common.above_zero, for_each(value))
-
-
-def finite_for_each(value: object) -> float | tuple[float, ...]:
-    """A finite number, or a list with one for each parameter."""
-    return _each(finite, for_each(value))
-
-
-def not_negative_for_each(value: object) -> float | tuple[float, ...]:
-    """A number of at least 0, or a list with one for each parameter."""
-    return _each(common.not_negative, for_each(value))
-
-
-def decay_for_each(value: object) -> float | tuple[float, ...]:
-    """A finite number of at least 0, below 1 where biases are corrected, or one for each."""
-    return _each(common.decay, for_each(value))
-
-
-def _each(
-    convert: Callable[[object], float], found: float | tuple[float, ...]
-) -> float | tuple[float, ...]:
-    return tuple(map(convert, found)) if isinstance(found, tuple) else convert(found)
+    convert_each.__doc__ = f"{kind(convert)}, or a list with one for each parameter"
+    return convert_each
 
 
 class LambOptimizer(Op):
@@ -108,32 +99,32 @@ class LambOptimizer(Op):
         common.UPDATE_SIGNAL,
         *common.scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
         common.number("R", "T1", "the learning rate"),
-        common.count("step", "TSTEP", optional=True),
+        common.step_input("step", "TSTEP", optional=True),
         common.weights("T2"),
         *common.lists("T3", "gradients"),
         *common.lists("T4", "moment1", "moment2"),
         common.low_precision("T_MIXED_PRECISION_FP"),
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        common.stepped("new_step", "step", "TSTEP"),
-        common.replaced("new_weights", "weights", "T2", on_request=True),
-        common.replaced("new_gradients", "gradients", "T3", on_request=True),
-        common.replaced("new_moment_1", "moment1", "T4"),
-        common.replaced("new_moment_2", "moment2", "T4"),
-        common.replaced(
+        common.step_output("new_step", "step", "TSTEP"),
+        common.list_output("new_weights", "weights", "T2", on_request=True),
+        common.list_output("new_gradients", "gradients", "T3", on_request=True),
+        common.list_output("new_moment_1", "moment1", "T4"),
+        common.list_output("new_moment_2", "moment2", "T4"),
+        common.list_output(
             "new_mixed_precision_weights",
             "mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
             on_request=True,
         ),
     )
-    alpha = attribute(decay_for_each, 0.9, doc="decay of the first moment")
-    beta = attribute(decay_for_each, 0.999, doc="decay of the second moment")
-    lambda_ = attribute(finite_for_each, 0.0, upstream="lambda", doc="weight decay")
-    epsilon = attribute(not_negative_for_each, 1e-6)
-    max_norm_clip = attribute(above_zero_for_each, 1.0, doc="of the unscaled gradients")
-    ratio_min = attribute(common.bound, -math.inf)
-    ratio_max = attribute(common.bound, math.inf)
+    alpha = attribute(for_each(common.decay), 0.9, doc="decay of the first moment")
+    beta = attribute(for_each(common.decay), 0.999, doc="decay of the second moment")
+    lambda_ = attribute(for_each(finite), 0.0, upstream="lambda", doc="weight decay")
+    epsilon = attribute(for_each(common.not_negative), 1e-6)
+    max_norm_clip = attribute(for_each(common.above_zero), 1.0, doc="of the unscaled gradients")
+    ratio_min = attribute(common.limit, -math.inf)
+    ratio_max = attribute(common.limit, math.inf)
     do_bias_correction = attribute(boolean, True)
     types: ClassVar[Types] = TypeRows(
         "T1 T2 T3 T4 T_GRAD_NORM T_MIXED_PRECISION_FP T_LOSS_SCALE TSTEP",
@@ -173,10 +164,16 @@ class LambOptimizer(Op):
     def plan(self, device: Device, *specs: Any) -> Plan:
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
-        signal = common.given(update, True)
-        scale = common.given(loss_scale, 1.0)
-        numbers = (r, common.given(t, 0), scale, common.given(norm, common.ABSENT_NORM), signal)
-        mixed, copied, is_bfloat16 = parameter_update.low_precision(mixed, copied)
+        signal = common.value_or(update, True)
+        scale = common.value_or(loss_scale, 1.0)
+        numbers = (
+            r,
+            common.value_or(t, 0),
+            scale,
+            common.value_or(norm, common.ABSENT_NORM),
+            signal,
+        )
+        mixed, copied, is_bfloat16 = parameter_update.low_precision_lists(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
         update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, LISTS * CAPACITY)
         types = {"W": w[0].dtype, "GRAD": g[0].dtype, "MOMENT": m1[0].dtype}
@@ -192,7 +189,7 @@ class LambOptimizer(Op):
         limits = self.ratio_min, self.ratio_max
         steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
         counts = partial(_launch, "lamb__count", **types)
-        return steps.then(parameter_update.count(counts, r, t, scale, update, new_t))
+        return steps.then(parameter_update.count_step(counts, r, t, scale, update, new_t))
 
 
 @dataclass(frozen=True)
@@ -221,19 +218,21 @@ class _Step:
         """Two launches a batch; scratch memory for the largest of them."""
         if not (self.direction.are_written or self.update.are_written):
             return Plan()
-        found = list(self._batches(rules))
+        tables = list(self._batches(rules))
         scratch = ScratchMemory()
-        most_chunks = max((table.n_chunks for _, table in found), default=0)
-        held = 0 if self.has_new_gradients else max((self._held(t) for _, t in found), default=0)
+        most_chunks = max((table.n_chunks for _, table in tables), default=0)
+        lengths = [] if self.has_new_gradients else [self._length(table) for _, table in tables]
+        most = max(lengths, default=0)
         tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
         partials = scratch.take(2 * most_chunks, FLOAT64)
-        directions = scratch.take(held, self.types["GRAD"]) if held else None
+        directions = scratch.take(most, self.types["GRAD"]) if most else None
         launches = []
-        for rule, table in found:
-            fixed = _fixed(rule, limits, correct_bias)
-            launches.append(self._direction(table, fixed, (directions, partials, norms, tickets)))
+        for rule, table in tables:
+            values = (*rule, *limits, correct_bias)
+            numbers = by_value(LambRule, **dict(zip(LambRule.fields, values, strict=True)))
+            launches.append(self._direction(table, numbers, (directions, partials, norms, tickets)))
             if self.update.are_written or self.has_new_gradients:
-                launches.append(self._update(table, fixed, (directions, norms)))
+                launches.append(self._update(table, numbers, (directions, norms)))
         return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
@@ -249,25 +248,19 @@ class _Step:
             for table in batches(own, self.chunk, CAPACITY, most, most_chunks):
                 yield rule, replace(table, members=tuple(members[i] for i in table.members))
 
-    def _held(self, table: Batch) -> int:
+    def _length(self, table: Batch) -> int:
         """Elements of a batch's directions, each tensor at the beginning of its first chunk."""
         last = self.sizes[table.members[-1]]
         return (table.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
 
-    def _direction(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
-        args = (*table.joined(self.direction), table.sizes, fixed, *self.numbers, *scratch)
+    def _direction(self, table: Batch, rule: np.void, scratch: Args) -> Launch:
+        args = (*table.addresses(self.direction), table.sizes, rule, *self.numbers, *scratch)
         return _launch("lamb__direction", table.n_chunks, args, **self.types)
 
-    def _update(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
-        args = (*table.joined(self.update), table.sizes, fixed, *self.rate, *scratch)
+    def _update(self, table: Batch, rule: np.void, scratch: Args) -> Launch:
+        args = (*table.addresses(self.update), table.sizes, rule, *self.rate, *scratch)
         grid = UPDATE_PARTS * table.n_chunks
         return _launch("lamb__update", grid, (*args, self.is_bfloat16), **self.types)
-
-
-def _fixed(rule: Rule, limits: tuple[float, float], correct_bias: bool) -> np.void:
-    """Numbers of a bucket, as the kernels' LambRule."""
-    values = (*rule, *limits, correct_bias)
-    return by_value(LambRule, **dict(zip(LambRule.fields, values, strict=True)))
 
 
 OPS = {"LambOptimizer": LambOptimizer}

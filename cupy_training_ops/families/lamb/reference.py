@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.step import bias_correction, can_be_made, counted, gradient_divisor, number
-from ...rules.widening import cast
+from ...rules.step import bias_correction, can_be_made, count_step, gradient_divisor, number
+from ...rules.widening import cast, quiet
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
@@ -17,11 +17,8 @@ Number = object  # a Python number, or an array of one element
 ForEach = float | tuple[float, ...]
 Rule = tuple[float, ...]
 
-# Overflow, and what comes of NaN and infinities, are part of the operator.
-_quiet = np.errstate(all="ignore")
 
-
-@_quiet
+@quiet
 def lamb_optimizer(
     update_signal: Number,
     loss_scale: Number,
@@ -44,7 +41,7 @@ def lamb_optimizer(
     do_bias_correction: bool,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
     update = bool(number(update_signal)) and can_be_made(r, loss_scale)
-    before, new_step = counted(step, update)
+    before, new_step = count_step(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:
         return new_step, *map(tuple, (weights, gradients, moment1, moment2)), mixed  # type: ignore[return-value]
@@ -104,8 +101,8 @@ def _direction(
         root + number_of(epsilon)
     )
     finite = np.isfinite(exact)
-    kept = np.where(finite, m, old_m), np.where(finite, v, old_v)
-    return cast(np.where(finite, exact, 0), g.dtype), *kept
+    m, v = np.where(finite, m, old_m), np.where(finite, v, old_v)
+    return cast(np.where(finite, exact, 0), g.dtype), m, v
 
 
 def _trust(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:

@@ -9,7 +9,7 @@ distances add up to more than float32 holds has an infinite variance, and inv_st
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...call.checks import from_front
 from ...call.op import Op
@@ -65,10 +65,10 @@ class _ByRows(Op):
         before, row = self.split_shape(x)
         return Matrix(device, math.prod(before), math.prod(row), x.dtype, v.dtype)
 
-    def check_parameters(self, row: Shape, **given: Spec | None) -> None:
+    def check_parameters(self, row: Shape, **parameters: Spec | None) -> None:
         """Scale and bias have an element for each of a row's."""
         flat = (math.prod(row),)
-        for name, spec in given.items():
+        for name, spec in parameters.items():
             if spec is not None and spec.shape not in (row, flat):
                 expected = f"shape {row}" if row == flat else f"shape {row} or {flat}"
                 refuse(self.name, name, expected, f"shape {spec.shape}")
@@ -86,6 +86,11 @@ class _Forward(_ByRows):
         statistics = Spec((*before, *(1 for _ in row)), computed_in(x.dtype))
         n_statistics = len(self.outputs) - 1
         return Spec(x.shape, scale.dtype), *[statistics] * n_statistics
+
+    def plan(self, device: Device, x: Spec, scale: Spec, *others: Spec | None) -> Plan:
+        bias, y, mean, inv_std = others if self.is_centred else (None, others[0], None, others[1])
+        matrix, results = self.matrix(device, x, scale), (y, mean, inv_std)
+        return forward(matrix, x, (scale, bias), results, self.is_centred, self.epsilon)
 
 
 class LayerNormalization(_Forward):
@@ -112,12 +117,6 @@ class LayerNormalization(_Forward):
     )
     stash_type = attribute(one_of(1), 1, doc="statistics are never narrower than float32")
 
-    def plan(
-        self, device: Device, x: Spec, scale: Spec, bias: Spec | None, *results: Spec | None
-    ) -> Plan:
-        matrix = self.matrix(device, x, scale)
-        return forward(matrix, x, (scale, bias), results, True, self.epsilon)
-
 
 class SimplifiedLayerNormalization(_Forward):
     """RMSNorm: Y = X inv_std scale, inv_std = 1 / sqrt(mean of X^2 + epsilon).
@@ -134,10 +133,6 @@ class SimplifiedLayerNormalization(_Forward):
         Output("Y", "V", may_alias=("X",), shape="shape of X"),
         Output("inv_std_var", "U", shape=STATISTICS),
     )
-
-    def plan(self, device: Device, x: Spec, scale: Spec, y: Spec | None, inv: Spec | None) -> Plan:
-        matrix = self.matrix(device, x, scale)
-        return forward(matrix, x, (scale, None), (y, None, inv), False, self.epsilon)
 
 
 Y_GRAD = Input("Y_grad", "V", shape="any shape")
@@ -200,19 +195,10 @@ class LayerNormalizationGrad(_Gradient):
     )
     outputs = (X_GRAD, SCALE_GRAD, BIAS_GRAD)
 
-    def plan(
-        self,
-        device: Device,
-        dy: Spec,
-        x: Spec,
-        scale: Spec,
-        mean: Spec,
-        inv_std: Spec,
-        dx: Spec | None,
-        *sums: Spec | None,
-    ) -> Plan:
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        dy, x, scale, mean, inv_std, dx, of_scale, of_bias = specs
         read = Read(FROM_X, dy, x, (scale,), (mean, inv_std))
-        return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
+        return gradient(self.matrix(device, x, dy), read, dx, (of_scale, of_bias))
 
 
 class SimplifiedLayerNormalizationGrad(_Gradient):
@@ -228,12 +214,10 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
     inputs = (Y_GRAD, X, GRADIENT_SCALE, Input("inv_std_var", "U", shape=STATISTIC))
     outputs = (X_GRAD, SCALE_GRAD)
 
-    def plan(
-        self, device: Device, dy: Spec, x: Spec, scale: Spec, inv_std: Spec, *results: Spec | None
-    ) -> Plan:
-        dx, scale_grad = results
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        dy, x, scale, inv_std, dx, of_scale = specs
         read = Read(FROM_X, dy, x, (scale,), (None, inv_std))
-        return gradient(self.matrix(device, x, dy), read, dx, (scale_grad, None))
+        return gradient(self.matrix(device, x, dy), read, dx, (of_scale, None))
 
 
 class InvertibleLayerNormalizationGrad(_Gradient):
@@ -264,20 +248,11 @@ class InvertibleLayerNormalizationGrad(_Gradient):
     )
     output_type = attribute(optional(dtype), None, type="T", doc="V where it is None")
 
-    def plan(
-        self,
-        device: Device,
-        dy: Spec,
-        y: Spec,
-        scale: Spec,
-        bias: Spec,
-        inv_std: Spec,
-        dx: Spec | None,
-        *sums: Spec | None,
-    ) -> Plan:
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        dy, y, scale, bias, inv_std, dx, of_scale, of_bias = specs
         read = Read(FROM_Y, dy, y, (scale, bias), (inv_std,))
         x = Spec(y.shape, self.output_type or y.dtype)
-        return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
+        return gradient(self.matrix(device, x, dy), read, dx, (of_scale, of_bias))
 
 
 def _bare(shape: Shape) -> Shape:

@@ -162,45 +162,8 @@ def _row_in_registers(matrix: Matrix, width: int) -> Registers:
     return Registers(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
 
 
-@dataclass(frozen=True)
-class GradientKernels:
-    """A gradient's kernels: for rows in shared memory, then for those that do not fit there."""
-
-    rows: str
-    rows_by_warps: str
-    shifted_rows: str
-    shifted_rows_by_warps: str
-    elements: str
-    row_sums: str
-    columns: str
-
-    def of(self, rows: Rows) -> str:
-        """The kernel for these rows in shared memory."""
-        if rows.width == 1:
-            return self.elements
-        if rows.by_warps:
-            return self.shifted_rows_by_warps if rows.is_shifted else self.rows_by_warps
-        return self.shifted_rows if rows.is_shifted else self.rows
-
-
-FROM_X = GradientKernels(
-    rows="layer_norm__gradient_rows",
-    rows_by_warps="layer_norm__gradient_rows_by_warps",
-    shifted_rows="layer_norm__gradient_shifted_rows",
-    shifted_rows_by_warps="layer_norm__gradient_shifted_rows_by_warps",
-    elements="layer_norm__gradient_elements",
-    row_sums="layer_norm__gradient_row_sums",
-    columns="layer_norm__gradient_columns",
-)
-FROM_Y = GradientKernels(
-    rows="layer_norm__invertible_rows",
-    rows_by_warps="layer_norm__invertible_rows_by_warps",
-    shifted_rows="layer_norm__invertible_shifted_rows",
-    shifted_rows_by_warps="",  # scale and bias take too much shared memory
-    elements="layer_norm__invertible_elements",
-    row_sums="layer_norm__invertible_row_sums",
-    columns="layer_norm__invertible_columns",
-)
+# What the names of a gradient's kernels begin with.
+FROM_X, FROM_Y = "layer_norm__gradient", "layer_norm__invertible"
 
 
 @dataclass(frozen=True)
@@ -208,7 +171,7 @@ class Read:
     """A gradient's kernels and their first parameters: dY, X or Y, (scale,) or (scale, bias),
     (mean or None, inv_std) or (inv_std,)."""
 
-    kernels: GradientKernels
+    prefix: str  # of the kernels' names
     dy: Spec
     x: Spec | None
     parameters: tuple[Spec, ...]
@@ -218,6 +181,13 @@ class Read:
     def args(self) -> tuple[Spec | None, ...]:
         """In the kernels' order."""
         return (self.dy, self.x, *self.parameters, *self.statistics)
+
+    def kernel(self, rows: Rows) -> str:
+        """The kernel for these rows in shared memory."""
+        if rows.width == 1:
+            return f"{self.prefix}_elements"
+        shifted = "_shifted" if rows.is_shifted else ""
+        return f"{self.prefix}{shifted}_rows{'_by_warps' if rows.by_warps else ''}"
 
 
 def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> plans.Plan:
@@ -236,8 +206,8 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
     """Everything from one reading."""
     scratch, n_lines = plans.ScratchMemory(), rows.blocks(matrix.device)
     lines = _lines(matrix, scratch, sums, n_lines)
-    kernel, config = read.kernels.of(rows), rows.config(matrix.device)
-    steps = [matrix.launch(kernel, config, *read.args, dx, *lines, rows.argument)]
+    config = rows.config(matrix.device)
+    steps = [matrix.launch(read.kernel(rows), config, *read.args, dx, *lines, rows.argument)]
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
     return scratch.plan(*steps)
@@ -250,14 +220,14 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
         means = scratch.take(2 * matrix.count, matrix.computed_type)
         config = plans.Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
-        steps.append(matrix.launch(read.kernels.row_sums, config, *args))
+        steps.append(matrix.launch(f"{read.prefix}_row_sums", config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
         read = replace(read, x=None)
     config, rows_of_part = _parts(matrix)
     n_lines = config.grid[1]
     lines = _lines(matrix, scratch, sums, n_lines)
     counts = (matrix.count, matrix.length, rows_of_part)
-    kernel = read.kernels.columns
+    kernel = f"{read.prefix}_columns"
     steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))

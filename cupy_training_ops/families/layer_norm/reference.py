@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, computed_in, in_range, rounded
+from ...rules.widening import cast, computed_in, in_range, quiet, round_number
 
-# Infinite and NaN elements are part of the operators.
-_quiet = np.errstate(all="ignore")
 _PIECE = 32_768  # elements
 
 
@@ -40,7 +38,7 @@ def simplified_layer_normalization(
     return y, inv_std
 
 
-@_quiet
+@quiet
 def layer_normalization_grad(
     y_grad: HostArray,
     x: HostArray,
@@ -59,7 +57,7 @@ def layer_normalization_grad(
     return gradient.x_grad, gradient.scale_grad, gradient.bias_grad
 
 
-@_quiet
+@quiet
 def simplified_layer_normalization_grad(
     y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int
 ) -> tuple[HostArray, HostArray]:
@@ -71,7 +69,7 @@ def simplified_layer_normalization_grad(
     return gradient.x_grad, gradient.scale_grad
 
 
-@_quiet
+@quiet
 def invertible_layer_normalization_grad(
     y_grad: HostArray,
     y: HostArray,
@@ -116,7 +114,7 @@ class _Rows(NamedTuple):
         return (slice(start, start + step) for start in range(0, self.n_rows, step))
 
 
-@_quiet
+@quiet
 def _normalize(
     rows: _Rows,
     x: HostArray,
@@ -136,7 +134,7 @@ def _normalize(
             mean[piece] = distance.sum(1, keepdims=True) / n
             distance = distance - mean[piece]
         variance = in_range(np.einsum("ij,ij->i", distance, distance), x.dtype) / n
-        inv_std[piece, 0] = 1 / np.sqrt(variance + float(rounded(epsilon, x.dtype)))
+        inv_std[piece, 0] = 1 / np.sqrt(variance + float(round_number(epsilon, x.dtype)))
         y[piece] = cast(distance * inv_std[piece] * wide_scale + shift, y.dtype)
     u = computed_in(x.dtype)
     statistics = [statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std)]
@@ -157,7 +155,7 @@ class _Gradient:
         self._sums = np.zeros((2, rows.length))
         self._parameter, self._shape = scale, y_grad.shape
 
-    @_quiet
+    @quiet
     def add(self, piece: slice, x_hat: HostArray, is_centred: bool) -> None:
         """Some rows, of which x^ is known."""
         dy, inv_std, n = _wide(self.y_grad[piece]), self.inv_std[piece], self.rows.length
@@ -185,7 +183,7 @@ class _Gradient:
         """The sum of Y_grad over the rows."""
         return self._round(self._sums[1])
 
-    @_quiet
+    @quiet
     def _round(self, sums: HostArray) -> HostArray:
         return cast(sums, self._parameter.dtype).reshape(self._parameter.shape)
 

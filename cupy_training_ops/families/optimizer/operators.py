@@ -24,8 +24,7 @@ from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning import step as common
-from ...planning.l2_norm import l2_norm
-from ...planning.multi_tensor import Columns, Listed, tables
+from ...planning.multi_tensor import Columns, l2_norm, tables
 from ...rules.widening import computed_in
 from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
 
@@ -85,14 +84,14 @@ def _sgd(
 ) -> Plan:
     """A step over weights, gradients and low-precision weights; the signal is the last number."""
     w, g, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
+    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision_lists(mixed, outputs[1])
     columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
     sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
     launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
     steps = parameter_update.over_lists(
         columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16
     )
-    return steps.then(parameter_update.signal(numbers[-1], signalled))
+    return steps.then(parameter_update.pass_signal(numbers[-1], signalled))
 
 
 class SGDOptimizerV2(Op):
@@ -114,8 +113,8 @@ class SGDOptimizerV2(Op):
         common.UPDATE_SIGNAL,
     )
     outputs = (
-        common.signalled("update_completed"),
-        common.replaced("updated_weights", "weights", "S_WEIGHT"),
+        common.signal_output("update_completed"),
+        common.list_output("updated_weights", "weights", "S_WEIGHT"),
     )
     types: ClassVar[Types] = TypeRows(
         "T1 S_WEIGHT S_GRAD", *ROWS, free={"T1": FLOATS}, H=common.HALVES
@@ -126,17 +125,9 @@ class SGDOptimizerV2(Op):
         common.refuse_others(self.name, "gradients", g, "weights", w)
         return common.signal(update), w
 
-    def plan(
-        self,
-        device: Device,
-        lr: object,
-        w: Specs,
-        g: Specs,
-        update: object,
-        updated: Spec | None,
-        new_w: Listed,
-    ) -> Plan:
-        numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        lr, w, g, update, updated, new_w = specs
+        numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         return _sgd((w, g, None), (new_w, None), numbers, updated)
 
 
@@ -165,9 +156,9 @@ class SGDOptimizerList(Op):
         common.UPDATE_SIGNAL,
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        common.signalled("update_completed"),
-        common.replaced("updated_weights", "weights", "S_WEIGHT"),
-        common.replaced("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
+        common.signal_output("update_completed"),
+        common.list_output("updated_weights", "weights", "S_WEIGHT"),
+        common.list_output("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
     )
     types: ClassVar[Types] = TypeRows(
         "T1 S_WEIGHT S_GRAD S_MIXED T_LOSS_SCALE T_GRAD_NORM T_MAX_NORM",
@@ -185,28 +176,15 @@ class SGDOptimizerList(Op):
         common.refuse_others(self.name, "mixed_precision_weights", mixed, "weights", w)
         return common.signal(numbers[-1]), w, mixed
 
-    def plan(
-        self,
-        device: Device,
-        lr: object,
-        w: Specs,
-        g: Specs,
-        mixed: Listed | None,
-        loss_scale: object,
-        norm: object,
-        max_norm: object,
-        update: object,
-        updated: Spec | None,
-        new_w: Listed,
-        new_mixed: Listed | None,
-    ) -> Plan:
-        defaults = (
-            (loss_scale, 1.0),
-            (norm, common.ABSENT_NORM),
-            (max_norm, math.inf),
-            (update, True),
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        lr, w, g, mixed, loss_scale, norm, max_norm, update, updated, new_w, new_mixed = specs
+        numbers = (
+            lr,
+            common.value_or(loss_scale, 1.0),
+            common.value_or(norm, common.ABSENT_NORM),
+            common.value_or(max_norm, math.inf),
+            common.value_or(update, True),
         )
-        numbers = (lr, *(common.given(*pair) for pair in defaults))
         return _sgd((w, g, mixed), (new_w, new_mixed), numbers, updated)
 
 
@@ -214,13 +192,14 @@ class SGDOptimizerList(Op):
 
 
 def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -> Plan:
-    """The norm of a list, and whether it is finite, into what is given."""
+    """The norm of a list, and whether it is finite, into `results`."""
+    dtype, most = xs[0].dtype, BLOCKS * device.multiprocessors
+    launch = partial(_launch, "optimizer__norm", w=computed_in(dtype), grad=dtype)
     chunks = tables(xs, CHUNK_NBYTES, ONE_LIST)
-    dtype, wide = xs[0].dtype, computed_in(xs[0].dtype)
-    launch = partial(_launch, "optimizer__norm", w=wide, grad=dtype)
-    most = BLOCKS * device.multiprocessors
-    launches = l2_norm(chunks, xs, most, launch, scratch, *results)
-    return scratch.plan(*launches)
+    return scratch.plan(*l2_norm(chunks, xs, most, launch, scratch, *results))
+
+
+GRADIENTS = Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array")
 
 
 class GradientNorm(Op):
@@ -237,7 +216,7 @@ class GradientNorm(Op):
     """
 
     domain = "cupy_training_ops"
-    inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
+    inputs = (GRADIENTS,)
     outputs = (
         Output("norm", "T_NORM", shape="shape ()"),
         Output("is_finite", "bool", shape="shape ()", doc="an update signal"),
@@ -269,8 +248,8 @@ class InplaceClipGradNorm(Op):
 
     detaches = True
 
-    inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
-    outputs = (common.replaced("clipped_gradients", "gradients", "T", "gradients"),)
+    inputs = (GRADIENTS,)
+    outputs = (common.list_output("clipped_gradients", "gradients", "T", "gradients"),)
     max_norm = attribute(common.not_negative, 1.0)
     norm_type = attribute(one_of("fro"), "fro")
     types: ClassVar[Types] = {"T": FLOATS}

@@ -10,22 +10,19 @@ import numpy as np
 
 from ...dtypes import HostArray
 from ...rules.step import can_be_made, gradient_divisor, number
-from ...rules.widening import cast, computed_in, wide
+from ...rules.widening import cast, computed_in, quiet, wide
 from ..reduction import reference as reduction
 
 Lists = tuple[HostArray | None, ...]
 
 Number = Any  # a Python number, or an array of one element
 
-# Overflow, and what comes of NaN and infinities, are part of the operators.
-_quiet = np.errstate(all="ignore")
 
-
-@_quiet
+@quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
     if not can_be_made(eta):
         return w, g
-    new_w, delta = _descended(w, g, number(eta), 1.0)
+    new_w, delta = _descend(w, g, number(eta), 1.0)
     return cast(new_w, w.dtype), cast(delta, g.dtype)
 
 
@@ -38,7 +35,7 @@ def sgd_optimizer_v2(
     return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal)[:2]
 
 
-@_quiet
+@quiet
 def sgd_optimizer_list(
     lr: Number,
     weights: Sequence[HostArray],
@@ -56,13 +53,13 @@ def sgd_optimizer_list(
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
     rate = number(lr)
     pairs = zip(weights, gradients, strict=True)
-    descended = [_descended(w, g, rate, divisor)[0] for w, g in pairs]
+    descended = [_descend(w, g, rate, divisor)[0] for w, g in pairs]
     new_weights = [cast(x, w.dtype) for x, w in zip(descended, weights, strict=True)]
     copies = [c if c is None else cast(x, c.dtype) for x, c in zip(descended, mixed, strict=True)]
     return update, tuple(new_weights), tuple(copies)
 
 
-def _descended(
+def _descend(
     w: HostArray, g: HostArray, rate: float, divisor: float
 ) -> tuple[HostArray, HostArray]:
     """New weights, and what was added to them, in the type that is computed in."""
@@ -71,13 +68,13 @@ def _descended(
     return w.astype(kind) + delta, delta
 
 
-@_quiet
+@quiet
 def gradient_norm(gradients: Sequence[HostArray]) -> tuple[HostArray, HostArray]:
     norm = _norm(gradients)
     return norm, np.isfinite(norm)
 
 
-@_quiet
+@quiet
 def inplace_clip_grad_norm(
     gradients: Sequence[HostArray],
     *,

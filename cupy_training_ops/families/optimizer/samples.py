@@ -42,8 +42,8 @@ def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
 
 def holes(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
     """The same, every third of them missing."""
-    found = arrays(rng, shapes, dtype)
-    return [None if i % 3 == 1 else array for i, array in enumerate(found)]
+    pairs = enumerate(arrays(rng, shapes, dtype))
+    return [None if i % 3 == 1 else array for i, array in pairs]
 
 
 def _one_step(rng: Generator, t: Any, rate: Any, shape: Shape = (16, 64)) -> tuple[Any, ...]:
@@ -83,9 +83,9 @@ def _gradients(rng: Generator, t: Any, shapes: tuple[Shape, ...] = ORDINARY) -> 
 
 
 def _special_gradients(rng: Generator, t: Any, value: float) -> tuple[Any, ...]:
-    found = values(rng, (300,), t)
-    found[17] = value
-    return ([found, values(rng, (33,), t)],)
+    first = values(rng, (300,), t)
+    first[17] = value
+    return ([first, values(rng, (33,), t)],)
 
 
 def _sgd() -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from ...declare.schema import Spec
 from ...plan import VEC_NBYTES, Config, Launch, Plan, by_value, ceil_div, slots
 from ...planning.fast_division import divisor
 from .facts import SMALL, THREADS, Planes
-from .windows import Windows
+from .windows import WindowAxis, Windows
 
 MAX_TAPS = 32  # elements of a window, or between two, each of which is code
 TILE_ROWS = 4  # at most
@@ -20,16 +20,10 @@ MAX_OFFSET = 2**31 - 1  # of bytes of a plane, and of threads, which kernels cou
 
 
 @dataclass(frozen=True)
-class Axis:
+class Axis(WindowAxis):
     """Rows or columns of planes; `tile` windows of them are a thread's, or the part of dX in their
     place."""
 
-    image: int
-    output: int
-    kernel: int
-    stride: int
-    pad: int
-    padded: int  # where the pads behind X end
     is_gradient: bool
     tile: int = 1
 
@@ -54,14 +48,14 @@ class Axis:
         return max(self.kernel, self.stride)
 
     @property
-    def end(self) -> int:
+    def reach(self) -> int:
         """Where the last window ends."""
         return (self.output - 1) * self.stride - self.pad + self.kernel
 
     @property
     def touches(self) -> bool:
         """Return True if each window has an element of X."""
-        return self.pad < self.kernel and self.end - self.kernel < self.image > 0
+        return self.pad < self.kernel and self.reach - self.kernel < self.image > 0
 
     @property
     def is_plain(self) -> bool:
@@ -71,8 +65,8 @@ class Axis:
     def is_full(self, include_pad: bool) -> bool:
         """Return True if all elements of each window count."""
         if include_pad:
-            return self.end <= self.padded
-        return self.pad == 0 and self.end <= self.image
+            return self.reach <= self.padded
+        return self.pad == 0 and self.reach <= self.image
 
     @property
     def is_inside(self) -> bool:
@@ -97,7 +91,7 @@ class Axis:
         return is_there and all(y.aligned for y in ys)
 
 
-_POINT = {"image": 1, "output": 1, "kernel": 1, "stride": 1, "pad": 0, "padded": 1}
+_POINT = WindowAxis(image=1, output=1, kernel=1, stride=1, dilation=1, pad=0, end=0)
 
 
 @dataclass(frozen=True)
@@ -171,16 +165,9 @@ class Tiling:
 
 def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
     """The last two axes, if all before them are planes."""
-    extents = zip(
-        *(windows.image, windows.output, windows.kernel, windows.strides, windows.pads),
-        *(windows.ends, windows.dilations),
-        strict=True,
-    )
-    axes = [Axis(**_POINT, is_gradient=is_gradient)]
-    for image, output, kernel, stride, pad, end, dilation in extents:
-        if dilation > 1 < kernel:
-            return None
-        axes.append(Axis(image, output, kernel, stride, pad, image + end, is_gradient))
+    if any(axis.dilation > 1 < axis.kernel for axis in windows.axes):
+        return None
+    axes = [Axis(**vars(axis), is_gradient=is_gradient) for axis in (_POINT, *windows.axes)]
     *others, rows, columns = axes
     is_known = rows.span * columns.span <= MAX_TAPS and rows.touches and columns.touches
     return (rows, columns) if is_known and all(axis.is_plain for axis in others) else None

@@ -9,11 +9,9 @@ from typing import TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.widening import cast
+from ...rules.widening import cast, quiet
 from ..conv.extents import Shape
 from .windows import Pool, Windows
-
-_quiet = np.errstate(all="ignore")
 
 
 class _Attributes(TypedDict):
@@ -25,7 +23,7 @@ class _Attributes(TypedDict):
     strides: Shape | None
 
 
-@_quiet
+@quiet
 def max_pool(
     x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
 ) -> tuple[HostArray, HostArray]:
@@ -41,7 +39,7 @@ def max_pool(
     return y, indices
 
 
-@_quiet
+@quiet
 def max_pool_grad(
     dy: HostArray,
     indices: HostArray,
@@ -67,7 +65,7 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
     return numbers
 
 
-@_quiet
+@quiet
 def average_pool(
     x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
 ) -> HostArray:
@@ -78,7 +76,7 @@ def average_pool(
     return cast(y / _counts(windows, count_include_pad), x.dtype)
 
 
-@_quiet
+@quiet
 def average_pool_grad(
     dy: HostArray,
     shape: Shape,
@@ -95,18 +93,16 @@ def average_pool_grad(
 
 def _counts(windows: Windows, include_pad: bool) -> HostArray:
     """Elements that count of each window of a plane, at least 1, so that nothing divides by 0."""
-    counts = np.ones(windows.output)
-    each = zip(windows.image, windows.pads, windows.ends, strict=True)
-    for axis, (image, pad, end) in enumerate(each):
-        places = np.arange(windows.output[axis]) * windows.strides[axis] - pad
-        taps = places[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
-        first, last = (-pad, image + end) if include_pad else (0, image)
-        counted = ((taps >= first) & (taps < last)).sum(1)
-        counts *= counted.reshape(-1, *(1,) * (len(windows.output) - axis - 1))
+    counts = np.ones(())
+    for axis in windows.axes:
+        places = np.arange(axis.output) * axis.stride - axis.pad
+        taps = places[:, None] + np.arange(axis.kernel) * axis.dilation
+        first, last = (-axis.pad, axis.padded) if include_pad else (0, axis.image)
+        counts = counts[..., None] * ((taps >= first) & (taps < last)).sum(1)
     return np.maximum(counts, 1)
 
 
-@_quiet
+@quiet
 def global_average_pool(x: HostArray) -> HostArray:
     axes = tuple(range(2, x.ndim))
     return cast(x.mean(axes, dtype=np.float64, keepdims=True), x.dtype)

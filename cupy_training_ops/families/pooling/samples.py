@@ -143,11 +143,11 @@ def _max_gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
     steps = windows.numbers(call.of_max.get("storage_order", 0))
     planes = np.arange(math.prod(call.x[:2])).reshape(*call.x[:2], *(1,) * len(windows.image))
     indices = np.broadcast_to(planes * math.prod(windows.image), dy.shape).astype(np.int64)
-    for axis, step in enumerate(steps):
-        taps = rng.integers(0, windows.kernel[axis], dy.shape) * windows.dilations[axis]
-        at = np.arange(windows.output[axis]) * windows.strides[axis] - windows.pads[axis]
-        places = at.reshape(-1, *(1,) * (len(steps) - axis - 1)) + taps
-        indices = indices + np.clip(places, 0, windows.image[axis] - 1) * step
+    for i, (axis, step) in enumerate(zip(windows.axes, steps, strict=True)):
+        taps = rng.integers(0, axis.kernel, dy.shape) * axis.dilation
+        at = np.arange(axis.output) * axis.stride - axis.pad
+        places = at.reshape(-1, *(1,) * (len(steps) - i - 1)) + taps
+        indices = indices + np.clip(places, 0, axis.image - 1) * step
     return dy, indices, call.x
 
 

@@ -16,21 +16,53 @@ Slices = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Window o of a plane has the elements o s - p + k d, of which those in the image count.
+class WindowAxis:
+    """One axis: window o of `output` has the elements o stride - pad + k dilation, k < kernel.
 
-    o, k, s, p and d have a number for each axis. `ends` are the pads behind the image.
+    Those among the `image` elements of X count; `end` pads are behind them.
     """
+
+    image: int
+    output: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad: int
+    end: int
+
+    @property
+    def padded(self) -> int:
+        """Where the pads behind X end."""
+        return self.image + self.end
+
+    def overlap(self, k: int) -> tuple[slice, slice]:
+        """The windows whose element k is one of X, and these elements."""
+        offset = k * self.dilation - self.pad
+        first = max(0, -(offset // self.stride))
+        last = min(self.output - 1, (self.image - 1 - offset) // self.stride)
+        if last < first:
+            return slice(0, 0), slice(0, 0)
+        elements = slice(first * self.stride + offset, last * self.stride + offset + 1, self.stride)
+        return slice(first, last + 1), elements
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a pool in planes of X (batch, channels, ...), which has 1 to 3 axes."""
 
     batch: int
     channels: int
-    image: Shape
-    output: Shape
-    kernel: Shape
-    strides: Shape
-    dilations: Shape
-    pads: Shape
-    ends: Shape
+    axes: tuple[WindowAxis, ...]
+
+    @property
+    def image(self) -> Shape:
+        """The extents of a plane of X."""
+        return tuple(axis.image for axis in self.axes)
+
+    @property
+    def output(self) -> Shape:
+        """The extents of a plane of Y."""
+        return tuple(axis.output for axis in self.axes)
 
     @property
     def y_shape(self) -> Shape:
@@ -40,33 +72,17 @@ class Windows:
     def numbers(self, storage_order: int) -> Shape:
         """By how much an element's number in its plane grows along each axis: by rows, or for 1 by
         columns."""
-        axes = range(len(self.image))
+        image, axes = self.image, range(len(self.axes))
         if storage_order:
-            return tuple(math.prod(self.image[:axis]) for axis in axes)
-        return tuple(math.prod(self.image[axis + 1 :]) for axis in axes)
+            return tuple(math.prod(image[:axis]) for axis in axes)
+        return tuple(math.prod(image[axis + 1 :]) for axis in axes)
 
     def taps(self) -> Iterator[tuple[Slices, Slices]]:
         """Yield (windows, elements) for each tap of the kernel: X[elements] are in the windows."""
-        each = zip(
-            *(self.image, self.output, self.kernel, self.strides, self.dilations, self.pads),
-            strict=True,
-        )
-        axes = [
-            [_overlap(image, output, stride, k * dilation - pad) for k in range(kernel)]
-            for image, output, kernel, stride, dilation, pad in each
-        ]
-        for pairs in itertools.product(*axes):
+        overlaps = ([axis.overlap(k) for k in range(axis.kernel)] for axis in self.axes)
+        for pairs in itertools.product(*overlaps):
             windows, elements = zip(*pairs, strict=True)
             yield (..., *windows), (..., *elements)
-
-
-def _overlap(image: int, output: int, stride: int, offset: int) -> tuple[slice, slice]:
-    """Where 0 <= o stride + offset < image."""
-    first, last = max(0, -(offset // stride)), min(output - 1, (image - 1 - offset) // stride)
-    if last < first:
-        return slice(0, 0), slice(0, 0)
-    elements = slice(first * stride + offset, last * stride + offset + 1, stride)
-    return slice(first, last + 1), elements
 
 
 @dataclass(frozen=True)
@@ -89,11 +105,19 @@ class Pool:
         if len(x) != rank + 2:
             expected = f"batch, channels and {rank} dimensions, as kernel_shape"
             refuse(self.op, "X", expected, f"shape {x}")
-        windows = self._fit(x)
-        self._check(x, windows)
-        return windows
+        axes = self._fit(x)
+        if min(axis.output for axis in axes) < 1:
+            expected = f"pads and extents that a window of {self.kernel_shape} fits into"
+            refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
+        for axis in axes:
+            reach = (axis.kernel - 1) * axis.dilation
+            far = max(axis.pad + axis.padded, axis.output * axis.stride) + reach
+            if far > MAX_EXTENT:
+                refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{far}")
+        return Windows(x[0], x[1], tuple(axes))
 
-    def _fit(self, x: Shape) -> Windows:
+    def _fit(self, x: Shape) -> list[WindowAxis]:
+        """The axes of X's planes, with less than one window where they are too short."""
         attributes = Attributes(
             self.op,
             strides=self.strides,
@@ -101,35 +125,9 @@ class Pool:
             pads=self.pads,
             auto_pad=self.auto_pad,
         )
-        axes = attributes.axes(self.kernel_shape)
-        fitted = (a.of_image(n, ceil=self.ceil_mode) for a, n in zip(axes, x[2:], strict=True))
-        output, pads = zip(*fitted, strict=True)
-        is_same = self.auto_pad.startswith("SAME")
-        each = zip(axes, x[2:], output, pads, strict=True)
-        ends = tuple(a.behind(n, o, pad) if is_same else a.end for a, n, o, pad in each)
-        return Windows(
-            batch=x[0],
-            channels=x[1],
-            image=x[2:],
-            output=output,
-            kernel=self.kernel_shape,
-            strides=tuple(axis.stride for axis in axes),
-            dilations=tuple(axis.dilation for axis in axes),
-            pads=pads,
-            ends=ends,
-        )
-
-    def _check(self, x: Shape, windows: Windows) -> None:
-        """Refuse an output without windows, and places that are too far away."""
-        if min(windows.output) < 1:
-            expected = f"pads and extents that a window of {self.kernel_shape} fits into"
-            refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
-        each = zip(
-            *(windows.image, windows.output, windows.kernel, windows.strides),
-            *(windows.dilations, windows.pads, windows.ends),
-            strict=True,
-        )
-        for n, o, k, stride, dilation, pad, end in each:
-            far = max(n + pad + end, o * stride) + (k - 1) * dilation
-            if far > MAX_EXTENT:
-                refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{far}")
+        axes = []
+        for axis, n in zip(attributes.axes(self.kernel_shape), x[2:], strict=True):
+            output, pad = axis.of_image(n, ceil=self.ceil_mode)
+            end = axis.behind(n, output, pad) if self.auto_pad.startswith("SAME") else axis.end
+            axes.append(WindowAxis(n, output, axis.kernel, axis.stride, axis.dilation, pad, end))
+        return axes

@@ -35,8 +35,8 @@ from ...plan import (
     ceil_div,
     slots,
 )
-from ...planning.l2_norm import l2_norm
-from ...planning.multi_tensor import Batch, tables
+from ...planning.multi_tensor import Batch, l2_norm, tables
+from ...planning.step import refuse_none
 from .facts import CAPACITY, CHUNK_NBYTES, THREADS, UNROLL, Slabs
 
 Block = tuple[int, ...]
@@ -99,9 +99,10 @@ class ReduceSumTraining(Op):
         if not axes and self.noop_with_empty_axes:
             return (Spec(x.shape, x.dtype),)
         reduced = self._reduced_axes(x, axes)
-        length = [1] if self.keepdims else []
-        kept = [length if axis in reduced else [n] for axis, n in enumerate(x.shape)]
-        return (Spec(tuple(n for some in kept for n in some), x.dtype),)
+        shape = (1 if axis in reduced else n for axis, n in enumerate(x.shape))
+        if not self.keepdims:
+            shape = (n for axis, n in enumerate(x.shape) if axis not in reduced)
+        return (Spec(tuple(shape), x.dtype),)
 
     def _reduced_axes(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
         """The reduced axes, counted from the front."""
@@ -265,11 +266,6 @@ def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[in
 # ---- lists of tensors ----------------------------------------------------------------------------
 
 
-def _refuse_none(op: str, name: str, xs: tuple[Spec, ...]) -> None:
-    if not xs:
-        refuse(op, name, "at least one array", "an empty list")
-
-
 def _tables(xs: tuple[Spec, ...]) -> list[Batch]:
     return tables(xs, CHUNK_NBYTES, CAPACITY)
 
@@ -297,7 +293,7 @@ class ReduceAllL2(Op):
     types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        _refuse_none(self.name, "X", xs)
+        refuse_none(self.name, "X", xs)
         return (Spec((), self.output_type or xs[0].dtype),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
@@ -334,7 +330,7 @@ class IsAllFinite(Op):
             refuse(self.name, "isnan_only", "False where isinf_only is True", "True")
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-        _refuse_none(self.name, "input", xs)
+        refuse_none(self.name, "input", xs)
         return (Spec((), BOOL),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:

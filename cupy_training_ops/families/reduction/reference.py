@@ -8,13 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT64, FLOATS, Dtype, HostArray
-from ...rules.widening import cast
-
-# Overflow, and sums and roots of what is not finite, are part of the operators.
-_quiet = np.errstate(all="ignore")
+from ...rules.widening import cast, quiet
 
 
-@_quiet
+@quiet
 def reduce_sum_training(
     data: HostArray,
     axes: tuple[int, ...],
@@ -32,14 +29,14 @@ def reduce_sum_training(
     return cast(summed, data.dtype)
 
 
-@_quiet
+@quiet
 def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None) -> HostArray:
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     return cast(np.sqrt(np.asarray(total)), y_type)
 
 
-@_quiet
+@quiet
 def is_all_finite(x: Sequence[HostArray], *, isinf_only: bool, isnan_only: bool) -> HostArray:
     fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
     return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))

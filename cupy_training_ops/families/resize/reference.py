@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import HostArray
-from ...rules.widening import cast
-
-# Infinities of both signs meet and sums overflow: their results say so.
-_quiet = np.errstate(all="ignore")
+from ...rules.widening import cast, quiet
 
 
-@_quiet
+@quiet
 def resize_grad(
     dy: HostArray,
     x: HostArray,
@@ -41,7 +38,7 @@ def resize_grad(
         n, m = x.shape[axis], dy.shape[axis]
         low, share = _taps(n, m, scales[axis] if scales else None, align_corners, real)
         outputs = np.moveaxis(dx, axis, 0)
-        dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
+        dx = np.moveaxis(_share_out(outputs, n, low, share), 0, axis)
     return cast(dx, dy.dtype)
 
 
@@ -59,7 +56,7 @@ def _taps(
     return low, np.where(low < n - 1, position - low.astype(real), real(0))
 
 
-def _shared_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostArray:
+def _share_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostArray:
     """Every output's gradient to its two pixels, along the first axis."""
     share = share.reshape(-1, *[1] * (dy.ndim - 1))
     dx = np.zeros((n, *dy.shape[1:]))

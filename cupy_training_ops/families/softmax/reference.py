@@ -8,31 +8,28 @@ import math
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast
-
-# Infinite and NaN elements, and rows of -inf alone, are part of the operators.
-_quiet = np.errstate(all="ignore")
+from ...rules.widening import cast, quiet
 
 
-@_quiet
+@quiet
 def softmax(x: HostArray, *, axis: int) -> HostArray:
     exponentials = np.exp(_below_zero(x, axis))
     return cast(exponentials / exponentials.sum(axis, keepdims=True), x.dtype)
 
 
-@_quiet
+@quiet
 def log_softmax(x: HostArray, *, axis: int) -> HostArray:
     shifted = _below_zero(x, axis)
     return cast(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)), x.dtype)
 
 
-@_quiet
+@quiet
 def softmax_grad_13(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
     wide_dy, wide_y = dy.astype(FLOAT64), y.astype(FLOAT64)
     return cast(wide_y * (wide_dy - (wide_y * wide_dy).sum(axis, keepdims=True)), dy.dtype)
 
 
-@_quiet
+@quiet
 def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
     wide_dy = dy.astype(FLOAT64)
     summed = wide_dy.sum(axis, keepdims=True)

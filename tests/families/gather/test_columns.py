@@ -13,7 +13,7 @@ from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
-from cupy_training_ops.families.gather import plan_columns
+from cupy_training_ops.families.gather import plan
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import poison
 
@@ -56,15 +56,15 @@ def test_little_shared_memory_sorts_all_elements() -> None:
 def test_memory_is_that_of_elements_and_rows() -> None:
     op, shape = get_op("GatherElementsGrad")(), (65536, 1024)
     dy = Spec(shape, FLOAT32)
-    plan = op.plan(H200, dy, shape, Spec(shape, INT64), Spec(shape, FLOAT32))
-    assert plan.workspace_nbytes < 3 * dy.nbytes
+    planned = op.plan(H200, dy, shape, Spec(shape, INT64), Spec(shape, FLOAT32))
+    assert planned.workspace_nbytes < 3 * dy.nbytes
 
 
 @pytest.fixture
 def few_are_many(monkeypatch) -> None:
     """The way of many elements, of any number."""
-    for name in ("LONG_SORT", "MIN_ROWS"):
-        monkeypatch.setattr(plan_columns, name, 1)
+    for name in ("LONG_SORT", "MIN_COLUMN_ROWS"):
+        monkeypatch.setattr(plan, name, 1)
 
 
 CASES = {
