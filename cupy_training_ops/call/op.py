@@ -204,8 +204,8 @@ class Op(Declares):
         key: Key | None
         try:
             key = self._call_key(inputs, given, outputs)
-            call = self._remembered.get(key)
-        except (KeyError, TypeError) as error:  # a foreign array, or a value that tells nothing
+            call = None if key is None else self._remembered.get(key)
+        except (KeyError, TypeError) as error:  # an unusual array, or a value that tells nothing
             pass_on(error)
             key = call = None
         if call is None:
@@ -358,12 +358,17 @@ class Op(Declares):
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
         names = None if outputs is None else select_outputs(self.declaration, outputs)
-        return taken, out, self._call_key(taken, out, names)
+        key = self._call_key(taken, out, names)
+        assert key is not None
+        return taken, out, key
 
-    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
+    def _call_key(
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
+    ) -> Key | None:
         """Key of a call: what its plan may depend on of arrays, and static host values.
 
-        KeyError or TypeError where an input is not in a form that tells.
+        None, KeyError or TypeError where an argument has to be adopted first. Arrays of libraries
+        that have no backend are many: an exception would cost as much as the look-up.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
@@ -373,10 +378,18 @@ class Op(Declares):
                 known.append(None)
             elif read is info:  # with a call less
                 kind = type(value)
-                known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
+                backend = BACKENDS.get(kind) or TENSORS.get(kind)
+                if backend is None:
+                    return None
+                known.append(backend.info(value))
             else:
-                known.append(read(value))
+                key = read(value)
+                if key is None:
+                    return None
+                known.append(key)
         out = given if given is _NO_OUT else keys.out_key(given)
+        if out is None:
+            return None
         names = tuple(outputs) if type(outputs) is list else outputs
         return tuple(known), out, names, self._says_where and self.placement()
 
