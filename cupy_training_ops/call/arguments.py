@@ -88,7 +88,7 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(value, cupy.ndarray):
         cuda_backend()
-        return value
+        return value if type(value) is cupy.ndarray else cupy.ndarray.view(value, cupy.ndarray)
     if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
         return np.asarray(value)
     try:

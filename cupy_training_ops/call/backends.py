@@ -180,12 +180,13 @@ def info(array: Array) -> Info:
     return (BACKENDS.get(kind) or TENSORS[kind]).info(array)
 
 
-def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """The same of a list, which may have None."""
+def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...] | None:
+    """The same of a list, which may have None; None, or KeyError, where one has to be adopted."""
     kinds = set(map(type, arrays)) - {type(None)}
     if len(kinds) == 1:
         kind = kinds.pop()
-        return tuple((BACKENDS.get(kind) or TENSORS[kind]).infos(arrays))
+        backend = BACKENDS.get(kind) or TENSORS.get(kind)
+        return None if backend is None else tuple(backend.infos(arrays))
     return tuple([None if array is None else info(array) for array in arrays])
 
 

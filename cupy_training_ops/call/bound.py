@@ -19,9 +19,9 @@ from .convert import is_number
 from .guards import Addresses, AtAddresses, TensorGuard, Unchanged, as_list
 from .interop import NONE_LENT, Lent, are_native
 from .keys import reader
+from .operator import Operator
 from .overlap import Beside
 from .prepared import Arguments, Arrays, group
-from .protocol import Operator
 from .run import NO_VALUES, Call, Placed
 
 __all__ = ["BoundCall", "LendingCall", "OpenCall", "bind", "opened"]

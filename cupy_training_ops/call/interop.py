@@ -256,11 +256,10 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
     try:
-        infos(arrays)
-    except KeyError as error:
+        return infos(arrays) is not None
+    except KeyError as error:  # an unusual tensor, or one of the host beside those of a GPU
         pass_on(error)
         return False
-    return True
 
 
 def may_record(arrays: Sequence[Any]) -> bool:
@@ -347,10 +346,11 @@ def _refuse_exchange(device: int) -> None:
 
 def _is_captured(device: int) -> bool:
     """Return True if either's current stream is captured; default streams cannot be asked."""
-    address = sys.modules["torch"].cuda.current_stream(device).cuda_stream
-    if cuda_backend().capturing(device):
+    address, backend = sys.modules["torch"].cuda.current_stream(device).cuda_stream, cuda_backend()
+    if backend.capturing(device):
         return True
-    return address not in (0, 1) and tensor_backend().capturing(device)
+    with backend.on(device):  # PyTorch answers for the current one
+        return address not in (0, 1) and tensor_backend().capturing(device)
 
 
 def _has_memory(tensor: Any) -> bool:

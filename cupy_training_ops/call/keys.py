@@ -87,8 +87,8 @@ def read_list(read: Reader, values: object) -> tuple[object, ...]:
     return tuple([None if v is None else read(v) for v in values])
 
 
-def array_keys(values: object) -> tuple[object, ...]:
-    """Keys of a list of arrays; TypeError where there is no list of Python's own."""
+def array_keys(values: object) -> tuple[object, ...] | None:
+    """Keys of a list of arrays, as `infos`; TypeError where there is no list of Python's own."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
@@ -105,15 +105,22 @@ def reader(item: Input) -> Reader:
     return array_keys if item.variadic else info
 
 
-def out_key(out: Sequence[Any]) -> tuple[object, ...]:
-    """Keys of the caller's outputs, those of a variadic one in a tuple of their own."""
+def out_key(out: Sequence[Any]) -> tuple[object, ...] | None:
+    """Keys of the caller's outputs, those of a variadic one in a tuple of their own; as `infos`."""
     keys: list[object] = []
     for array in out:
-        if array is None or type(array) is tuple:
-            keys.append(None if array is None else out_key(array))
+        if array is None:
+            keys.append(None)
+            continue
+        kind = type(array)
+        if kind is tuple:
+            key: object = out_key(array)
         else:
-            kind = type(array)
-            keys.append((BACKENDS.get(kind) or TENSORS[kind]).info(array))
+            backend = BACKENDS.get(kind) or TENSORS.get(kind)
+            key = None if backend is None else backend.info(array)
+        if key is None:
+            return None
+        keys.append(key)
     return tuple(keys)
 
 

@@ -21,8 +21,8 @@ from ..plan import LaunchError
 from . import arguments, checks, layout
 from .convert import convert_value
 from .keys import CHANGES, unmark
+from .operator import Operator
 from .prepared import Named, Prepared, Result, flatten, group
-from .protocol import Operator
 from .run import Call, CpuCall, EmptyCall, KernelCall
 from .tiling import PIECE, Pieces
 

@@ -160,7 +160,7 @@ class TensorBackend(CudaBackend):
         return len(self.devices) == 1
 
     def capturing(self, device: int) -> bool:
-        """Return True if the current stream is being captured into a graph."""
+        """Return True if the stream of the device, which is current, is being captured."""
         return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..declare.schema import integer
-from ..device.marks import NO_MARKS, Marks, Note, marked
+from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
@@ -241,7 +241,7 @@ class Session:
         with np.errstate(all="ignore"), stash:
             for place, step in enumerate(self.program.steps):
                 if place in marks:
-                    marked(marks[place], self._run_step, step, values)
+                    call_with_marks(marks[place], self._run_step, step, values)
                 else:
                     self._run_step(step, values)
 
