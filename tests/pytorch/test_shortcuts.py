@@ -15,7 +15,7 @@ from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import norms, shortcuts  # noqa: E402
+from cupy_training_ops.torch.ops import rows, shortcuts  # noqa: E402
 from cupy_training_ops.torch.ops.recent import exact  # noqa: E402
 
 
@@ -130,7 +130,7 @@ def test_what_a_body_makes_is_no_argument(made) -> None:
     """A weight that is left out is made anew, and so is one with gaps."""
     x = made(5, 24)
     for weight in (None, made(48)[::2]):
-        known = norms.Shortcuts(norms._rms_norm)
+        known = shortcuts.Shortcuts(rows._rms_norm)
         for _ in range(3):
             found, _ = known((x, (24,), weight, 1e-5))
             torch.testing.assert_close(found, theirs.rms_norm(x, (24,), weight, 1e-5))
@@ -229,7 +229,7 @@ def test_slices_are_known_by_the_one_tensor_that_they_are_of() -> None:
 
 def test_kinds_that_are_remembered_are_bounded(made, monkeypatch) -> None:
     monkeypatch.setattr(shortcuts, "_MANY", 4)
-    known = shortcuts.Shortcuts(norms._rms_norm)
+    known = shortcuts.Shortcuts(rows._rms_norm)
     with tensors_on(HollowTensors()):
         for n in range(1, 30):
             known((made(n, 64), (64,), made(64), 1e-5))

@@ -1,24 +1,66 @@
 # SPDX-License-Identifier: MIT
-"""Layer and RMS normalisation of the last dimensions."""
+"""Row by row: softmax and its logarithm, layer and RMS norms, rows of a table.
+
+Gradients of a table are added in an order that follows from the indices alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ...call.op import Op
 from ...errors import refuse
+from ...families.gather.operators import GatherGrad
 from ...families.layer_norm.operators import (
     LayerNormalization,
     LayerNormalizationGrad,
     SimplifiedLayerNormalization,
     SimplifiedLayerNormalizationGrad,
 )
-from .launching import Run, instance
+from ...families.softmax.operators import (
+    LogSoftmax,
+    LogSoftmaxGrad_13,
+    Softmax,
+    SoftmaxGrad_13,
+)
+from .launching import Run, infer, instance
 from .nodes import Operator
 from .registration import register
 from .shortcuts import Shortcuts
+
+
+def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, Operator]:
+    """An operator whose derivative takes its result, and that derivative."""
+
+    def body(run: Run, x: Tensor, dim: int) -> Tensor:
+        return run(instance(forward, axis=dim), x)
+
+    def backward(run: Run, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+        op = instance(gradient, axis=dim)
+        return run(op, dy, y)
+
+    def keep(ctx: Any, arguments: Sequence[Any], y: Tensor) -> None:
+        ctx.dim = arguments[1]
+        ctx.save_for_backward(y)
+
+    def derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return DOORS[f"{name}_backward"].every(dy, *ctx.saved_tensors, ctx.dim), None
+
+    schema = f"{name}_backward(Tensor grad, Tensor output, int dim) -> Tensor"
+    return (
+        Operator(
+            f"{name}(Tensor input, int dim) -> Tensor",
+            body,
+            keep,
+            derivative,
+            direct=Shortcuts(body),
+        ),
+        Operator(schema, backward, direct=Shortcuts(backward)),
+    )
 
 
 def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
@@ -174,8 +216,41 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     return dx, None, dweight, dbias, None
 
 
+def _embedding(_: Run, weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
+    return torch.embedding(weight, indices, padding_idx)
+
+
+def _embedding_backward(
+    run: Run, dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int
+) -> Tensor:
+    op, shape = instance(GatherGrad), (num_weights, dy.shape[-1])
+    found: Tensor = run(op, shape, indices, dy)
+    if padding_idx < 0:
+        return found
+    found[padding_idx].zero_()
+    return found.detach()  # which no launch has made: `Shortcuts` go past no zeros
+
+
+def _keep_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+    weight, indices, ctx.padding_idx = arguments
+    ctx.num_weights = weight.shape[0]
+    ctx.save_for_backward(indices)
+
+
+def _embedding_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (indices,) = ctx.saved_tensors
+    door = DOORS["embedding_backward"]
+    return door.every(dy, indices, ctx.num_weights, ctx.padding_idx), None, None
+
+
+def _fake_embedding_backward(dy: Tensor, indices: Tensor, num_weights: int, _: int) -> Tensor:
+    return _embedding_backward(infer, dy, indices, num_weights, -1)
+
+
 DOORS = register(
     (
+        *_softmaxes("softmax", Softmax, SoftmaxGrad_13),
+        *_softmaxes("log_softmax", LogSoftmax, LogSoftmaxGrad_13),
         Operator(
             "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
             "float eps=1e-05) -> (Tensor output, Tensor inv_std)",
@@ -212,6 +287,19 @@ DOORS = register(
             "-> (Tensor, Tensor, Tensor)",
             _layer_norm_backward_of_pair,
             wanted=Shortcuts(_of_pair),
+        ),
+        Operator(
+            "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",
+            _embedding,
+            _keep_embedding,
+            _embedding_derivative,
+        ),
+        Operator(
+            "embedding_backward(Tensor grad, Tensor indices, SymInt num_weights, "
+            "int padding_idx=-1) -> Tensor",
+            _embedding_backward,
+            fake=_fake_embedding_backward,
+            direct=Shortcuts(_embedding_backward),
         ),
     )
 )
