@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The models of `front_door_training.py`: a GPT written by hand, transformers' Llama, torchvision's
+"""Models: a GPT written by hand, transformers' Llama, torchvision's
 ResNet-50, and made data for them."""
 
 from __future__ import annotations
