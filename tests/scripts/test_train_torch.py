@@ -30,16 +30,3 @@ def test_codes_train_alike(tmp_path: Path) -> None:
     assert default["report"]["before"] == 4 * default["report"]["after"]
     assert found["host_time"]["pack_and_unpack_us"] > 0
     assert "x) |" in (tmp_path / "train_torch.md").read_text()
-
-
-def test_losses_of_several_seeds(tmp_path: Path) -> None:
-    run("train_losses.py", tmp_path, "--model", "transformer", "--steps", "2", "--seeds", "2")
-    found = json.loads((tmp_path / "train_losses.json").read_text())["losses"]["transformer"]
-    assert found.keys() == {"plain", "default", "wide"}
-    plain, default = found["plain"], found["default"]
-    assert [len(each) for each in plain] == [2, 2]
-    assert abs(plain[0][-1] - plain[1][-1]) > 1e-3  # seeds differ
-    assert default != plain
-    for ours, theirs in zip(default, plain, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-2)
-    assert "| default | " in (tmp_path / "train_losses.md").read_text()
