@@ -4,7 +4,7 @@
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --out OUT.json
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --quick --provider cpu
 
-The backward pass of train_torch.py's transformer, with float32 gradients, without and with buckets,
+The backward pass of a transformer of torch_models.py, float32 gradients, without and with buckets,
 and the buckets alone; on GPUs the same of PyTorch's DistributedDataParallel. Hidden is what of the
 communication's own time the pass does not become longer by. Cases take turns; medians count, of
 the slowest rank.

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from front_door_models import GPT
 from map_models import Llama, undropped
+from memory_map import about
 from memory_map_report import coded_bytes
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_models import ResNet, plainly
-from train_torch import about
 
 import cupy_training_ops as cto
 
@@ -184,7 +184,7 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
             found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
         lines.append(line(model, found[model], trained.coded()))
         click.echo(lines[-1])
-        text = json.dumps({"about": about(device), "losses": found})
+        text = json.dumps({"about": about(tiny), "losses": found})
         (out / "code_losses.json").write_text(text + "\n")
         (out / "code_losses.md").write_text("\n".join(lines) + "\n")
 
