@@ -144,7 +144,7 @@ def compressed() -> dict[str, Action]:
     """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
     not; steps of a small GPT, whose tensors are not too small here."""
     import torch
-    from front_door_models import gpt
+    from map_models import gpt
 
     import cupy_training_ops as cto
     from cupy_training_ops.torch import activations, saved
@@ -175,7 +175,7 @@ def compressed() -> dict[str, Action]:
         for _ in range(10):
             torch.mul(one, one)
 
-    task = gpt(tiny=True)
+    task = gpt(tiny=True, drops=0.1)
     model, (tokens, _) = task.make(), task.data(0)
 
     def step(context: Any) -> None:
