@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import families
 from .call.arguments import CALL, by_declared_names, function_signature
 from .call.checks import Bindings
 from .call.convert import convert_value
@@ -21,61 +23,18 @@ from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
 from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
-from .families.activation import operators as activation
-from .families.adam import operators as adam
-from .families.batch_norm import operators as batch_norm
-from .families.collective import operators as collective
-from .families.control import operators as control
-from .families.conv import operators as conv
-from .families.cross_entropy import operators as cross_entropy
-from .families.dropout import operators as dropout
-from .families.elementwise import operators as elementwise
-from .families.gather import operators as gather
-from .families.gist import operators as gist
-from .families.gist_guard import operators as gist_guard
-from .families.gist_narrow import operators as gist_narrow
-from .families.gist_sparse import operators as gist_sparse
-from .families.gradient import operators as gradient
-from .families.interop import operators as interop
-from .families.lamb import operators as lamb
-from .families.layer_norm import operators as layer_norm
-from .families.optimizer import operators as optimizer
-from .families.padding import operators as padding
-from .families.pooling import operators as pooling
-from .families.reduction import operators as reduction
-from .families.resize import operators as resize
-from .families.softmax import operators as softmax
-from .families.tensor import operators as tensor
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version
 
+_FAMILIES = (
+    "activation adam batch_norm collective control conv cross_entropy dropout elementwise "
+    "gather gist gist_guard gist_narrow gist_sparse gradient interop lamb layer_norm "
+    "optimizer padding pooling reduction resize softmax tensor"
+)
 FAMILIES: Mapping[str, Table] = {
-    "activation": activation.OPS,
-    "adam": adam.OPS,
-    "batch_norm": batch_norm.OPS,
-    "collective": collective.OPS,
-    "control": control.OPS,
-    "conv": conv.OPS,
-    "cross_entropy": cross_entropy.OPS,
-    "dropout": dropout.OPS,
-    "elementwise": elementwise.OPS,
-    "gather": gather.OPS,
-    "gist": gist.OPS,
-    "gist_guard": gist_guard.OPS,
-    "gist_narrow": gist_narrow.OPS,
-    "gist_sparse": gist_sparse.OPS,
-    "gradient": gradient.OPS,
-    "interop": interop.OPS,
-    "lamb": lamb.OPS,
-    "layer_norm": layer_norm.OPS,
-    "optimizer": optimizer.OPS,
-    "padding": padding.OPS,
-    "pooling": pooling.OPS,
-    "reduction": reduction.OPS,
-    "resize": resize.OPS,
-    "softmax": softmax.OPS,
-    "tensor": tensor.OPS,
+    name: importlib.import_module(f"{families.__name__}.{name}.operators").OPS
+    for name in _FAMILIES.split()
 }
 
 Key = tuple[str, str, int]  # domain, operator, first version

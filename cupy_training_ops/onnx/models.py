@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
 Proto = Any  # a message of ONNX's
-Source = Any  # a path, bytes, or a ModelProto
+Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
 
 
 def onnx_package() -> Any:
@@ -46,6 +46,8 @@ def onnx_package() -> Any:
 
 def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
     """The graph of a model, its protobuf, and the problems that its reading shows."""
+    if isinstance(model, Graph):  # a part of one that was read
+        return model, None, Problems("the model")
     proto, folder, name = parse(model)
     problems = Problems(name)
     return _graph(proto, folder, problems), proto, problems

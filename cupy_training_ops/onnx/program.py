@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import OpError, ProviderError, pass_on
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .graph import Graph, Node, Problems
-from .runner import Runner, runner_of
+from .runner import Runner, each, runner_of
 from .steps import (
     UNUSED,
     Step,
@@ -245,7 +245,7 @@ class Compiler:
 
     def _fetch(self, values: list[Any]) -> Sequence[Any]:
         _refuse_in_graph(self._xp, "a value of the device is needed on the host")
-        return (_each(values[0], self._xp.asnumpy),)
+        return (each(self._xp.asnumpy, values[0]),)
 
     def _let_repeat(self, wanted: set[int]) -> None:
         """Let senders repeat the copies that nobody writes."""
@@ -282,7 +282,7 @@ class Sender:
         value = values[0]
         if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_COPY:
             _refuse_in_graph(self._xp, "a value of the host is made anew in each step")
-            return (_each(value, self._xp.asarray),)
+            return (each(self._xp.asarray, value),)
         form = value.dtype, value.shape, value.tobytes()
         if form not in self.copies:
             _refuse_in_graph(self._xp, "a value of the host is another than in the step before")
@@ -299,7 +299,3 @@ def _refuse_in_graph(xp: Any, why: str) -> None:
 
         if graphs.owns_memory():
             raise ProviderError(f"{why}, which a captured graph cannot follow: leave graph=True")
-
-
-def _each(value: Any, copy: Callable[[Any], Any]) -> Any:
-    return [copy(item) for item in value] if isinstance(value, list) else copy(value)

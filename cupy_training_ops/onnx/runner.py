@@ -340,7 +340,7 @@ def _module(arrays: Sequence[Any]) -> Any:
     return np
 
 
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
+def each(function: Callable[[Any], Any], value: Any) -> Any:
     """The value of an array, or of each in a sequence; None of an input that is left out."""
     if isinstance(value, list):
         return [function(item) for item in value]
@@ -360,7 +360,7 @@ def _reference(name: str) -> type:
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         del attributes  # of the node, which has them
-        results = call(self.onnx_node, [_each(np.copy, x) for x in inputs])
-        return tuple(_each(np.asarray, result) for result in results)
+        results = call(self.onnx_node, [each(np.copy, x) for x in inputs])
+        return tuple(each(np.asarray, result) for result in results)
 
     return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": run})

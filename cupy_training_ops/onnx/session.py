@@ -26,7 +26,7 @@ from .checks import (
     with_gradient_checks,
     with_label_checks,
 )
-from .graph import Graph, Problems, Value
+from .graph import Value
 from .models import Source, read_model
 from .passes import fuse_products, prepare, schedule, with_tf32
 from .program import Compiler, Program, node_runners, side_by_side
@@ -56,7 +56,6 @@ class Session:
     backward part of a training graph reads of the forward part as codes.
     """
 
-    model: Any
     _activations: Activations | None = None
 
     def __init__(
@@ -70,25 +69,6 @@ class Session:
         arrays: Collection[str] = (),
     ) -> None:
         graph, self.model, problems = read_model(model)
-        self._open(graph, problems, xp, seed, activations, tf32, arrays)
-
-    @classmethod
-    def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
-        """The session of a graph that was read."""
-        session = cls.__new__(cls)
-        session._open(graph, Problems(name), xp, seed)
-        return session
-
-    def _open(
-        self,
-        graph: Graph,
-        problems: Problems,
-        xp: Any,
-        seed: int | None,
-        activations: str | None = None,
-        tf32: bool = False,
-        arrays: Collection[str] = (),
-    ) -> None:
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
         graph = prepare(graph, problems, _check_seed(seed))

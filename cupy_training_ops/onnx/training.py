@@ -308,7 +308,7 @@ class TrainingSession(Progressing):
         if inputs not in self._parts:
             names = model_outputs(self._eval.graph, {*inputs, *self._parameters})
             part = part_of(self._eval.graph, names)
-            session = Session.of_graph(part, "the eval model", self.xp)
+            session = Session(part, self.xp)
             session.extents.names_hold = True
             session.share(self._training)
             self._parts[inputs] = session

@@ -12,9 +12,9 @@ from ..facts import BUNDLE_THREADS, HELD_NBYTES, MAX_THREADS, SHORT_NBYTES, SHOR
 from ..plan import VEC_NBYTES, Config, Device, align_up, ceil_div
 
 MAX_Z = 64
-# Of rows up to this size, where there are many, two blocks share a multiprocessor: one computes
-# while the other waits for memory. They hold all of such a row. Of rows twice as long they would
-# read a half again: 0.156 ms in place of 0.136 for Softmax of 2,048 x 32,768 in float32.
+# Of many rows of up to this size two blocks share a multiprocessor: one computes while the other
+# waits for memory. Each holds a whole row. Of rows twice as long it would read one half again:
+# Softmax of 2,048 x 32,768 in float32 takes 0.156 ms then, instead of 0.136.
 SHARED_ROW_NBYTES = 2**16
 SHARED_ROW_THREADS = MAX_THREADS // 2
 MANY_ROWS = 512
@@ -45,7 +45,7 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of lines."""
         return self.n_outer * self.stride
 
 
@@ -53,8 +53,8 @@ class Lines:
 class Kernels:
     """A family's kernels for lines, by how they are divided; empty where there is none.
 
-    `rows` may have any length, `short_rows` have threads of their own, `full_rows` fill what their
-    threads hold; `bundles` are columns by vectors of neighbouring ones.
+    `rows` take any length, `short_rows` need a warp at most, `full_rows` fill the registers of
+    their threads; `bundles` take vectors of neighbouring columns.
     """
 
     rows: str

@@ -25,7 +25,7 @@ MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the ke
 class Columns:
     """Several lists of the same tensors for one table of addresses: Columns in the kernels' header.
 
-    `at` tells for each list of the kernel which of `lists` it is, -1 where it is not there.
+    `at` has for each list of the kernel its place in `lists`, or -1 where it is absent.
     """
 
     lists: tuple[Listed, ...]
@@ -104,11 +104,10 @@ def batches(
     most: int | None = None,
     most_chunks: int | None = None,
 ) -> Iterator[Batch]:
-    """The tensors of a list that have elements, in order, at most `capacity` of them a launch.
+    """The tensors of a list that have elements, in order, divided among launches.
 
-    Every element belongs to one chunk of one batch: a table is made anew for every launch. `most`
-    is how many tensors a launch gets where tables of sizes have room for more, `most_chunks` of how
-    many chunks, one tensor aside.
+    Tables of sizes have room for `capacity` tensors. A launch gets at most `most` of them, and at
+    most `most_chunks` chunks, or one tensor that has more.
     """
     members = [i for i, size in enumerate(sizes) if size]
     for some in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
@@ -118,7 +117,7 @@ def batches(
 def _runs(
     members: Sequence[int], sizes: Sequence[int], chunk: int, most: int, most_chunks: int
 ) -> Iterator[tuple[int, ...]]:
-    """Runs of at most `most` tensors and `most_chunks` chunks, one tensor aside."""
+    """Runs of at most `most` tensors and `most_chunks` chunks, or of one tensor."""
     run: list[int] = []
     n_chunks = 0
     for i in members:

@@ -25,14 +25,14 @@ def launch(
 ) -> Launch:
     """A launch of a family whose kernels share their slots.
 
-    A block takes so many bytes, a launch that many tensors and addresses of that many lists.
+    A block takes `chunk_nbytes`, a launch `capacity` tensors and addresses of `lists` lists.
     """
     sizes = {"CHUNK_NBYTES": chunk_nbytes, "CAPACITY": capacity, "POINTERS": lists * capacity}
     return Launch(symbol, Config((grid,), (threads,)), args, slots(**types, **sizes))
 
 
 def low_precision_lists(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:
-    """Low-precision weights before and after, where they are wanted; whether they are bfloat16."""
+    """Low-precision weights before and after, both () if not wanted; True if they are bfloat16."""
     present = [spec for spec in mixed or () if spec is not None]
     if mixed is None or copied is None or not present or not any(copied):
         return (), (), False

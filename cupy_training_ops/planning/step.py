@@ -117,7 +117,7 @@ ABSENT_NORM = math.nan  # which clips nothing
 
 
 def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
-    """Loss scale and norm of the gradients, of these type variables; the norm's name."""
+    """Loss scale, and the norm of the gradients called `name`, with these type variables."""
     doc = "of the gradients; 1 where it is left out"
     return (
         number("loss_scale", loss_scale, doc, optional=True, convert=scale),
@@ -126,7 +126,7 @@ def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
 
 
 def signal_output(name: str) -> Output:
-    """The update signal, where it is."""
+    """The update signal, in its place."""
     return Output(
         name, "bool", memory="either", aliases="update_signal",
         shape="one element", doc="the update signal; of shape () where that is no array",
@@ -134,7 +134,7 @@ def signal_output(name: str) -> Output:
 
 
 def step_output(name: str, step: str, variable: str) -> Output:
-    """The step after this one, where this one is."""
+    """The step after this one, in its place."""
     return Output(
         name, variable, memory="either", aliases=step, shape="one element",
         doc=f"{step} + 1, or {step} where the step is skipped",
@@ -142,7 +142,7 @@ def step_output(name: str, step: str, variable: str) -> Output:
 
 
 def max_norm(doc: str) -> Input:
-    """The limit of the gradients' norm, in the place of an attribute."""
+    """The limit of the gradients' norm: an input, not an attribute."""
     return number("max_norm", "T_MAX_NORM", doc, optional=True, convert=above_zero)
 
 
@@ -177,7 +177,7 @@ def list_output(
 
 
 def value_or(value: object, absent: object) -> object:
-    """An optional number as an argument of a step."""
+    """An optional number, or what stands for an absent one."""
     return absent if value is None else value
 
 
@@ -202,7 +202,7 @@ def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:
 
 
 def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Inferred:
-    """The step after this one, which a step that is skipped does not count."""
+    """The step after this one; a skipped step is not counted."""
     if isinstance(step, Spec):
         return step
     if isinstance(update, Spec):
@@ -213,5 +213,5 @@ def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Infer
 
 
 def signal(update: Spec | Changing | None) -> Inferred:
-    """The output update_signal: the input, or True where it is left out."""
+    """The output of the update signal: the input, or True where it is left out."""
     return np.ones((), BOOL) if update is None else update

@@ -24,7 +24,7 @@ def cast(x: HostArray | np.generic, dtype: Dtype) -> HostArray:
 
 
 def round_to_odd(x: HostArray | np.generic) -> HostArray:
-    """float64 in a float32 that rounds on to fewer bits as it does: inexact ones end in a 1 bit."""
+    """float64 as float32 that rounds to fewer bits as float64 does: an inexact one ends in a 1."""
     if x.dtype != FLOAT64:
         return np.asarray(x)
     toward_zero = truncated_float32(x)
@@ -48,7 +48,7 @@ _NAN_BITS = {
 
 
 def put_nan(y: HostArray, where: HostArray, negative: HostArray) -> HostArray:
-    """y with the NaN of its type, of the highest fraction bit alone, in these places; in place."""
+    """Put the NaN with the highest fraction bit alone into y, with these signs; return y."""
     if where.any():
         bits = y.view(f"u{y.itemsize}")
         signs = negative[where].astype(bits.dtype) << (8 * y.itemsize - 1)

@@ -104,7 +104,7 @@ def n_sums(counts: tuple[int, ...]) -> int:
 
 
 def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
-    """Several where rows have so few slices that a thread loads those of all together."""
+    """ROWS of them where they have so few slices that a thread loads all together, else 1."""
     return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
 
 
@@ -186,7 +186,7 @@ class Scatter:
 
     @property
     def is_carried(self) -> bool:
-        """Return True if slices are elements that fit where the sort has their positions."""
+        """Return True if the sort carries slices, elements that fit in place of their positions."""
         return (
             self.sizes.B == self.sizes.W == 1 and self.dy.dtype.itemsize <= self.sizes.key.itemsize
         )

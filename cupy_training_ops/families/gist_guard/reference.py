@@ -17,7 +17,7 @@ AT_ONCE = 1 << 18  # elements: their float64 stay in the cache
 
 
 class Sums(NamedTuple):
-    """Squares of what the code lost and of distances from means of tiles; of groups, deviations."""
+    """Sums of squares: errors of each group, distances from means of tiles, and of each group."""
 
     error: HostArray
     tiles: float

@@ -45,11 +45,11 @@ def sample_of(n: int, grouping: Grouping | None, whole: bool) -> Sample:
 
 
 def _runs(n: int) -> Grouping:
-    """In place of groups, where there are none."""
+    """Runs in place of groups."""
     run = max(MOST, TILE * -(-LEAST * n // (TILE * FEW)))
     return 1, -(-n // run), min(n, run)
 
 
 def _most_tiles(run: int) -> int:
-    """In which a run lies, wherever it begins; runs of whole tiles begin with one."""
+    """Tiles that a run touches at most; a run of whole tiles begins with a tile."""
     return run // TILE if run % TILE == 0 else (run + 2 * TILE - 2) // TILE

@@ -121,9 +121,9 @@ def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
 
 
 def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
-    """Put values where they belong; whether they are where the code says, of each element.
+    """Put values into y; True for each element whose tile's values are where the code says.
 
-    What says so are the starts, which are others for elements of another width.
+    They are not where `starts` differ from those of the mask, as for elements of another width.
     """
     tile = TILE_NBYTES // y.dtype.itemsize
     tiles, mask_start, first, *_ = layout(y.size, y.dtype.itemsize, values.group)

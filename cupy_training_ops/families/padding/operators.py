@@ -7,7 +7,7 @@ Elements are copied bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,8 +18,8 @@ from ...declare.schema import Inferred, Input, Output, Shape, Spec, integers, sh
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, to_dtype
 from ...errors import refuse
-from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div, slots
-from ...planning.copy_runs import Words, words_of
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div, slots
+from ...planning.copy_runs import words_of
 from ...planning.fast_division import divisor
 from .facts import MAX_DIMENSIONS, THREADS, Dimension, Dimensions
 
@@ -191,11 +191,13 @@ class _Rows(Op):
             refuse(self.name, "indices", "rank 1", f"shape {indices.shape}")
 
     def rows(
-        self, width: int, moved: tuple[Spec, ...], indices: Spec
-    ) -> tuple[Words, dict[str, str]]:
-        """Words of rows with so many elements, and the slot of the indices."""
-        words = words_of(moved, (width,), width * moved[0].dtype.itemsize)
-        return words, slots(INDEX=indices.dtype)
+        self, x: Spec, indices: Spec, y: Spec, width: int
+    ) -> tuple[Config, np.void, dict[str, str]]:
+        """A launch that writes rows of `width` elements: its grid, the words of a row, slots."""
+        nbytes = width * y.dtype.itemsize
+        words = words_of((y, x), (width,), nbytes)
+        config = Config((words.tiles(y.nbytes),), (THREADS,))
+        return config, divisor(words.count(nbytes)), words.slots | slots(INDEX=indices.dtype)
 
 
 class FlattenAndUnpad(_Rows):
@@ -224,16 +226,9 @@ class FlattenAndUnpad(_Rows):
         return Spec((*indices.shape, *x.shape[2:]), x.dtype), np.array(x.shape[:2], INT64)
 
     def plan(self, device: Device, x: Spec, indices: Spec, y: Spec, dims: Spec) -> Plan:
-        width = math.prod(y.shape[1:])
-        words, index = self.rows(width, (y, x), indices)
-        config = Config((words.tiles(y.nbytes),), (THREADS,))
-        sizes = (
-            math.prod(x.shape[:2]),
-            indices.size,
-            divisor(words.count(width * y.dtype.itemsize)),
-        )
-        arguments = (x, indices, y, *sizes)
-        return Plan((Launch("flatten_and_unpad", config, arguments, words.slots | index),))
+        config, words, binding = self.rows(x, indices, y, math.prod(y.shape[1:]))
+        arguments = (x, indices, y, math.prod(x.shape[:2]), indices.size, words)
+        return Plan((Launch("flatten_and_unpad", config, arguments, binding),))
 
 
 class PadAndUnflatten(_Rows):
@@ -264,28 +259,16 @@ class PadAndUnflatten(_Rows):
         return (Spec((*dims, *x.shape[1:]), x.dtype),)
 
     def plan(self, device: Device, x: Spec, indices: Spec, dims: tuple[int, ...], y: Spec) -> Plan:
-        n_rows = math.prod(dims)
-        width = math.prod(x.shape[1:])
-        words, index = self.rows(width, (y, x), indices)
-        config = Config((words.tiles(y.nbytes),), (THREADS,))
-        sizes = (indices.size, n_rows, divisor(words.count(width * y.dtype.itemsize)))
-        scratch = ScratchMemory()
+        n_rows, scratch = math.prod(dims), ScratchMemory()
         last_rows = scratch.take(n_rows, INT64)
-        arguments = (x, indices, last_rows, y, *sizes)
-        binding = words.slots | index
-        launch = Launch("pad_and_unflatten", config, arguments, binding)
-        find = self._find_last_rows(indices, n_rows, last_rows, binding)
-        return scratch.plan(*find, launch)
-
-    def _find_last_rows(
-        self, indices: Spec, n_rows: int, last_rows: Scratch, binding: Mapping[str, str]
-    ) -> list[Launch]:
-        """last_rows[indices[r]] = the largest such r; no launch where there are no indices."""
-        if not indices.size:
-            return []
-        config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
-        arguments = (indices, last_rows, indices.size, n_rows)
-        return [Launch("pad_and_unflatten__last_rows", config, arguments, binding)]
+        config, words, binding = self.rows(x, indices, y, math.prod(x.shape[1:]))
+        arguments = (x, indices, last_rows, y, indices.size, n_rows, words)
+        launches = [Launch("pad_and_unflatten", config, arguments, binding)]
+        if indices.size:  # last_rows[indices[r]] = the largest such r
+            config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
+            kernel, sizes = "pad_and_unflatten__last_rows", (indices.size, n_rows)
+            launches.insert(0, Launch(kernel, config, (indices, last_rows, *sizes), binding))
+        return scratch.plan(*launches)
 
 
 OPS = {

@@ -191,7 +191,7 @@ def _slots(dtype: Dtype) -> dict[str, str]:
 
 
 def _even(n: int, most: int) -> int:
-    """Extent of equal parts of n: as few as parts of at most `most` would be."""
+    """The length of equal parts of n, as few of them as `most` a part allows."""
     return ceil_div(n, ceil_div(n, most))
 
 
