@@ -28,7 +28,7 @@ from cases.conv import DEPTHWISE, LAYERS, TYPES, UNTUNED, Layer, shapes
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.device import offline
+from cupy_training_ops.device import compiler
 from cupy_training_ops.device.compiler import slot_options
 from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOAT64
@@ -68,7 +68,7 @@ class First(NamedTuple):
             for i, name in enumerate(names)
         ]
         op = get_op(self.op)(**self.layer.attributes, allow_tf32=tf32)
-        steps = op.plan(offline.device(architecture), *specs).steps
+        steps = op.plan(compiler.device_of(architecture), *specs).steps
         return [step for step in steps if isinstance(step, Launch)]
 
     def modules(self, architecture: str) -> set[Slots]:
@@ -140,7 +140,7 @@ def compiled(architecture: str, module: list[list[str]]) -> tuple[float, float]:
     """Seconds of this process so far, and of compiling."""
     start = time.process_time()
     options = slot_options({name: value for name, value in module})
-    offline.compile_for(load("conv"), options, architecture)
+    compiler.compile_for(load("conv"), options, architecture)
     return start, time.process_time() - start
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Array, Backend, Driver, Info, KernelSource, Module, Piece
 from ..declare.schema import Shape, Spec
-from ..device.kernel_cache import importing
+from ..device.compiler import importing
 from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
