@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .call.arguments import by_declared_names
-from .call.checks import Bindings
-from .call.convert import convert_value
+from .call.checks import Bindings, convert_value
 from .call.op import Op
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
-from .convert import is_number
+from .checks import is_number
 from .guards import Addresses, AtAddresses, TensorGuard, Unchanged, as_list
 from .interop import NONE_LENT, Lent, are_native
 from .keys import reader

@@ -32,7 +32,7 @@ from ..device.tensor_guards import raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
 from .backends import cuda_backend, infos, tensor_backend
-from .convert import is_number
+from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
 
 _DLPACK_CPU = 1

@@ -18,7 +18,7 @@ from . import checks, keys
 from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
-from .convert import frozen_attributes
+from .checks import frozen_attributes
 from .guards import LastCall, remember
 from .help import Help
 from .interop import Lent

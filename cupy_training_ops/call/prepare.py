@@ -19,7 +19,7 @@ from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from . import arguments, checks, layout
-from .convert import convert_value
+from .checks import convert_value
 from .keys import CHANGES, unmark
 from .operator import Operator
 from .prepared import Named, Prepared, Result, flatten, group

@@ -11,7 +11,7 @@ import numpy as np
 from ...backend import Backend
 from ...call import backends
 from ...call.arguments import adopt
-from ...call.convert import convert_value
+from ...call.checks import convert_value
 from ...call.prepared import Arguments
 from ...declare.schema import (
     Input,
