@@ -82,12 +82,8 @@ class CudaBackend:
             for a in arrays
         ]
 
-    def pointer(self, array: cupy.ndarray) -> int:
-        """The address of the first element."""
-        return array.data.ptr  # type: ignore[no-any-return]
-
     def pointers(self, arrays: Sequence[cupy.ndarray | None]) -> list[int]:
-        """The addresses of several; 0 for None."""
+        """The addresses of the first elements; 0 for None."""
         return [0 if array is None else array.data.ptr for array in arrays]
 
     def states(self, arrays: Sequence[cupy.ndarray | None]) -> list[object]:
