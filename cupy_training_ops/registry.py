@@ -16,8 +16,7 @@ import numpy as np
 
 from . import families
 from .call.arguments import CALL, by_declared_names, function_signature
-from .call.checks import Bindings
-from .call.convert import convert_value
+from .call.checks import Bindings, convert_value
 from .call.op import Op
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations

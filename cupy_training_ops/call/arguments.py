@@ -19,7 +19,7 @@ from ..declare.schema import REQUIRED, Input, n_required
 from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
-from .convert import convert_value, is_number
+from .checks import convert_value, is_number
 from .interop import Lent
 from .prepared import Arguments
 

@@ -20,19 +20,17 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from operator import mul
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..declare.schema import Input
 from ..device.streams import on_stream
-from ..device.tensor_guards import raise_versions
+from ..device.tensor_guards import dense_strides, raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
 from .backends import cuda_backend, infos, tensor_backend
-from .convert import is_number
+from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
 
 _DLPACK_CPU = 1
@@ -90,14 +88,8 @@ def as_tensor(array: Any) -> Any:
         _refuse_exchange(bits.data.device_id)
     tensor = (torch.from_numpy if isinstance(bits, np.ndarray) else torch.from_dlpack)(bits)
     if array.size < 2:
-        tensor = tensor.as_strided(array.shape, _ordinary_strides(array.shape))
+        tensor = tensor.as_strided(array.shape, dense_strides(array.shape))
     return tensor if bits is array else tensor.view(torch.bfloat16)
-
-
-def _ordinary_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of PyTorch's own tensors, in elements: NumPy's and CuPy's may be 0."""
-    inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
-    return tuple(inner)[::-1] if shape else ()
 
 
 class Lent:

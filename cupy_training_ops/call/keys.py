@@ -61,11 +61,13 @@ def _flat(value: HostArray) -> object:
 
 
 def host_keys(values: Any) -> tuple[object, ...]:
-    """The same of a list; that of integer tuples, such as View's shapes, in one go."""
-    tuples = isinstance(values, list | tuple) and _TUPLES.issuperset(map(type, values))
-    if tuples and _INTEGERS.issuperset(map(type, itertools.chain.from_iterable(values))):
+    """The same of a list; TypeError where there is no list of Python's own."""
+    if type(values) is not list and type(values) is not tuple:
+        raise TypeError  # an array would take itself apart, another class may do anything
+    is_nested = _TUPLES.issuperset(map(type, values))  # such as View's shapes: in one go
+    if is_nested and _INTEGERS.issuperset(map(type, itertools.chain.from_iterable(values))):
         return tuple(values)
-    return read_list(host_key, values)
+    return tuple([None if v is None else host_key(v) for v in values])
 
 
 def changing_key(value: object) -> object:
@@ -78,13 +80,6 @@ def changing_key(value: object) -> object:
 def either_key(value: Any) -> object:
     """Key of an array, or of there being a number."""
     return CHANGES if type(value) in _CHANGING else info(value)
-
-
-def read_list(read: Reader, values: object) -> tuple[object, ...]:
-    """Key of each entry by `read`; TypeError where there is no list of Python's own."""
-    if type(values) is not list and type(values) is not tuple:
-        raise TypeError  # an array would take itself apart, another class may do anything
-    return tuple([None if v is None else read(v) for v in values])
 
 
 def array_keys(values: object) -> tuple[object, ...] | None:

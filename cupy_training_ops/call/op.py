@@ -18,7 +18,7 @@ from . import checks, keys
 from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
-from .convert import frozen_attributes
+from .checks import frozen_attributes
 from .guards import LastCall, remember
 from .help import Help
 from .interop import Lent
@@ -231,16 +231,14 @@ class Op(Operator):
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
     ) -> tuple[Call, Arguments, Arguments]:
         taken, given, key = self._adopt(inputs, out, outputs, lent)
-        call = self._remembered.get(key) or self._prepare(key)
+        call = self._remembered.get(key)
+        if call is None:
+            call = prepare(self._forgetful(), *key[:3])
+            self._remember(key, call)
         if lent.has_unwritable:
             _, flat, arrays = call.unpack(taken, given)
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
-
-    def _prepare(self, key: Key) -> Call:
-        call = prepare(self._forgetful(), *key[:3])
-        self._remember(key, call)
-        return call
 
     def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
         """Return True if an output has a name from before, which each call is warned of."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ..call.arguments import adopt
 from ..call.backends import are_known, info
 from ..call.bound import CheckedCall, OpenCall, opened
-from ..call.convert import is_number
+from ..call.checks import is_number
 from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath

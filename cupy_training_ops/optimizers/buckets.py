@@ -192,7 +192,7 @@ class GradientBuckets:
         sent = self._sent.get((*present, *[own[1] for own in infos]))
         if sent is None:
             return False
-        addresses = [own[0].pointer(array) for array, own in present.values()]
+        addresses = [at for array, own in present.values() for at in own[0].pointers([array])]
         sent.overlap.refuse(addresses)
         if sent.calls is not None:
             stream = infos[-1][0].stream_address(self._device)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..call.backends import info
 from ..call.bound import CheckedCall
-from ..call.convert import is_number
+from ..call.checks import is_number
 from ..call.guards import Known
 from ..call.interop import Lent, is_tensor
 from ..call.keys import reader
