@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import FLOAT64, Dtype, element_type
 from ...facts import WARP
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    align_up,
+    by_value,
+    ceil_div,
+)
 from . import facts
 from .facts import (
     ATOMIC_ITEMS,
@@ -71,7 +82,7 @@ class Sizes:
     @property
     def argument(self) -> np.void:
         """The kernels' struct."""
-        return plans.by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
+        return by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
     """The fewest digits of at most `most` bits that hold every key, of about the same width."""
     bits = rows.bit_length()
     longer = slices >= LONG_SORT and bits > 2 * most
-    width = plans.ceil_div(bits, plans.ceil_div(bits, LONG_DIGIT_BITS if longer else most))
+    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
@@ -127,28 +138,28 @@ def alone_nbytes(rows: int) -> int:
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
-    n = plans.VEC_NBYTES // dy.dtype.itemsize
+    n = VEC_NBYTES // dy.dtype.itemsize
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
-def items_grid(batches: int, n: int, runs: int, packets: int) -> tuple[plans.Config, np.void]:
+def items_grid(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.void]:
     """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
-    lanes = min(THREADS, 1 << (plans.ceil_div(runs, packets) - 1).bit_length())
+    lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
-    column_blocks = plans.ceil_div(runs, lanes * packets)
+    column_blocks = ceil_div(runs, lanes * packets)
     fold = min(batches, max(1, MAX_32_BIT // n))
     grid = (
-        plans.ceil_div(fold * n, items_a_block) * column_blocks,
+        ceil_div(fold * n, items_a_block) * column_blocks,
         1,
-        plans.ceil_div(batches, fold),
+        ceil_div(batches, fold),
     )
     fields = {"n_batches": batches, "n": n, "fold": fold, "column_blocks": column_blocks}
-    return plans.Config(grid, (lanes, items_a_block)), plans.by_value(facts.Items, **fields)
+    return Config(grid, (lanes, items_a_block)), by_value(facts.Items, **fields)
 
 
-def one_each(n: int, a_block: int, threads: int = THREADS) -> plans.Config:
+def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
     """A flat grid whose blocks take `a_block` of n things."""
-    return plans.Config((plans.ceil_div(n, a_block),), (threads,))
+    return Config((ceil_div(n, a_block),), (threads,))
 
 
 @dataclass
@@ -156,14 +167,14 @@ class Scatter:
     """The plan of one call: which slices go where, and the launches that add them."""
 
     op: Op
-    device: plans.Device
+    device: Device
     sizes: Sizes
     index: Spec
     dy: Spec
     dx: Spec
     target: tuple[object, ...]  # the arguments that say where a slice goes
-    scratch: plans.ScratchMemory = field(default_factory=plans.ScratchMemory)
-    launches: list[plans.Launch] = field(default_factory=list)
+    scratch: ScratchMemory = field(default_factory=ScratchMemory)
+    launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
@@ -175,9 +186,9 @@ class Scatter:
         """The operator's own kernel, which knows the row that a slice goes to."""
         return f"{self.op.function_name}__{step}"
 
-    def launch(self, symbol: str, config: plans.Config, *args: object) -> None:
+    def launch(self, symbol: str, config: Config, *args: object) -> None:
         """Add one launch."""
-        self.launches.append(plans.Launch(symbol, config, args, self.slots))
+        self.launches.append(Launch(symbol, config, args, self.slots))
 
     @property
     def narrow(self) -> bool:
@@ -196,25 +207,25 @@ class Scatter:
         rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
         return self.sizes.B * rows * self.sizes.W <= MAX_ATOMIC
 
-    def plan(self) -> plans.Plan:
+    def plan(self) -> Plan:
         """The launches up to now."""
         return self.scratch.plan(*self.launches)
 
-    def zero(self, target: Spec | plans.Scratch, dtype: Dtype) -> None:
+    def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
-        packet = plans.VEC_NBYTES // self.dx.dtype.itemsize
+        packet = VEC_NBYTES // self.dx.dtype.itemsize
         config = one_each(n, THREADS * facts.ZERO_VECS * packet)
         self.launch("gather__zero", config, target, n)
 
-    def add_few(self) -> plans.Plan:
+    def add_few(self) -> Plan:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
         args = (*self.target, self.dy, self.dx, n, s.argument)
         self.launch(self.own_kernel("few"), one_each(n, THREADS), *args)
         return self.plan()
 
-    def add_slices(self) -> plans.Plan:
+    def add_slices(self) -> Plan:
         """Sort by row and sum in order: the same bits, run after run."""
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
@@ -224,48 +235,45 @@ class Scatter:
             config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
             symbol = "gather__starts__many" if many else "gather__starts"
             self.launch(symbol, config, entries, starts, s.K, s.G)
-        n_starts = 0 if many else plans.ceil_div(s.G + 1, THREADS)
+        n_starts = 0 if many else ceil_div(s.G + 1, THREADS)
         sums = self.scratch.take(s.B * n_sums(counts) * s.W, self.acc)
         self.sum_nodes(counts, entries, starts, sums, n_starts)
         self.sum_rows(counts, entries, starts, sums)
         return self.plan()
 
-    def sort(self) -> plans.Scratch:
+    def sort(self) -> Scratch:
         """The (row, slice) entries in stable order."""
-        rows = plans.ceil_div(self.sizes.K, facts.ALONE_THREADS)
+        rows = ceil_div(self.sizes.K, facts.ALONE_THREADS)
         fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
         if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
             return self.sort_at_once(rows)
         return self.sort_by_passes()
 
-    def sort_at_once(self, rows: int) -> plans.Scratch:
+    def sort_at_once(self, rows: int) -> Scratch:
         """A sort in one launch, by one block."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
-        every = plans.by_value(facts.AllDigits, n=n, rows=rows, bits=bits, width=width)
-        config = plans.Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
+        every = by_value(facts.AllDigits, n=n, rows=rows, bits=bits, width=width)
+        config = Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
         dy = self.dy if self.is_carried else None
         args = (*self.target, dy, entries, every, self.sizes.G)
         self.launch(self.own_kernel("sort"), config, *args)
         return entries
 
-    def sort_by_passes(self) -> plans.Scratch:
+    def sort_by_passes(self) -> Scratch:
         """A sort by two launches a digit."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
         tile = SORT_THREADS * items[key.itemsize]
-        span = (
-            plans.ceil_div(plans.ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors)
-            * tile
-        )
+        span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
         for digit in digits(self.sizes.G, n, MAX_DIGIT_BITS):
             numbers = {"n": n, "span": span, "shift": digit.shift, "bits": digit.bits}
-            step = plans.by_value(facts.Pass, **numbers, blocks=config.grid[0])
+            step = by_value(facts.Pass, **numbers, blocks=config.grid[0])
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
                 args = (*self.target, dy, entries, counts, step, self.sizes.G)
@@ -280,9 +288,9 @@ class Scatter:
     def sum_nodes(
         self,
         counts: tuple[int, ...],
-        entries: plans.Scratch,
-        starts: plans.Scratch,
-        sums: plans.Scratch,
+        entries: Scratch,
+        starts: Scratch,
+        sums: Scratch,
         n_starts: int,
     ) -> None:
         """Partial sums level by level; `n_starts` blocks of the first launch look for starts."""
@@ -296,12 +304,12 @@ class Scatter:
             config, items = items_grid(s.B, count, runs, 1)
             first = n_starts if i == 0 else 0
             blocks = config.grid[0] + first
-            config = plans.Config((blocks, *config.grid[1:]), config.block)
+            config = Config((blocks, *config.grid[1:]), config.block)
             above = counts[1] if merged and i == 0 else 0
-            parents = plans.by_value(facts.Parents, n=above, begin=counts[0])
+            parents = by_value(facts.Parents, n=above, begin=counts[0])
             n_tickets = above * int(items["column_blocks"])
             tickets = self.scratch.zeros(n_tickets, np.uint32) if n_tickets else None
-            level = plans.by_value(
+            level = by_value(
                 facts.Level,
                 unit=FANOUT ** (i + 1),
                 begin=sum(counts[:i]),
@@ -320,28 +328,28 @@ class Scatter:
     def sum_rows(
         self,
         counts: tuple[int, ...],
-        entries: plans.Scratch,
-        starts: plans.Scratch,
-        sums: plans.Scratch,
+        entries: Scratch,
+        starts: Scratch,
+        sums: Scratch,
     ) -> None:
         """Every row of dX."""
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
-        n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
-        config, items = items_grid(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
+        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
+        config, items = items_grid(s.B, n_long + ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         numbers = rows, n_sums(counts), len(counts), n_long
         symbol = "gather__sum_rows" if self.packet > 1 else "gather__sum_rows__scalar"
         self.launch(symbol, config, *arrays, *numbers)
 
-    def add_slices_atomically(self) -> plans.Plan:
+    def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
         config, items = items_grid(s.B, s.K, s.W, ATOMIC_ITEMS)
         return self.atomic(self.own_kernel("atomic"), config, items, s.argument)
 
-    def atomic(self, symbol: str, config: plans.Config, *args: object) -> plans.Plan:
+    def atomic(self, symbol: str, config: Config, *args: object) -> Plan:
         """A kernel's additions, between zeros and rounding."""
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
@@ -368,7 +376,7 @@ class Columns:
     @property
     def buckets(self) -> int:
         """Buckets of a column."""
-        return plans.ceil_div(self.G, BUCKET_ROWS)
+        return ceil_div(self.G, BUCKET_ROWS)
 
 
 def sums_nbytes(scatter: Scatter) -> int:
@@ -389,26 +397,26 @@ def suit(scatter: Scatter, columns: Columns) -> bool:
     )
 
 
-def add_columns(scatter: Scatter, columns: Columns) -> plans.Plan:
+def add_columns(scatter: Scatter, columns: Columns) -> Plan:
     """Count, sort by bucket and sum column by column, in order."""
-    strips = plans.ceil_div(columns.C, COLUMNS)
+    strips = ceil_div(columns.C, COLUMNS)
     blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)
-    span = plans.align_up(plans.ceil_div(columns.R, blocks), TILE_ROWS)
-    spans = plans.ceil_div(columns.R, span)
-    completed = (RUN - 1) * columns.buckets * plans.ceil_div(columns.R, TILE_ROWS)
-    capacity = plans.align_up(columns.R + completed, RUN)
+    span = align_up(ceil_div(columns.R, blocks), TILE_ROWS)
+    spans = ceil_div(columns.R, span)
+    completed = (RUN - 1) * columns.buckets * ceil_div(columns.R, TILE_ROWS)
+    capacity = align_up(columns.R + completed, RUN)
     fields = {"rows": columns.R, "columns": columns.C, "span": span, "spans": spans}
-    sort = plans.by_value(facts.ColumnSort, **fields, capacity=capacity)
+    sort = by_value(facts.ColumnSort, **fields, capacity=capacity)
     entry = 2 * scatter.dy.dtype.itemsize
     entries = scatter.scratch.take(columns.C * capacity * entry, np.uint8)
     counts = scatter.scratch.take(columns.C * spans * BUCKETS, np.uint32)
-    config = plans.Config((strips * spans,), (COLUMNS * WARP,))
+    config = Config((strips * spans,), (COLUMNS * WARP,))
     args = (*scatter.target, counts, sort)
     scatter.launch("gather_elements_grad__count_buckets", config, *args)
     args = (*scatter.target, scatter.dy, counts, entries, sort)
     scatter.launch("gather_elements_grad__move_to_buckets", config, *args)
-    grid = plans.ceil_div(columns.W, SUM_COLUMNS) * columns.buckets
-    config = plans.Config((grid,), (SUM_COLUMNS * WARP,), sums_nbytes(scatter))
+    grid = ceil_div(columns.W, SUM_COLUMNS) * columns.buckets
+    config = Config((grid,), (SUM_COLUMNS * WARP,), sums_nbytes(scatter))
     sums = (entries, counts, scatter.dx, columns.G, columns.W, sort)
     scatter.launch("gather__sum_buckets", config, *sums)
     return scatter.plan()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,7 @@ def _codes(rng: Generator, n: int, dtype: Any) -> Any:
 def _encoder(name: str) -> Iterator[Sample]:
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
-        for label, shape, offset in SHAPES:
-            make = partial(one_input, _numbers, shape=shape, dtype=dtype)
-            yield Sample(name, f"{t}-{label}", make, {}, offset)
+        yield from of_shapes(name, dtype, partial(one_input, _numbers))
         if dtype != BOOL:
             make = partial(one_input, special, dtype=dtype)
             yield Sample(name, f"{t}-special", make)
@@ -77,6 +76,13 @@ def _encoder(name: str) -> Iterator[Sample]:
                 yield Sample(name, f"{t}-misaligned-signs", make, {"keep_sign": True}, 1)
                 make = partial(one_input, small, dtype=dtype)
                 yield Sample(name, f"{t}-small-signs", make, {"keep_sign": True})
+
+
+def of_shapes(name: str, dtype: Any, make: Callable[..., Any]) -> Iterator[Sample]:
+    """A sample of each of SHAPES in one dtype, with the inputs make(rng, shape=, dtype=)."""
+    for label, shape, offset in SHAPES:
+        inputs = partial(make, shape=shape, dtype=dtype)
+        yield Sample(name, f"{dtype_name(dtype)}-{label}", inputs, {}, offset)
 
 
 def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:
@@ -105,16 +111,9 @@ def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, 
     return wide_range(rng, shape, dtype), _codes(rng, -(-n // 8), np.dtype(np.uint8))
 
 
-def _relu_grad(name: str) -> Iterator[Sample]:
-    for dtype in FLOATS:
-        for label, shape, offset in SHAPES:
-            make = partial(_gradient, shape=shape, dtype=dtype)
-            yield Sample(name, f"{dtype_name(dtype)}-{label}", make, {}, offset)
-
-
 def _samples(name: str) -> Iterator[Sample]:
     if name == "ReluGradFromBits":
-        return _relu_grad(name)
+        return chain.from_iterable(of_shapes(name, dtype, _gradient) for dtype in FLOATS)
     return _encoder(name) if name == "ReluWithBits" or "Encoder" in name else _decoder(name)
 
 

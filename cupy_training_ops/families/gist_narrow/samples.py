@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import FLOATS, dtype_name
-from ...samples import SHAPES, Generator, Sample
-from ..gist.samples import of_codes, one_input, special, wide_range
+from ...samples import Generator, Sample
+from ..gist.samples import of_codes, of_shapes, one_input, special, wide_range
 from .operators import OPS
 
 # Scales of subnormal numbers, and those of the largest.
@@ -39,9 +39,7 @@ def scaled_blocks(rng: Generator, dtype: Any) -> Any:
 def _encoder(name: str) -> Iterator[Sample]:
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
-        for label, shape, offset in SHAPES:
-            make = partial(one_input, _numbers, shape=shape, dtype=dtype)
-            yield Sample(name, f"{t}-{label}", make, {}, offset)
+        yield from of_shapes(name, dtype, partial(one_input, _numbers))
         if dtype in FLOATS:
             yield Sample(name, f"{t}-special", partial(one_input, special, dtype=dtype))
             yield Sample(name, f"{t}-scaled", partial(one_input, scaled_blocks, dtype=dtype))

@@ -48,7 +48,6 @@ DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 
 def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """A launch of this family."""
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
 

@@ -6,10 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...facts import WARP
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    ceil_div,
+    slots,
+)
 from ...planning.lines import Division, Kernels, Lines, Registers, division, fit_rows
 from ...rules.widening import computed_in
 from .facts import (
@@ -35,7 +45,7 @@ COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
 TOTAL_THREADS = 256  # of a block in the second stage of sums
 
-Sums = tuple[plans.Scratch | None, plans.Scratch | None]
+Sums = tuple[Scratch | None, Scratch | None]
 Gradients = tuple[Spec | None, Spec | None]
 
 
@@ -43,7 +53,7 @@ Gradients = tuple[Spec | None, Spec | None]
 class Matrix:
     """X as rows to be normalised; the types of X and of Y."""
 
-    device: plans.Device
+    device: Device
     count: int
     length: int
     t: Dtype
@@ -62,7 +72,7 @@ class Matrix:
     @property
     def width(self) -> int:
         """Elements of a slot."""
-        return plans.VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
+        return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
 
     def rows_on_chip(
         self,
@@ -78,10 +88,10 @@ class Matrix:
         dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
         return rows_on_chip(self.device, shape, dtypes, self.width, aligned, n_parameters)
 
-    def launch(self, kernel: str, config: plans.Config, *args: object) -> plans.Launch:
+    def launch(self, kernel: str, config: Config, *args: object) -> Launch:
         """One of the family's kernels."""
-        binding = plans.slots(T=self.t, U=self.computed_type, V=self.v)
-        return plans.Launch(kernel, config, args, binding)
+        binding = slots(T=self.t, U=self.computed_type, V=self.v)
+        return Launch(kernel, config, args, binding)
 
 
 def forward(
@@ -91,7 +101,7 @@ def forward(
     results: tuple[Spec | None, ...],
     is_centred: bool,
     epsilon: float,
-) -> plans.Plan:
+) -> Plan:
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
@@ -100,12 +110,12 @@ def forward(
         if not is_centred:
             parameters, results = parameters[:1], results[::2]
         own = (x, *parameters, *results, epsilon, *full.args)
-        return plans.Plan((matrix.launch(full.kernel, full.config, *own),))
+        return Plan((matrix.launch(full.kernel, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
-        return plans.Plan((matrix.launch(divided.kernel, divided.config, *args, *divided.args),))
-    config = plans.Config((matrix.count,), (HELD_THREADS,))
-    return plans.Plan((matrix.launch("layer_norm__long_rows", config, *args, matrix.length),))
+        return Plan((matrix.launch(divided.kernel, divided.config, *args, *divided.args),))
+    config = Config((matrix.count,), (HELD_THREADS,))
+    return Plan((matrix.launch("layer_norm__long_rows", config, *args, matrix.length),))
 
 
 def _full(matrix: Matrix, is_centred: bool) -> Division | None:
@@ -120,7 +130,7 @@ def _full(matrix: Matrix, is_centred: bool) -> Division | None:
             continue
         if 0 < threads <= limit:
             groups = max(1, FULL_BLOCK // threads) if is_power else 1
-            config = plans.Config((plans.ceil_div(matrix.count, groups),), (threads * groups,))
+            config = Config((ceil_div(matrix.count, groups),), (threads * groups,))
             return Division(name, config, (matrix.count, threads))
     return None
 
@@ -190,10 +200,10 @@ class Read:
         return f"{self.prefix}{shifted}_rows{'_by_warps' if rows.by_warps else ''}"
 
 
-def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> plans.Plan:
+def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
     """dX, and what is wanted of the gradients of scale and bias."""
     if matrix.count == 0:
-        return plans.Plan((_total(matrix, (None, None), sums, 0),))
+        return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
         others = (*read.parameters, dx)
         rows = matrix.rows_on_chip([read.dy, read.x], others, len(read.parameters))
@@ -202,9 +212,9 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> pl
     return _by_columns(matrix, read, dx, sums)
 
 
-def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> plans.Plan:
+def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
     """Everything from one reading."""
-    scratch, n_lines = plans.ScratchMemory(), rows.blocks(matrix.device)
+    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
     lines = _lines(matrix, scratch, sums, n_lines)
     config = rows.config(matrix.device)
     steps = [matrix.launch(read.kernel(rows), config, *read.args, dx, *lines, rows.argument)]
@@ -213,12 +223,12 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
     return scratch.plan(*steps)
 
 
-def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> plans.Plan:
+def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
     """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
-    scratch, steps, means = plans.ScratchMemory(), [], None
+    scratch, steps, means = ScratchMemory(), [], None
     if dx is not None:
         means = scratch.take(2 * matrix.count, matrix.computed_type)
-        config = plans.Config((matrix.count,), (HELD_THREADS,))
+        config = Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
         steps.append(matrix.launch(f"{read.prefix}_row_sums", config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
@@ -234,27 +244,27 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     return scratch.plan(*steps)
 
 
-def _parts(matrix: Matrix) -> tuple[plans.Config, int]:
+def _parts(matrix: Matrix) -> tuple[Config, int]:
     """Tiles of columns, and the parts that rows are divided into; rows of one."""
     x = min(WARP, 1 << (matrix.length - 1).bit_length())
-    y, tiles = COLUMN_THREADS // x, plans.ceil_div(matrix.length, x)
-    wanted = plans.ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
-    parts = max(1, min(wanted, plans.ceil_div(matrix.count, ROWS_A_THREAD * y)))
-    rows = plans.ceil_div(matrix.count, parts)
-    return plans.Config((tiles, plans.ceil_div(matrix.count, rows)), (x, y)), rows
+    y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
+    wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
+    parts = max(1, min(wanted, ceil_div(matrix.count, ROWS_A_THREAD * y)))
+    rows = ceil_div(matrix.count, parts)
+    return Config((tiles, ceil_div(matrix.count, rows)), (x, y)), rows
 
 
-def _lines(matrix: Matrix, scratch: plans.ScratchMemory, sums: Gradients, n: int) -> Sums:
+def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> Sums:
     """Memory for the sums that blocks write, a line each."""
     size, dtype = n * matrix.length, matrix.computed_type
     of_scale, of_bias = (None if spec is None else scratch.take(size, dtype) for spec in sums)
     return of_scale, of_bias
 
 
-def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> plans.Launch:
+def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
     """The second stage."""
     x = 8  # columns that a warp reads side by side, at least
     while x < WARP and x * TOTAL_THREADS < matrix.length:
         x *= 2
-    config = plans.Config((plans.ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
+    config = Config((ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
     return matrix.launch("layer_norm__total", config, *lines, *sums, n, matrix.length)

@@ -54,7 +54,7 @@ def layer_normalization_grad(
     for piece in rows.pieces():
         distance = _wide(rows.matrix(x)[piece]) - wide_mean[piece]
         gradient.add(piece, distance * gradient.inv_std[piece], is_centred=True)
-    return gradient.x_grad, gradient.scale_grad, gradient.bias_grad
+    return gradient.results()
 
 
 @quiet
@@ -66,7 +66,7 @@ def simplified_layer_normalization_grad(
     for piece in rows.pieces():
         x_hat = _wide(rows.matrix(x)[piece]) * gradient.inv_std[piece]
         gradient.add(piece, x_hat, is_centred=False)
-    return gradient.x_grad, gradient.scale_grad
+    return gradient.results()[:2]
 
 
 @quiet
@@ -87,7 +87,7 @@ def invertible_layer_normalization_grad(
     for piece in rows.pieces():
         x_hat = np.where(known, (_wide(rows.matrix(y)[piece]) - shift) / divisor, 0)
         gradient.add(piece, x_hat, is_centred=True)
-    return gradient.x_grad, gradient.scale_grad, gradient.bias_grad
+    return gradient.results()
 
 
 class _Rows(NamedTuple):
@@ -168,24 +168,12 @@ class _Gradient:
         self._sums[0] += np.einsum("ij,ij->j", dy, x_hat)
         self._sums[1] += dy.sum(0)
 
-    @property
-    def x_grad(self) -> HostArray:
-        """The gradient of X."""
-        return self._x_grad.reshape(self._shape)
-
-    @property
-    def scale_grad(self) -> HostArray:
-        """The sum of Y_grad x^ over the rows."""
-        return self._round(self._sums[0])
-
-    @property
-    def bias_grad(self) -> HostArray:
-        """The sum of Y_grad over the rows."""
-        return self._round(self._sums[1])
-
     @quiet
-    def _round(self, sums: HostArray) -> HostArray:
-        return cast(sums, self._parameter.dtype).reshape(self._parameter.shape)
+    def results(self) -> tuple[HostArray, HostArray, HostArray]:
+        """The gradients of X, scale and bias."""
+        scale = self._parameter
+        sums = [cast(each, scale.dtype).reshape(scale.shape) for each in self._sums]
+        return self._x_grad.reshape(self._shape), sums[0], sums[1]
 
 
 def _wide(x: HostArray) -> HostArray:

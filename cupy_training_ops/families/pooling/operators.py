@@ -41,14 +41,6 @@ STORAGE_ORDER = attribute(
     one_of(0, 1), 0, doc="1: a plane's elements are numbered along its first axis first"
 )
 
-# Kernels for any windows, and those compiled for some.
-KERNELS = {
-    "AveragePool": ("average_pool", "average_pool__tiles"),
-    "AveragePoolGrad": ("average_pool_grad", "average_pool_grad__tiles"),
-    "MaxPool": ("max_pool", "max_pool__tiles"),
-    "MaxPoolGrad": ("max_pool_grad", "max_pool_grad__tiles"),
-}
-
 
 class _Pool(Op):
     """An operator with windows, which follow from its attributes."""
@@ -56,6 +48,8 @@ class _Pool(Op):
     domain = "ai.onnx"
     types: ClassVar[Types] = {"T": FLOATS}
     storage_order = 0
+    count_include_pad: bool | None = None  # where nothing is counted
+    is_gradient: ClassVar[bool] = False
     auto_pad = attribute(
         one_of(*AUTO_PADS),
         "NOTSET",
@@ -82,32 +76,30 @@ class _Pool(Op):
             self.ceil_mode,
         ).windows(x)
 
-    def tile_plan(
+    def plan_windows(
         self,
         x: Spec,
         ys: tuple[Spec | None, ...],
-        arguments: tuple[object, ...],
-        *,
-        widest: int,
-        include_pad: bool | None = None,
-    ) -> Plan | None:
-        """A kernel compiled for the windows of `x`, X or dX; None where there is none."""
-        windows = self.windows(x.shape)
-        if windows.numbers(self.storage_order) != windows.numbers(0):
-            return None
-        is_gradient = isinstance(self, _Gradient)
-        tiling = Tiling.of(
-            windows, x, tuple(filter(None, ys)), widest=widest, is_gradient=is_gradient
-        )
-        if tiling is None:
-            return None
-        return tiling.plan(KERNELS[self.name][1], arguments, include_pad)
-
-    def general_plan(
-        self, x: Shape, written: Spec, *arguments: object, rows: int = 1, run: int = 1
+        written: Spec,
+        *arguments: object,
+        widest: int = WIDEST,
     ) -> Plan:
-        """The kernel for any windows: a thread writes `rows` by `run` neighbours."""
-        windows, (planes, outer, inner) = self.windows(x), _axes(written.shape[2:])
+        """The kernel compiled for the windows of `x`, X or dX, or else the one for any windows.
+
+        A thread of the latter writes several neighbours of `written`.
+        """
+        windows = self.windows(x.shape)
+        if windows.numbers(self.storage_order) == windows.numbers(0):
+            arrays = tuple(filter(None, ys))
+            tiling = Tiling.of(windows, x, arrays, widest=widest, is_gradient=self.is_gradient)
+            if tiling is not None:
+                symbol = f"{self.function_name}__tiles"
+                return tiling.plan(symbol, arguments, self.count_include_pad)
+        rows, run = (1, RUN) if self.is_gradient else (ROWS[written.dtype.itemsize], 1)
+        if self.is_gradient:
+            by_vectors = written.aligned and written.shape[-1] % RUN == 0
+            arguments = (*arguments, by_vectors)
+        planes, outer, inner = _axes(written.shape[2:])
         extents = (planes, ceil_div(outer, rows), ceil_div(inner, run))
         geometry = by_value(
             Geometry,
@@ -124,7 +116,7 @@ class _Pool(Op):
         n_threads = math.prod((*written.shape[:2], *extents))
         config = Config((ceil_div(n_threads, THREADS),), (THREADS,))
         arguments = (*arguments, n_threads, geometry)
-        return Plan((Launch(KERNELS[self.name][0], config, arguments, slots(T=written.dtype)),))
+        return Plan((Launch(self.function_name, config, arguments, slots(T=written.dtype)),))
 
 
 def _axes(numbers: Shape, fill: int = 1) -> Shape:
@@ -154,11 +146,8 @@ class MaxPool(_Pool):
         return Spec(shape, x.dtype), Spec(shape, INT64)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, indices: Spec | None) -> Plan:
-        arguments = (x, y, indices)
-        tile_plan = self.tile_plan(x, (y, indices), arguments, widest=WIDEST_OF_INDICES)
-        written = Spec(self.windows(x.shape).y_shape, x.dtype)
-        rows = ROWS[x.dtype.itemsize]
-        return tile_plan or self.general_plan(x.shape, written, *arguments, rows=rows)
+        ys, written = (y, indices), Spec(self.windows(x.shape).y_shape, x.dtype)
+        return self.plan_windows(x, ys, written, x, *ys, widest=WIDEST_OF_INDICES)
 
 
 class AveragePool(_Pool):
@@ -180,23 +169,18 @@ class AveragePool(_Pool):
         return (Spec(self.windows(x.shape).y_shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        include_pad = self.count_include_pad
-        arguments, rows = (x, y, include_pad), ROWS[x.dtype.itemsize]
-        tile_plan = self.tile_plan(x, (y,), arguments, widest=WIDEST, include_pad=include_pad)
-        return tile_plan or self.general_plan(x.shape, y, *arguments, rows=rows)
+        return self.plan_windows(x, (y,), y, x, y, self.count_include_pad)
 
 
 class _Gradient(_Pool):
+    is_gradient = True
+
     def gradient_of(self, dy: Spec, x: Shape) -> tuple[Spec, ...]:
         """The spec of dX."""
         shape = self.windows(x).y_shape
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")
         return (Spec(x, dy.dtype),)
-
-    def by_vectors(self, dx: Spec) -> bool:
-        """Return True if runs of dX are written as vectors."""
-        return dx.aligned and dx.shape[-1] % RUN == 0
 
 
 class MaxPoolGrad(_Gradient):
@@ -220,9 +204,7 @@ class MaxPoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
-        tile_plan = self.tile_plan(dx, (dy, indices), (dy, indices, dx), widest=WIDEST)
-        by_vectors = self.by_vectors(dx)
-        return tile_plan or self.general_plan(shape, dx, dy, indices, dx, by_vectors, run=RUN)
+        return self.plan_windows(dx, (dy, indices), dx, dy, indices, dx)
 
 
 class AveragePoolGrad(_Gradient):
@@ -243,10 +225,7 @@ class AveragePoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, shape: Shape, dx: Spec) -> Plan:
-        include_pad = self.count_include_pad
-        arguments, by_vectors = (dy, dx, include_pad), self.by_vectors(dx)
-        tile_plan = self.tile_plan(dx, (dy,), arguments, widest=WIDEST, include_pad=include_pad)
-        return tile_plan or self.general_plan(shape, dx, *arguments, by_vectors, run=RUN)
+        return self.plan_windows(dx, (dy,), dx, dy, dx, self.count_include_pad)
 
 
 class GlobalAveragePool(Op):

@@ -64,7 +64,14 @@ class _FromAxisOn(_AlongAxis):
         return Lines(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]), 1)
 
 
-class Softmax(_AlongAxis):
+class _Softmax(_AlongAxis):
+    domain = "ai.onnx"
+    since = 13
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
+
+
+class Softmax(_Softmax):
     """Softmax: Y = e^(X - max) / sum of e^(X - max) along the axis.
 
     A line of -inf alone, and one with inf or NaN, is NaN throughout.
@@ -72,19 +79,15 @@ class Softmax(_AlongAxis):
     Source: ONNX Softmax-13.
     """
 
-    domain = "ai.onnx"
-    since = 13
     kernels = Kernels(
         short_rows="softmax__short_rows",
         rows="softmax__rows",
         full_rows="softmax__full_rows",
         columns="softmax__columns",
     )
-    inputs = (Input("X", "T", shape="any shape"),)
-    outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
 
 
-class LogSoftmax(_AlongAxis):
+class LogSoftmax(_Softmax):
     """Logarithm of Softmax: Y = (X - max) - ln(sum of e^(X - max)) along the axis.
 
     The maximum is subtracted first, so that large elements lose no digits. A line of -inf alone,
@@ -93,16 +96,12 @@ class LogSoftmax(_AlongAxis):
     Source: ONNX LogSoftmax-13.
     """
 
-    domain = "ai.onnx"
-    since = 13
     kernels = Kernels(
         short_rows="log_softmax__short_rows",
         rows="log_softmax__rows",
         full_rows="log_softmax__full_rows",
         columns="log_softmax__columns",
     )
-    inputs = (Input("X", "T", shape="any shape"),)
-    outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
 
 
 DY = Input("dY", "T", shape="any shape")
