@@ -28,7 +28,7 @@ from cupy_training_ops.device.compiler import nvrtc, slot_options
 from cupy_training_ops.device.offline import ARCHITECTURES, Resources, compile_for
 from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
-from cupy_training_ops.families.collective import plan_adasum as adasum
+from cupy_training_ops.families.collective.operators import adasum_slots
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.registry import FAMILIES, classes, get_op
 from cupy_training_ops.testing.idle import Module, modules
@@ -78,7 +78,7 @@ def unsampled(family: str, device: Device) -> list[Module]:
     if family != "collective":
         return []
     source = load(family)
-    return [Module(source, adasum.slots_of(t), tuple(sorted(source.kernels))) for t in FLOATS]
+    return [Module(source, adasum_slots(t), tuple(sorted(source.kernels))) for t in FLOATS]
 
 
 def large_convolutions(device: Device) -> list[Module]:

@@ -263,16 +263,22 @@ def spread_residues(conv: Convolution) -> Convolution:
     is_dense = set(conv.dilations) == {1}
     if n_residues == 1 or rows > SPREAD_ROWS or not (divides and is_dense):
         return conv
-    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
-    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    kernel, pads = window(conv)
     return replace(
         conv,
         channels=conv.channels * n_residues,
         image=tuple(i // s for i, s in zip(conv.image, conv.strides, strict=True)),
-        kernel=tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each),
+        kernel=kernel,
         strides=(1,) * conv.rank,
         pads=pads,
     )
+
+
+def window(conv: Convolution) -> tuple[Shape, Shape]:
+    """Taps of what has a channel for each residue of the strides, and its pads."""
+    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
+    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each), pads
 
 
 def residues(conv: Convolution) -> Shape:

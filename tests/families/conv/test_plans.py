@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv.extents import Convolution
 from cupy_training_ops.families.conv.plan_model import Blocks, time_of
 from cupy_training_ops.families.conv.plan_variants import parts_of_sum
-from cupy_training_ops.plan import Device, Launch, LaunchError, Plan
+from cupy_training_ops.plan import Device, Launch, Plan
 
 H200 = Device(132, (9, 0), 227 * 1024)
 BATCH = 64
@@ -63,8 +63,8 @@ def layer(
 def plans(c: Convolution, dtype: Any, device: Device = H200, tf32: bool = False) -> dict[str, Plan]:
     x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
     return {
-        "Y": conv.forward(device, c, x, w, None, y, tf32=tf32),
-        "X": conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
+        "Y": conv.image_plan(device, c, x, w, None, y, tf32=tf32),
+        "X": conv.image_plan(device, c, y, w, None, x, is_gradient=True, tf32=tf32),
         "W": conv.weight_gradient(device, c, x, y, w, tf32=tf32),
         "b": conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
     }
@@ -194,7 +194,7 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
 def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, aligned, expected):
     c = layer(8, 8, extent, kernel, stride, group=8)
     x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
-    (step,) = launches(conv.forward(H200, c, x, w, None, y))
+    (step,) = launches(conv.image_plan(H200, c, x, w, None, y))
     assert step.args[-1]["in_vectors"] == expected
 
 
@@ -263,13 +263,6 @@ def test_residues_of_few_channels_are_rows_of_one_tile() -> None:
     for channels, extent in ((9, 224), (3, 223)):  # more rows than a tile has; a half position
         (step,) = launches(plans(layer(channels, 64, extent, 7, 2), FLOAT16)["X"])[1:]
         assert step.args[-1]["of_channel"] == 1
-
-
-def test_positions_beyond_32_bits_are_refused() -> None:
-    c = Convolution(1, 1, 1, 1, (5,), (5,), (2,), (1,), (2**31 - 2,), (7,))
-    specs = [Spec(shape, FLOAT64) for shape in (c.x_shape, c.w_shape)]
-    with pytest.raises(LaunchError, match="extents"):
-        conv.forward(H200, c, *specs, None, Spec(c.y_shape, FLOAT64))
 
 
 def test_small_groups_are_joined() -> None:
