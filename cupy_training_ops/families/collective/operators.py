@@ -457,8 +457,8 @@ class Recv(Letter):
         return self.letter(data, rows, self.group.rank, remote)
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
-        given = out[1] if isinstance(out, tuple) and len(out) == 2 else None
-        arrays = given if isinstance(given, tuple) and all(a is not None for a in given) else ()
+        data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
+        arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
         if arrays:
             results = [adopt(self.name, f"out (Data[{i}])", a) for i, a in enumerate(arrays)]
             library = "numpy" if isinstance(results[0], np.ndarray) else "cupy"

@@ -177,23 +177,16 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
 
 
 def _rows(device: Device, dtype: Dtype, tf32: bool, *, lines: bool) -> list[int]:
-    """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles."""
-    if lines and dtype.itemsize == 2:
-        return choices(device, dtype)
-    return _gathered_rows(device, dtype, tf32)
-
-
-def _gathered_rows(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
-    """Rows of tiles without staged arrays or lines.
+    """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles.
 
     Arrays with many rows are staged mostly, and those of TF32 with few are read from where channels
     lie side by side.
     """
-    all_rows = choices(device, dtype)
     if rounds(device, dtype, tf32):
         return [2 * FEW_ROWS]
-    is_staged = dtype.itemsize == 2 or (dtype == FLOAT32 and device.capability >= TENSOR_CORES)
-    return [n for n in all_rows if n < WIDE_ROWS] if is_staged else all_rows
+    is_staged = dtype == FLOAT32 and device.capability >= TENSOR_CORES
+    is_staged = is_staged or (dtype.itemsize == 2 and not lines)
+    return [n for n in choices(device, dtype) if n < WIDE_ROWS or not is_staged]
 
 
 def _wide(device: Device, dtype: Dtype) -> Variant:
