@@ -33,7 +33,7 @@ from cupy_training_ops.device.compiler import (
 )
 from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
-from cupy_training_ops.families.collective import plan_adasum as adasum
+from cupy_training_ops.families.collective.operators import adasum_slots
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.registry import FAMILIES, classes, get_op
 from cupy_training_ops.testing.idle import Module, modules
@@ -83,7 +83,7 @@ def unsampled(family: str, device: Device) -> list[Module]:
     if family != "collective":
         return []
     source = load(family)
-    return [Module(source, adasum.slots_of(t), tuple(sorted(source.kernels))) for t in FLOATS]
+    return [Module(source, adasum_slots(t), tuple(sorted(source.kernels))) for t in FLOATS]
 
 
 def large_convolutions(device: Device) -> list[Module]:

@@ -55,9 +55,7 @@ def _bell(t: HostArray, dtype: Dtype) -> HostArray:
     """e^(-t^2 / 2), for results in `dtype`."""
     if dtype != FLOAT64:
         return np.exp(-0.5 * t * t)
-    upper = t.astype(FLOAT32).astype(
-        FLOAT64
-    )  # its square is exact, so that no digit of t^2 is lost
+    upper = t.astype(FLOAT32).astype(FLOAT64)  # its square is exact: no digit of t^2 is lost
     return np.exp(-0.5 * upper * upper) * np.exp((upper - t) * (upper + t) * 0.5)
 
 

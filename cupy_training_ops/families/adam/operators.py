@@ -129,8 +129,8 @@ class AdamOptimizer(Op):
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
         _, t, w, g, m1, m2, mixed, _, _, update, *_ = specs
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
-        for name, got in named.items():
-            common.refuse_others(self.name, name, got, "weights", w)
+        for name, arrays in named.items():
+            common.refuse_others(self.name, name, arrays, "weights", w)
         return common.new_step(self.name, "T", t, update), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -251,8 +251,8 @@ class AdamCodedList(AdamOptimizerList):
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
         w, m1, m2 = specs[2], *specs[4:6]
         coded = tuple(Spec((coded_nbytes(spec.size),), UINT8) for spec in w)
-        for name, got in (("moment_1", m1), ("moment_2", m2)):
-            common.refuse_others(self.name, name, got, "codes of weights", coded)
+        for name, codes in (("moment_1", m1), ("moment_2", m2)):
+            common.refuse_others(self.name, name, codes, "codes of weights", coded)
         new_t, _, _, *others = super().infer(*specs[:4], w, w, *specs[6:])
         return new_t, m1, m2, *others
 
@@ -322,8 +322,8 @@ class AdamWOptimizer(Op):
     ) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
-        for name, got in named.items():
-            common.refuse_others(self.name, name, got, "weights", w)
+        for name, arrays in named.items():
+            common.refuse_others(self.name, name, arrays, "weights", w)
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:

@@ -23,7 +23,7 @@ import numpy as np
 from ...backend import Backend
 from ...call import backends
 from ...call.arguments import adopt
-from ...call.convert import convert_value
+from ...call.checks import convert_value
 from ...call.prepared import Arguments
 from ...declare.schema import (
     Inferred,
@@ -273,6 +273,11 @@ def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, 
     return tuple(1 << bit for bit in range(64) if first <= 1 << bit < group.size)
 
 
+def adasum_slots(dtype: Dtype) -> dict[str, str]:
+    """Slots of the kernels of adaptive sums."""
+    return slots(T=dtype, CAPACITY=CAPACITY)
+
+
 # Of the tensors, where the partner's go in bytes, and the level: what swaps them.
 Swap = Callable[[Specs, Sequence[int], int], object]
 
@@ -316,7 +321,7 @@ def _combine(
     batch: Batch, own: Specs, results: Specs, buffers: _Buffers, is_first: bool
 ) -> Iterator[Launch]:
     """Dot products, scales and sums of the tensors of a batch."""
-    binding = slots(T=own[0].dtype, CAPACITY=CAPACITY)
+    binding = adasum_slots(own[0].dtype)
     chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
     starts, others = batch.starts(buffers.starts), buffers.others
     partials, scales = buffers.partials, buffers.scales
@@ -452,8 +457,8 @@ class Recv(Letter):
         return self.letter(data, rows, self.group.rank, remote)
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
-        given = out[1] if isinstance(out, tuple) and len(out) == 2 else None
-        arrays = given if isinstance(given, tuple) and all(a is not None for a in given) else ()
+        data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
+        arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
         if arrays:
             results = [adopt(self.name, f"out (Data[{i}])", a) for i, a in enumerate(arrays)]
             library = "numpy" if isinstance(results[0], np.ndarray) else "cupy"

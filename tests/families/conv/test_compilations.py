@@ -58,8 +58,8 @@ def launched(architecture: str) -> dict[Slots, frozenset[str]]:
     for c, dtype, tf32 in itertools.product(convolutions(), FLOATS, (False, True)):
         x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
         plans = (
-            conv.forward(device, c, x, w, None, y, tf32=tf32),
-            conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
+            conv.image_plan(device, c, x, w, None, y, tf32=tf32),
+            conv.image_plan(device, c, y, w, None, x, is_gradient=True, tf32=tf32),
             conv.weight_gradient(device, c, x, y, w, tf32=tf32),
             conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
             *of_lines(device, c, x, y, w),
