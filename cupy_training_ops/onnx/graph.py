@@ -123,11 +123,9 @@ def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) 
     for i in rest:
         problems.add(nodes[i].title, "it is in a circle of nodes, or behind one")
     order += rest
-    return nodes if _is_sorted(nodes, makers) else tuple(nodes[i] for i in order)
-
-
-def _is_sorted(nodes: tuple[Node, ...], makers: Mapping[str, int]) -> bool:
-    return all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs)
+    if all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs):
+        return nodes
+    return tuple(nodes[i] for i in order)
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:

@@ -45,8 +45,8 @@ CONSTANTS = {
 
 
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
-    """The graph with constants for Constant nodes, shapes for gradients that need them, and states
-    for nodes that draw."""
+    """The graph with constants in place of Constant nodes, shapes for gradients that need them, and
+    states for nodes that draw."""
     graph = _with_shapes(_without_constants(graph, problems), problems)
     return _with_states(_with_early_shapes(graph), problems, seed)
 
@@ -54,7 +54,11 @@ def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
 def _with_early_shapes(graph: Graph) -> Graph:
     """Look at shapes as soon as there are arrays, so that no array waits for that."""
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
-    looks = {i for i, node in enumerate(graph.nodes) if _is_look(node)}
+    looks = {
+        i
+        for i, node in enumerate(graph.nodes)
+        if node.is_standard and node.op_type in LOOKS and len(node.inputs) == 1
+    }
     behind: dict[int, list[Node]] = {}
     for i in sorted(looks):
         behind.setdefault(makers.get(graph.nodes[i].inputs[0], -1), []).append(graph.nodes[i])
@@ -62,10 +66,6 @@ def _with_early_shapes(graph: Graph) -> Graph:
     for i, node in enumerate(graph.nodes):
         nodes += [*([] if i in looks else [node]), *behind.get(i, [])]
     return graph.with_nodes(nodes)
-
-
-def _is_look(node: Node) -> bool:
-    return node.is_standard and node.op_type in LOOKS and len(node.inputs) == 1
 
 
 def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
@@ -368,8 +368,8 @@ def _factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, flo
 
 
 def schedule(graph: Graph) -> Graph:
-    """Make what one accumulator alone needs as soon as its inputs are there, but behind all other
-    outputs: what those refuse comes before anything is added."""
+    """Compute what a single accumulator needs as soon as its inputs are there, but behind all other
+    outputs: they may refuse something, and nothing has been added by then."""
     if not any(node.op_type in ACCUMULATORS for node in graph.nodes):
         return graph
     graph, n_first = _results_first(graph)
@@ -390,8 +390,8 @@ def schedule(graph: Graph) -> Graph:
 
 
 def _results_first(graph: Graph) -> tuple[Graph, int]:
-    """The graph with the nodes that outputs beside the sums need in front, and how many they are;
-    shapes are looked at there, too."""
+    """The graph with those nodes in front that other outputs than the sums need, or that look at
+    shapes; and how many they are."""
     sums = {o for node in graph.nodes if node.op_type in ACCUMULATORS for o in node.outputs}
     wanted = {item.name for item in graph.outputs} - sums
     for node in reversed(graph.nodes):

@@ -40,10 +40,10 @@ for _key, _cls in REGISTRY.items():
 class Runner:
     """How a node is run, and what a session may know of it.
 
-    `make(xp)` gives the function of a list of inputs, which it may change, and of outputs by place
-    as `out`. `host` are inputs that are read on the host, `either` those that may be there,
-    `makes_host` outputs that are always there. `views` says of outputs which input's memory they
-    may be. The rest is as in the table.
+    `make(xp)` gives `run(inputs, out={})`, which may change the list of inputs; `out` has arrays to
+    write outputs into, by place. `host` are inputs that are read on the host, `either` those that
+    may be there, `makes_host` outputs that are always there. `views`: the input whose memory an
+    output may be. The rest is as in the table.
     """
 
     make: Callable[[Any], Run]

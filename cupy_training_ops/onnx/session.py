@@ -35,8 +35,8 @@ from .program import Compiler, Program, node_runners, side_by_side
 class Notes(NamedTuple):
     """Notes that are made as a program runs.
 
-    begun: before the first write; from then on states can be put back. steps: with the writes of
-    some steps, by the steps' places. replay: with the launch of a captured run.
+    begun: before the first write; from then on states can be put back. steps: those of some steps,
+    by place, made together with what the steps write. replay: with the launch of a captured run.
     """
 
     begun: Note | None = None
@@ -168,8 +168,8 @@ class Session:
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """A function of the other feeds and `Notes`: runs over these arrays and them, and puts
-        nothing back."""
+        """A function of the other feeds and `Notes`, which runs over these arrays and those feeds,
+        and puts no states back."""
         template: list[list[Any]] = []
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
@@ -198,7 +198,7 @@ class Session:
         return self._run_saving(self._start_values(feeds), notes, ())
 
     def put_back(self) -> None:
-        """Give states their values before the last run; at once, but for what CuPy does."""
+        """Give states the values that they had before the last run; by C code, but for CuPy's."""
         arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
         list(map(setitem, arrays, repeat(...), copies))
         self._is_begun = False

@@ -48,8 +48,8 @@ def with_ends(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
 
 
 def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
-    """The steps with results over an input: one that a step made anew, that nothing else has a view
-    of, and that dies there."""
+    """The steps, with results over an input that a step made anew, of which nothing else is a view,
+    and which no later step needs."""
     owner = _owners(steps)
     passing = [step for step in steps if step.runner and step.runner.keeps]
     lasting = lasting.union(*((*step.inputs, *step.outputs) for step in passing))
@@ -147,7 +147,7 @@ def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequenc
 
 
 class _Target(NamedTuple):
-    """Which output of a step is a buffer's gradient, and where the step has buffer and flag."""
+    """An output that is a buffer's gradient, and which inputs of the step are buffer and flag."""
 
     output: int
     buffer: int
@@ -156,8 +156,8 @@ class _Target(NamedTuple):
 
 
 def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> list[Step]:
-    """The steps with gradients that are computed in the buffer, where the accumulator would copy
-    them there."""
+    """The steps, with gradients computed in the buffer where the accumulator would copy them
+    there."""
     reads = Counter(slot for step in steps for slot in step.inputs)
     makers = {slot: i for i, step in enumerate(steps) for slot in step.outputs}
     result = list(steps)
