@@ -42,7 +42,7 @@ class Captures:
         arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
         self._session.extents.check(arrays)
         for name, value in arrays.items():
-            self._session.labels.look_at(name, value)
+            self._session.labels.note_range(name, value)
         form = self._form(arrays)
         self._side = self._side or graphs.side_stream(self)
         self._side.go_on(cupy.cuda.get_current_stream())
@@ -116,7 +116,7 @@ class Captures:
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
-        form.sent = [array for s in self._session.program.senders for array in s.copies.values()]
+        form.sent = [array for s in self._session.program.uploads for array in s.copies.values()]
         fixed = self._fixed_arrays  # others are the graph's: the caller needs copies of them
         form.own = frozenset(
             n for n, a in results.items() if not fixed.issuperset(map(id, _each(a)))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..codecs.atomic_file import replacing
+from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
@@ -357,7 +357,6 @@ def dtype_or_none(name: str | int) -> Dtype | None:
 
 # ---- for inference: without the loss, with the parameters ----------------------------------------
 
-
 _OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
 
 
@@ -449,7 +448,7 @@ def write_part(
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(_tensor(onnx, name, array))
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
-    with replacing(path, sync) as stream:
+    with atomic_write(path, sync) as stream:
         stream.write(data)
 
 

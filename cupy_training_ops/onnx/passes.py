@@ -21,20 +21,18 @@ import numpy as np
 from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
-from .graph import Graph, Node, Problems, fitting
+from .graph import Graph, Node, Problems, check_attributes
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
 SUFFIX = "::shape"  # of the name of a value that is another's shape
 ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
-LOOKS = ("Shape", "Size")
-SHARED = -1
-STATE = "::random"  # of one that is the state of a node's random numbers
-DRAWING = frozenset(
+LOOKS = ("Shape", "Size")  # operators that look at a shape alone
+SHARED = -1  # of a node that several accumulators need, or an output
+STATE = "::random"  # of the name of one that is the state of a node's random numbers
+DRAWING = frozenset(  # operators that draw random numbers
     name for (_, name, _), cls in REGISTRY.items() if any(i.name == "state" for i in cls.inputs)
 )
-
-
 CONSTANTS = {
     "value": HostArray,
     "value_float": float,
@@ -93,7 +91,7 @@ def _seed_of(node: Node, key: int) -> int:
     """A node's own seed, or else the session's."""
     if node.op_type not in DRAWING or "seed" not in node.attributes:
         return key
-    return int(fitting({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
+    return int(check_attributes({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
 
 
 def _state_place(node: Node) -> int | None:
@@ -126,7 +124,7 @@ def constant(node: Node) -> HostArray:
     types |= {"value_int": np.int64, "value_ints": np.int64}
     if len(node.attributes) != 1 or not CONSTANTS.keys() >= node.attributes.keys():
         raise ArgumentError("expected one constant of numbers")
-    ((name, value),) = fitting(node.attributes, CONSTANTS).items()
+    ((name, value),) = check_attributes(node.attributes, CONSTANTS).items()
     return value if name == "value" else np.array(value, types[name])
 
 
@@ -170,7 +168,6 @@ def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
 
 
 # ---- products that do what is written around them: transpose, scale, round to TF32 ---------------
-
 
 PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
 GRADIENTS = ("ConvGrad", "ConvTransposeGrad")

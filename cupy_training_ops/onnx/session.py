@@ -29,7 +29,7 @@ from .checks import (
 from .graph import Value
 from .models import Source, read_model
 from .passes import fuse_products, prepare, schedule, with_tf32
-from .program import Compiler, Program, node_runners, side_by_side
+from .program import Compiler, Program, coalesce, node_runners
 
 
 class Notes(NamedTuple):
@@ -126,7 +126,7 @@ class Session:
         names = sorted(self.program.statistics & arrays.keys())
         if not names:
             return {}
-        memory, parts = side_by_side(self.xp, [arrays[name] for name in names])
+        memory, parts = coalesce(self.xp, [arrays[name] for name in names])
         self._save_all((*self._written, memory))
         rest = self.program.statistics - arrays.keys()
         self._fed_statistics = [self.program.feeds[name][0] for name in rest]
@@ -154,7 +154,7 @@ class Session:
             names = cut(str(sorted(self.program.feeds)))
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
         for name, value in feeds.items():
-            self.labels.look_at(name, value)
+            self.labels.note_range(name, value)
         if self._is_begun:  # and was stopped while it was put back
             self.put_back()
         try:
@@ -188,7 +188,7 @@ class Session:
 
         def run(feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
             for name, value in feeds.items():
-                self.labels.look_at(name, value)
+                self.labels.note_range(name, value)
             return self._run_saving(values_of(feeds), notes, self._fed_statistics)
 
         return run
