@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import families
 from .call.arguments import CALL, by_declared_names, function_signature
 from .call.checks import Bindings, convert_value
 from .call.op import Op
@@ -32,7 +31,7 @@ _FAMILIES = (
     "optimizer padding pooling reduction resize softmax tensor"
 )
 FAMILIES: Mapping[str, Table] = {
-    name: importlib.import_module(f"{families.__name__}.{name}.operators").OPS
+    name: importlib.import_module(f"{__package__}.families.{name}.operators").OPS
     for name in _FAMILIES.split()
 }
 
@@ -102,16 +101,10 @@ def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
     rows = combinations(cls.types)
     matches = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
     if not matches:
-        shown = cls.types.rows if isinstance(cls.types, TypeRows) else rows
-        known = "; ".join(_in_words(row) for row in shown)
+        known_rows = cls.types.rows if isinstance(cls.types, TypeRows) else rows
+        known = "; ".join(map(_in_words, known_rows))
         raise DtypeError(f"{name}: no kernel for {_in_words(dtypes)}; there are: {known}")
     return Match(cls, matches[0] | bound, ("cuda", "cpu"))
-
-
-@functools.cache
-def by_provider() -> dict[str, tuple[str, ...]]:
-    """Operator names that each provider runs."""
-    return {"cuda": names(), "cpu": names()}
 
 
 def _serves(cls: type[Op], version: int) -> bool:

@@ -41,7 +41,7 @@ from .outputs import (
     sync_option,
 )
 from .parameter_types import ArrayName, OneOf
-from .terminal import advancing, say
+from .terminal import progress_bar, say
 
 Arrays = Sequence[tuple[str, Packed]]
 
@@ -195,7 +195,7 @@ def _encode(
     member: Member, out: str, codec: str, options: dict[str, object], raw: bool, sync: bool
 ) -> None:
     array = member.read(raw)
-    with advancing(array.size, "encoding") as advance:
+    with progress_bar(array.size, "encoding") as advance:
         packed = encode_in_parts(array, codec, options, advance)
     with open_out(out, sync) as stream:
         packed.save(stream)
@@ -215,7 +215,7 @@ def _decode(out: str, arrays: Arrays, form: str, sync: bool) -> None:
                 err=True,
             )
     size = sum(math.prod(packed.shape) for _, packed in arrays)
-    with open_out(out, sync) as stream, advancing(size, "decoding") as advance:
+    with open_out(out, sync) as stream, progress_bar(size, "decoding") as advance:
         WRITERS[form](stream, arrays, advance)
     for name, packed in arrays:
         which = f"{name}: " if len(arrays) > 1 else ""

@@ -23,7 +23,7 @@ import click
 from ..errors import GroupError
 from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, socket_pairs
 from .errors import Failure, end_as
-from .processes import ends_with
+from .processes import cleanup
 
 LOOPBACK = "127.0.0.1"
 REPORTING = 2.0  # seconds that the other ranks have to say what they were told of a failure
@@ -63,7 +63,7 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
     if timeout is not None:
         shared["CTO_TIMEOUT"] = str(timeout)
     started: list[_Rank] = []
-    with ends_with(lambda: _end(started), QUITTING):
+    with cleanup(lambda: _end(started), QUITTING):
         try:
             for rank, sockets in enumerate(socket_pairs(ranks)):
                 started.append(_Rank(rank, [sys.executable, script, *args], shared, sockets))

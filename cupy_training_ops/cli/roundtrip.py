@@ -29,7 +29,7 @@ from .report import (
     trial_fields,
     trials_of,
 )
-from .terminal import JsonLines, advancing, json_option
+from .terminal import JsonLines, json_option, progress_bar
 from .trial import DISTRIBUTIONS, Quality, Settings, Subject, Summary, generate, run
 
 OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in codec.dtypes)
@@ -144,7 +144,7 @@ def _trials(
     subjects: list[Subject], codecs: tuple[str, ...], settings: Settings, xp: Any
 ) -> Trials:
     for subject in subjects:
-        with advancing(len(codecs) * subject.array.size, printable(subject.name)) as advance:
+        with progress_bar(len(codecs) * subject.array.size, printable(subject.name)) as advance:
             tried = [run(subject, codec, settings, xp, advance) for codec in codecs]
         yield subject, tried
 

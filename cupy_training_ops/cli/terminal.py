@@ -104,7 +104,7 @@ def progress(
 
 
 @contextlib.contextmanager
-def advancing(length: int, label: str) -> Iterator[Callable[[int], None]]:
+def progress_bar(length: int, label: str) -> Iterator[Callable[[int], None]]:
     """A context whose value advances the bar by n: `advance(n)`; it is shown after a second."""
     with contextlib.ExitStack() as bars:
         start, waiting, bar = time.monotonic(), 0, None

@@ -221,7 +221,9 @@ def measure(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple
 def seconds(call: Callable[[], Any], xp: Any) -> float:
     """Seconds of one call: by the host's clock for NumPy, between CUDA events for CuPy."""
     call()
-    return _host_seconds(call) if xp is np else _device_seconds(call, xp)
+    if xp is np:
+        return _host_seconds(call)
+    return statistics.median(_between_events(call, xp) for _ in range(RUNS))
 
 
 def _host_seconds(call: Callable[[], Any]) -> float:
@@ -231,10 +233,6 @@ def _host_seconds(call: Callable[[], Any]) -> float:
         call()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def _device_seconds(call: Callable[[], Any], cupy: Any) -> float:
-    return statistics.median(_between_events(call, cupy) for _ in range(RUNS))
 
 
 def _between_events(call: Callable[[], Any], cupy: Any) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import click
@@ -112,9 +111,8 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
 
 def _targets(op: Op, inputs: Sequence[Any], expected: Any, offset: int, xp: Any) -> tuple[Any, ...]:
     """A poisoned array for each result on the device."""
-    make = partial(_poison_like, offset=offset, xp=xp)
-    return mapped_outputs(op, inputs, expected, make)
 
+    def poisoned_like(array: Any) -> Any:
+        return poison(blank(Spec(array.shape, array.dtype), offset, xp))
 
-def _poison_like(array: Any, offset: int, xp: Any) -> Any:
-    return poison(blank(Spec(array.shape, array.dtype), offset, xp))
+    return mapped_outputs(op, inputs, expected, poisoned_like)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArgumentError, cut, shown
-from .atomic_file import replacing
+from .atomic_file import atomic_write
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored_arrays
 
 Header = dict[str, Any]
@@ -92,7 +92,7 @@ def _writable(
 ) -> contextlib.AbstractContextManager[BinaryFile]:
     """Open a file for writing; a path is replaced when the stream is closed."""
     if isinstance(file, str | os.PathLike):
-        return replacing(Path(file), sync)
+        return atomic_write(Path(file), sync)
     return contextlib.nullcontext(file)
 
 

@@ -88,7 +88,11 @@ def with_codes(graph: Graph) -> Graph:
     renamed: dict[str, str] = {}
     for name, need in needs.items():
         readers = [i for i, node in enumerate(graph.nodes) if name in node.inputs]
-        last = max(i for i, n in enumerate(graph.nodes) if i not in backward and name in _near(n))
+        last = max(
+            i
+            for i, n in enumerate(graph.nodes)
+            if i not in backward and name in (*n.inputs, *n.outputs)
+        )
         first = min(i for i in readers if i in backward)
         if last < first:
             attributes = {"name": name, "need": need}
@@ -105,10 +109,6 @@ def with_codes(graph: Graph) -> Graph:
             node = replace(node, inputs=inputs)
         nodes += [*before.get(i, ()), node, *after.get(i, ())]
     return graph.with_nodes(nodes)
-
-
-def _near(node: Node) -> tuple[str, ...]:
-    return (*node.inputs, *node.outputs)
 
 
 def _backward(graph: Graph) -> set[int]:

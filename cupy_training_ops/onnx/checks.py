@@ -129,7 +129,7 @@ class Labels:
         self._check(node, n)
         return run(values, **out)
 
-    def look_at(self, name: str, value: Any) -> None:
+    def note_range(self, name: str, value: Any) -> None:
         """Note the range of a feed, if it is labels."""
         for node in self._losses:
             if node.inputs[1] != name:
@@ -221,7 +221,6 @@ def _makers(graph: Graph) -> dict[str, Node]:
 
 
 # ---- types, before it runs -----------------------------------------------------------------------
-
 
 _NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
 _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}

@@ -62,10 +62,9 @@ class Graph:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     constants: Mapping[str, HostArray]
-    types: Mapping[str, Dtype] = field(
-        default_factory=dict
-    )  # of values, as the model declares them
-    shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)  # the same
+    # Of values, as the model declares them:
+    types: Mapping[str, Dtype] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """The same with other nodes."""
@@ -123,11 +122,9 @@ def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) 
     for i in rest:
         problems.add(nodes[i].title, "it is in a circle of nodes, or behind one")
     order += rest
-    return nodes if _is_sorted(nodes, makers) else tuple(nodes[i] for i in order)
-
-
-def _is_sorted(nodes: tuple[Node, ...], makers: Mapping[str, int]) -> bool:
-    return all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs)
+    if all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs):
+        return nodes
+    return tuple(nodes[i] for i in order)
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
@@ -148,13 +145,13 @@ def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dic
 # ---- attributes, by the annotations of functions and classes -------------------------------------
 
 
-def fitting(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes, each of its kind, which is an annotation; flags, integers in a file, as
+def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes, each of its kind, an annotation; flags, which are integers in a file, as
     bools."""
-    return {name: _fitting(name, value, kinds[name]) for name, value in attributes.items()}
+    return {name: _check_attribute(name, value, kinds[name]) for name, value in attributes.items()}
 
 
-def _fitting(name: str, value: object, kind: Any) -> Any:
+def _check_attribute(name: str, value: object, kind: Any) -> Any:
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if bool in kinds and isinstance(value, int):
         return bool(value)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import limits
-from ..codecs.atomic_file import replacing
+from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
@@ -66,16 +66,12 @@ def parse(model: Source) -> tuple[Proto, Path | None, str]:
     return _from_bytes(onnx, read_bounded(path, MOST_BYTES), str(path)), path.parent, str(path)
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file, or a pipe without a wait for its writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def read_bounded(path: Path, most: int) -> bytes:
     """A file's bytes; one that is larger, or none, is refused unread."""
     if path.is_dir():
         raise ArgumentError(f"{path}: expected a file, got a folder")
-    with open(path, "rb", opener=_without_waiting) as stream:
+    # A pipe is opened without a wait for its writer.
+    with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as stream:
         if not path.is_file():
             raise ArgumentError(f"{path}: expected a file")
         size = os.fstat(stream.fileno()).st_size
@@ -361,7 +357,6 @@ def dtype_or_none(name: str | int) -> Dtype | None:
 
 # ---- for inference: without the loss, with the parameters ----------------------------------------
 
-
 _OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
 
 
@@ -444,7 +439,8 @@ def write_part(
     wanted = {name for node in copy.graph.node for name in node.input}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
-    copy.graph.output.extend(_output(onnx, known.get(n), n) for n in names)
+    unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
+    copy.graph.output.extend(known.get(n) or unknown(n) for n in names)
     _keep_if(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
     _keep_if(copy.graph.value_info, lambda item: item.name in inside - set(names))
     _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
@@ -452,7 +448,7 @@ def write_part(
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(_tensor(onnx, name, array))
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
-    with replacing(path, sync) as stream:
+    with atomic_write(path, sync) as stream:
         stream.write(data)
 
 
@@ -463,11 +459,6 @@ def _cut_statistics(nodes: Iterable[Any]) -> None:
         is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
         if node.op_type == "BatchNormalization" and not is_training:
             del node.output[1:]
-
-
-def _output(onnx: Any, known: Any, name: str) -> Any:
-    """An output as the model declares it; where it does not, its type is inferred."""
-    return known if known is not None else onnx.helper.make_empty_tensor_value_info(name)
 
 
 def _tensor(onnx: Any, name: str, array: HostArray) -> Any:

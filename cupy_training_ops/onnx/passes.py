@@ -21,20 +21,18 @@ import numpy as np
 from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
-from .graph import Graph, Node, Problems, fitting
+from .graph import Graph, Node, Problems, check_attributes
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
 SUFFIX = "::shape"  # of the name of a value that is another's shape
 ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
-LOOKS = ("Shape", "Size")
-SHARED = -1
-STATE = "::random"  # of one that is the state of a node's random numbers
-DRAWING = frozenset(
+LOOKS = ("Shape", "Size")  # operators that look at a shape alone
+SHARED = -1  # of a node that several accumulators need, or an output
+STATE = "::random"  # of the name of one that is the state of a node's random numbers
+DRAWING = frozenset(  # operators that draw random numbers
     name for (_, name, _), cls in REGISTRY.items() if any(i.name == "state" for i in cls.inputs)
 )
-
-
 CONSTANTS = {
     "value": HostArray,
     "value_float": float,
@@ -45,8 +43,8 @@ CONSTANTS = {
 
 
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
-    """The graph with constants for Constant nodes, shapes for gradients that need them, and states
-    for nodes that draw."""
+    """The graph with constants in place of Constant nodes, shapes for gradients that need them, and
+    states for nodes that draw."""
     graph = _with_shapes(_without_constants(graph, problems), problems)
     return _with_states(_with_early_shapes(graph), problems, seed)
 
@@ -54,7 +52,11 @@ def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
 def _with_early_shapes(graph: Graph) -> Graph:
     """Look at shapes as soon as there are arrays, so that no array waits for that."""
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
-    looks = {i for i, node in enumerate(graph.nodes) if _is_look(node)}
+    looks = {
+        i
+        for i, node in enumerate(graph.nodes)
+        if node.is_standard and node.op_type in LOOKS and len(node.inputs) == 1
+    }
     behind: dict[int, list[Node]] = {}
     for i in sorted(looks):
         behind.setdefault(makers.get(graph.nodes[i].inputs[0], -1), []).append(graph.nodes[i])
@@ -62,10 +64,6 @@ def _with_early_shapes(graph: Graph) -> Graph:
     for i, node in enumerate(graph.nodes):
         nodes += [*([] if i in looks else [node]), *behind.get(i, [])]
     return graph.with_nodes(nodes)
-
-
-def _is_look(node: Node) -> bool:
-    return node.is_standard and node.op_type in LOOKS and len(node.inputs) == 1
 
 
 def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
@@ -93,7 +91,7 @@ def _seed_of(node: Node, key: int) -> int:
     """A node's own seed, or else the session's."""
     if node.op_type not in DRAWING or "seed" not in node.attributes:
         return key
-    return int(fitting({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
+    return int(check_attributes({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
 
 
 def _state_place(node: Node) -> int | None:
@@ -126,7 +124,7 @@ def constant(node: Node) -> HostArray:
     types |= {"value_int": np.int64, "value_ints": np.int64}
     if len(node.attributes) != 1 or not CONSTANTS.keys() >= node.attributes.keys():
         raise ArgumentError("expected one constant of numbers")
-    ((name, value),) = fitting(node.attributes, CONSTANTS).items()
+    ((name, value),) = check_attributes(node.attributes, CONSTANTS).items()
     return value if name == "value" else np.array(value, types[name])
 
 
@@ -170,7 +168,6 @@ def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
 
 
 # ---- products that do what is written around them: transpose, scale, round to TF32 ---------------
-
 
 PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
 GRADIENTS = ("ConvGrad", "ConvTransposeGrad")
@@ -368,8 +365,8 @@ def _factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, flo
 
 
 def schedule(graph: Graph) -> Graph:
-    """Make what one accumulator alone needs as soon as its inputs are there, but behind all other
-    outputs: what those refuse comes before anything is added."""
+    """Compute what a single accumulator needs as soon as its inputs are there, but behind all other
+    outputs: they may refuse something, and nothing has been added by then."""
     if not any(node.op_type in ACCUMULATORS for node in graph.nodes):
         return graph
     graph, n_first = _results_first(graph)
@@ -390,8 +387,8 @@ def schedule(graph: Graph) -> Graph:
 
 
 def _results_first(graph: Graph) -> tuple[Graph, int]:
-    """The graph with the nodes that outputs beside the sums need in front, and how many they are;
-    shapes are looked at there, too."""
+    """The graph with those nodes in front that other outputs than the sums need, or that look at
+    shapes; and how many they are."""
     sums = {o for node in graph.nodes if node.op_type in ACCUMULATORS for o in node.outputs}
     wanted = {item.name for item in graph.outputs} - sums
     for node in reversed(graph.nodes):

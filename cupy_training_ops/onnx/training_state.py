@@ -113,7 +113,7 @@ def write_state(
     sync: bool = True,
 ) -> None:
     """Write arrays and numbers; members of the file are numbered, names may be any text."""
-    stored = {str(i): _raw(_on_host(array)) for i, array in enumerate(arrays.values())}
+    stored = {str(i): _for_file(array) for i, array in enumerate(arrays.values())}
     container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored, sync)
 
 
@@ -151,10 +151,7 @@ def _check(file: object, name: str, header: Any, array: Any) -> None:
         )
 
 
-def _on_host(array: Any) -> NumpyArray:
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
-def _raw(array: NumpyArray) -> NumpyArray:
-    """An array for NumPy's files, which have no bfloat16: its bits as integers."""
-    return array.view(_RAW) if array.dtype == BFLOAT16 else array
+def _for_file(array: Any) -> NumpyArray:
+    """An array on the host; of bfloat16, which NumPy's files have not, the bits as integers."""
+    on_host: NumpyArray = array if isinstance(array, np.ndarray) else array.get()
+    return on_host.view(_RAW) if on_host.dtype == BFLOAT16 else on_host

@@ -288,6 +288,7 @@ def bias_gelu(xp: Module, x: Array, bias: Array) -> Array:
 # a mask, a number); all are without gaps. What is not so is left to CuPy.
 
 TYPES = {FLOAT16: "float16", FLOAT32: "float32", FLOAT64: "float64"}
+_C_TYPES = {"float16": "float16", "float32": "float", "float64": "double"}
 BOOL = "bool"
 NBYTES = 16
 LEAST = 1 << 14  # elements; for fewer it makes no difference
@@ -374,7 +375,7 @@ def _kernel(name: str, dtype: str, forms: tuple[str, ...]) -> Any:
             picks += f"{value} {x} = v_{x}.at[k]; "
         rests += f"{value} {x} = {x}_[{_RESTS[form].format(x)}]; "
     body = f"""
-        typedef {_c_type(dtype)} T;
+        typedef {_C_TYPES[dtype]} T;
         const int N = {NBYTES} / sizeof(T);
         if (i < count / N) {{
             {loads}
@@ -396,7 +397,3 @@ _PREAMBLE = """
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack { T at[N]; };
 """
-
-
-def _c_type(dtype: str) -> str:
-    return {"float64": "double", "float32": "float"}.get(dtype, dtype)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...errors import ArgumentError, cut, shown
-from ..graph import fitting
+from ..graph import check_attributes
 
 Array = Any
 Module = Any
@@ -54,7 +54,7 @@ class Standard(NamedTuple):
         extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
-        result = fitting(attributes, declared.kinds)
+        result = check_attributes(attributes, declared.kinds)
         for name, values in self.only.items():
             if result.get(name, values[0]) not in values:
                 raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
