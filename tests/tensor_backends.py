@@ -143,11 +143,11 @@ def tensors_on(backend: Any):
     """Tensors of the host run on a backend in the context, whose value it is."""
     from cupy_training_ops.call.backends import tensors_run_on
     from cupy_training_ops.device.tensors import PLAIN
-    from cupy_training_ops.torch.ops import recent
+    from cupy_training_ops.torch.ops import dispatch
 
-    recent.forget()  # what ran on another backend
+    dispatch.forget()  # what ran on another backend
     try:
         with tensors_run_on(backend, PLAIN):
             yield backend
     finally:
-        recent.forget()
+        dispatch.forget()
