@@ -143,11 +143,11 @@ def numpy_of(value: Any) -> Any:
 def tensors_on(backend: Any):
     """Tensors of the host run on a backend in the context, whose value it is."""
     from cupy_training_ops.device.tensors import PLAIN
-    from cupy_training_ops.torch.ops import recent
+    from cupy_training_ops.torch.ops import dispatch
 
-    recent.forget()  # what ran on another backend
+    dispatch.forget()  # what ran on another backend
     try:
         with mock.patch.dict(TENSORS, dict.fromkeys(PLAIN, backend)):
             yield backend
     finally:
-        recent.forget()
+        dispatch.forget()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, pass_on, refuse, shown
 from .ops import DOORS
-from .ops.doors import is_watched
+from .ops.dispatch import is_watched
 from .ops.losses import refuse_overwriting, scale_gradients
 
 __all__ = [

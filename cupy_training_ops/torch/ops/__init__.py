@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..save_rules import OURS, TABLE
 from . import elementwise, losses, rows
-from .doors import Door
+from .dispatch import Door
 
 DOORS: dict[str, Door] = {**elementwise.DOORS, **losses.DOORS, **rows.DOORS}
 __all__ = ["DOORS", *DOORS]

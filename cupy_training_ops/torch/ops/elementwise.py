@@ -37,10 +37,9 @@ from ...families.dropout.operators import (
     DropoutGrad,
 )
 from ...families.gist.operators import ReluGradFromBits, ReluWithBits
+from .autograd import Operator
 from .launching import OURS, Run, infer, instance
-from .nodes import Operator
 from .registration import register
-from .shortcuts import Shortcuts
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
 _GELUS = {
@@ -178,11 +177,10 @@ def _triple(
         "-> (Tensor output, Tensor mask)"
     )
     return (
-        Operator(schema, body, keep, derivative, fake, direct=Shortcuts(direct, changing=4)),
+        Operator(schema, body, keep, derivative, fake, direct=direct, changing=4),
         Operator(
             f"{name}_backward(Tensor grad, Tensor mask, float p) -> Tensor",
             backward,
-            direct=Shortcuts(backward),
         ),
     )
 
@@ -213,37 +211,31 @@ DOORS = register(
             _gelu,
             _keep_gelu,
             _gelu_derivative,
-            direct=Shortcuts(_gelu),
         ),
         Operator(
             "gelu_backward(Tensor grad, Tensor input, Tensor? bias=None, "
             "str approximate='none') -> Tensor",
             _gelu_backward,
-            direct=Shortcuts(_gelu_backward),
         ),
         Operator(
             "quick_gelu(Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu,
             _keep_quick_gelu,
             _quick_gelu_derivative,
-            direct=Shortcuts(_quick_gelu),
         ),
         Operator(
             "quick_gelu_backward(Tensor grad, Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu_backward,
-            direct=Shortcuts(_quick_gelu_backward),
         ),
         Operator(
             "relu(Tensor input) -> (Tensor output, Tensor bits)",
             _relu,
             _keep_relu,
             _relu_derivative,
-            direct=Shortcuts(_relu),
         ),
         Operator(
             "relu_backward(Tensor grad, Tensor bits) -> Tensor",
             _relu_backward,
-            direct=Shortcuts(_relu_backward),
         ),
         *_triple("dropout", Dropout, BiasDropout, DropoutGrad, torch.bool),
         *_triple(

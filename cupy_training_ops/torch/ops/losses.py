@@ -20,11 +20,10 @@ from ...errors import refuse, shown
 from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
 from ...plan import align_up, ceil_div
-from .doors import is_watched
+from .autograd import Operator
+from .dispatch import is_watched
 from .launching import Run, infer, instance
-from .nodes import Operator
 from .registration import register
-from .shortcuts import Shortcuts
 
 _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "
@@ -333,12 +332,10 @@ DOORS = register(
             _both,
             _keep,
             _derivative,
-            direct=Shortcuts(_both),
         ),
         Operator(
             f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor",
             _loss,
-            direct=Shortcuts(_loss),
         ),
         Operator(
             f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",

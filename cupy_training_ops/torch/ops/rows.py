@@ -27,10 +27,9 @@ from ...families.softmax.operators import (
     Softmax,
     SoftmaxGrad_13,
 )
+from .autograd import Operator
 from .launching import Run, infer, instance
-from .nodes import Operator
 from .registration import register
-from .shortcuts import Shortcuts
 
 
 def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, Operator]:
@@ -57,9 +56,8 @@ def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operat
             body,
             keep,
             derivative,
-            direct=Shortcuts(body),
         ),
-        Operator(schema, backward, direct=Shortcuts(backward)),
+        Operator(schema, backward),
     )
 
 
@@ -228,7 +226,7 @@ def _embedding_backward(
     if padding_idx < 0:
         return found
     found[padding_idx].zero_()
-    return found.detach()  # which no launch has made: `Shortcuts` go past no zeros
+    return found.detach()  # which no launch has made: `learn` goes past no zeros
 
 
 def _keep_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
@@ -257,13 +255,12 @@ DOORS = register(
             _rms_norm,
             _keep_rms_norm,
             _rms_norm_derivative,
-            direct=Shortcuts(_rms_norm),
         ),
         Operator(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
             _rms_norm_backward,
-            wanted=Shortcuts(_of_rms_norm),
+            wanted=_of_rms_norm,
         ),
         Operator(
             "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
@@ -272,21 +269,20 @@ DOORS = register(
             _layer_norm,
             _keep_layer_norm,
             _layer_norm_derivative,
-            direct=Shortcuts(_layer_norm),
         ),
         Operator(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
             _layer_norm_backward,
-            wanted=Shortcuts(_of_layer_norm),
+            wanted=_of_layer_norm,
         ),
         Operator(
             "layer_norm_backward_of_pair(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean_and_inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
             _layer_norm_backward_of_pair,
-            wanted=Shortcuts(_of_pair),
+            wanted=_of_pair,
         ),
         Operator(
             "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",
@@ -299,7 +295,6 @@ DOORS = register(
             "int padding_idx=-1) -> Tensor",
             _embedding_backward,
             fake=_fake_embedding_backward,
-            direct=Shortcuts(_embedding_backward),
         ),
     )
 )

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import refuse
-from .recent import Pick, Run, exact, pick
-from .shortcuts import Shortcuts
+from .launching import Pick, Runner, exact, pick
 
 NAMESPACE = "cto"
 _Function: Any = torch.autograd.Function
@@ -29,9 +28,9 @@ class Operator:
 
     keep: of arguments and results, what the derivative needs; only the first result has one.
     derivative: gradients of all arguments, from those of the results. writes: the argument, by
-    place, that the operator overwrites. direct: runs past the body where nobody
-    else sees a call, of arguments and `is_first`. wanted: the same of the results that the last
-    argument names, a mask.
+    place, that the operator overwrites. direct: a body for calls that nobody else sees. changing:
+    the place of numbers that change from call to call. wanted: a body for the results alone that
+    the last argument names, a mask.
     """
 
     schema: str
@@ -40,8 +39,9 @@ class Operator:
     derivative: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None  # where the body cannot run without data
     writes: int | None = None
-    direct: Shortcuts | None = None
-    wanted: Shortcuts | None = None
+    direct: Callable[..., Any] | None = None
+    changing: int | None = None
+    wanted: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
@@ -69,49 +69,43 @@ def general(operator: Operator, *, is_first: bool) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         return *derivative(ctx, *gradients, *missing), None
 
-    return _applied(_class(operator, forward, backward))
-
-
-class Kind(NamedTuple):
-    """Calls that are alike."""
-
-    launched: Run
-    changing: int | None  # the place of the argument that is no part of the kind
+    return _apply_of(_class(operator, forward, backward))
 
 
 def runner(
     operator: Operator,
-    kind: Kind,
+    learn: Callable[[Sequence[Any]], tuple[Any, Runner]],
     apply_general: Callable[..., Any],
-    told: Callable[[Sequence[Any]], Any],
+    tell: Callable[[Sequence[Any]], Any],
     *,
     is_first: bool,
-) -> Run:
-    """A function that runs such calls through a node: the first through that of all calls, whose
-    saved tensors tell what the next ones save; told: instead where a mode looks at functions."""
-    n_others, launched = _n_others(operator), kind.launched
-    has_class = operator.keep is not None and (is_first or not n_others)
+) -> Runner:
+    """A function that runs calls which are alike through a node: the first through that of all
+    calls, where the launches are learned, and by what it saves what the next ones save; tell:
+    instead where a mode looks at functions."""
+    n_others = _n_others(operator)
+    launched: Runner | None = None
     apply: Callable[..., Any] | None = None
     passed: Pick | None = None
     n_functions = torch._C._len_torch_function_stack
 
     def run(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
         if n_functions():
-            return told(arguments)
+            return tell(arguments)
         if apply is None:
-            return apply_general(*arguments, (learn if has_class else launched, tensors))
+            return apply_general(*arguments, (launched or learn_all, tensors))
         if passed is None:
             return apply((arguments, tensors), *tensors)
         return apply((arguments, tensors), *passed(tensors))
 
-    def learn(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
-        nonlocal apply, has_class, passed
-        results = launched(arguments, tensors)
-        recipe = _recipe(operator, kind, arguments, tensors, results)
-        has_class = recipe is not None
-        if recipe is not None:
-            passed = recipe.passed
-            apply = _of_kind(operator, launched, recipe, is_one=bool(n_others))
+    def learn_all(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
+        nonlocal apply, launched, passed
+        results, launched = learn(arguments)
+        if operator.keep is not None and (is_first or not n_others):
+            recipe = _recipe(operator, arguments, tensors, results)
+            if recipe is not None:
+                passed = recipe.passed
+                apply = _of_kind(operator, launched, recipe, is_one=bool(n_others))
         return results
 
     return run
@@ -126,7 +120,7 @@ class _Recipe(NamedTuple):
     attributes: dict[str, Any]
 
 
-class _Noted:
+class _Kept:
     """In the place of a node: what is kept in it."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
@@ -134,20 +128,16 @@ class _Noted:
 
 
 def _recipe(
-    operator: Operator,
-    kind: Kind,
-    arguments: Sequence[Any],
-    tensors: tuple[Tensor, ...],
-    results: Any,
+    operator: Operator, arguments: Sequence[Any], tensors: tuple[Tensor, ...], results: Any
 ) -> _Recipe | None:
     """None where more is kept than tensors of the call, and what follows from its kind."""
-    noted: Any = _Noted()
-    operator.keep(noted, arguments, results)  # type: ignore[misc]
-    attributes = vars(noted)
+    kept: Any = _Kept()
+    operator.keep(kept, arguments, results)  # type: ignore[misc]
+    attributes = vars(kept)
     made = results if isinstance(results, tuple) else (results,)
     found = {id(x): place for place, x in enumerate((*tensors, *made, None))}
     saved = [found.get(id(x)) for x in attributes.pop("saved", ())]
-    changed = () if kind.changing is None else (arguments[kind.changing],)
+    changed = () if operator.changing is None else (arguments[operator.changing],)
     if (
         None in saved
         or exact([*attributes.values()]) is None
@@ -166,7 +156,7 @@ def _recipe(
 
 
 def _of_kind(
-    operator: Operator, launched: Run, recipe: _Recipe, *, is_one: bool
+    operator: Operator, launched: Runner, recipe: _Recipe, *, is_one: bool
 ) -> Callable[..., Any]:
     """A function that applies a node to arguments and their tensors, or those with gradients."""
     saved, wanted = recipe.saved, recipe.wanted
@@ -191,7 +181,7 @@ def _of_kind(
     node = _class(operator, forward, backward)
     for name, value in recipe.attributes.items():
         setattr(node._backward_cls, name, value)  # read as those of the node itself
-    return _applied(node)
+    return _apply_of(node)
 
 
 def _n_others(operator: Operator) -> int:
@@ -205,7 +195,7 @@ def _class(operator: Operator, forward: Callable[..., Any], backward: Callable[.
     return type(_Function)(operator.name, (_Function,), methods)
 
 
-def _applied(node: Any) -> Callable[..., Any]:
+def _apply_of(node: Any) -> Callable[..., Any]:
     """`apply` without the Python function above it: what is left of it is done by `is_watched`."""
     apply: Callable[..., Any] = super(_Function, node).apply
     return apply

@@ -15,40 +15,55 @@ from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import rows, shortcuts  # noqa: E402
-from cupy_training_ops.torch.ops.recent import exact  # noqa: E402
+from cupy_training_ops.torch.ops import launching, rows  # noqa: E402
 
 
-def shortcut(door: str) -> shortcuts.Shortcuts:
-    return ops.DOORS[door].operator.direct
+class Body:
+    """A body whose calls are counted."""
+
+    n_calls = 0
+
+    def __init__(self, body) -> None:
+        self.body = body
+
+    def __call__(self, *given):
+        self.n_calls += 1
+        return self.body(*given)
 
 
-def test_the_next_call_does_not_come_to_the_body(made, monkeypatch) -> None:
+def is_gone_past(body, arguments) -> bool:
+    """Whether the next call of a kind leaves the body out; its results are those of the first."""
+    counted, tensors = Body(body), tuple(x for x in arguments if isinstance(x, torch.Tensor))
+    expected, run = launching.learn(counted, arguments, launching.EVERY)
+    torch.testing.assert_close(run(arguments, tensors), expected)
+    return counted.n_calls == 1
+
+
+def test_the_next_call_does_not_come_to_the_body(made) -> None:
     """The first result alone is another kind than all of them."""
-    x, known = made(4, 64), shortcut("layer_norm")
-    given = ((64,), made(64), None, 1e-5)
+    row = made(64)
+    given, body = ((64,), row, None, 1e-5), Body(rows._layer_norm)
     with tensors_on(HollowTensors()) as backend:
-        for is_first in (True, False):
-            known((x, *given), is_first)
-        n_launches = len(backend.launches)
-        monkeypatch.setattr(known, "_body", None)
-        first, every = (known((made(4, 64), *given), is_first) for is_first in (True, False))
+        runs = [
+            launching.learn(body, (made(4, 64), *given), which)[1]
+            for which in (launching.FIRST, launching.EVERY)
+        ]
+        n_launches, x = len(backend.launches), made(4, 64)
+        first, every = (run((x, *given), (x, row)) for run in runs)
         assert len(backend.launches) == n_launches + 2
+    assert body.n_calls == 2
     assert tuple(first.shape) == (4, 64)
     assert [tuple(y.shape) for y in every] == [(4, 64), (4, 1), (4, 1)]
 
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("form", ["rows", "gaps"])
-def test_the_bits_of_relu_come_with_it(made, form, monkeypatch) -> None:
+def test_the_bits_of_relu_come_with_it(made, form) -> None:
     """Whether it was called before or not, and with gaps; the first result alone, too."""
-    x, known = made(16, 40) if form == "rows" else made(16, 40).t(), shortcut("relu")
-    monkeypatch.setattr(known, "_known", {})
-    for n in range(4):
-        if n == 3 and form == "rows":
-            monkeypatch.setattr(known, "_body", None)
-        y, bits = known((x,))
-        for found in (y, known((x,), shortcuts.FIRST)):
+    x, door = made(16, 40) if form == "rows" else made(16, 40).t(), ops.DOORS["relu"]
+    for _ in range(4):
+        y, bits = door.every(x)
+        for found in (y, door.first(x)):
             torch.testing.assert_close(found, torch.relu(x))
         flat = x.contiguous().flatten().numpy(force=True)
         numbers = bits.view(torch.uint8).numpy(force=True)
@@ -130,17 +145,16 @@ def test_what_a_body_makes_is_no_argument(made) -> None:
     """A weight that is left out is made anew, and so is one with gaps."""
     x = made(5, 24)
     for weight in (None, made(48)[::2]):
-        known = shortcuts.Shortcuts(rows._rms_norm)
         for _ in range(3):
-            found, _ = known((x, (24,), weight, 1e-5))
+            found = functional.rms_norm(x, (24,), weight, 1e-5)
             torch.testing.assert_close(found, theirs.rms_norm(x, (24,), weight, 1e-5))
-        assert not any(known._known.values())
+        assert not is_gone_past(rows._rms_norm, (x, (24,), weight, 1e-5))
+    assert is_gone_past(rows._rms_norm, (x, (24,), made(24), 1e-5))
 
 
 @pytest.mark.usefixtures("emulated")
-def test_rows_of_padding_have_no_gradient_in_any_call(made, labels, monkeypatch) -> None:
+def test_rows_of_padding_have_no_gradient_in_any_call(made, labels) -> None:
     """Only without them is a call its launches alone."""
-    monkeypatch.setattr(shortcut("embedding_backward"), "_known", {})
     for padding in (None, 2):
         for _ in range(4):
             table, indices, dy = made(7, 8).requires_grad_(), labels(7, 3, 5), made(3, 5, 8)
@@ -149,11 +163,8 @@ def test_rows_of_padding_have_no_gradient_in_any_call(made, labels, monkeypatch)
                 for module in (functional, theirs)
             )
             torch.testing.assert_close(found, expected)
-    known = shortcut("embedding_backward")._known
-    assert {kind[-1]: bool(launches) for kind, launches in known.items()} == {
-        exact([7, -1]): True,
-        exact([7, 2]): False,
-    }
+    assert is_gone_past(rows._embedding_backward, (dy, indices, 7, -1))
+    assert not is_gone_past(rows._embedding_backward, (dy, indices, 7, 2))
 
 
 @pytest.mark.parametrize("mask", [(True, False, True), (False, True, False), (True, True, True)])
@@ -217,7 +228,7 @@ def test_a_checkpointed_region_keeps_as_much_when_it_is_run_again(made, case) ->
 
 def test_slices_are_known_by_the_one_tensor_that_they_are_of() -> None:
     whole, other = torch.arange(12.0).view(3, 4), torch.zeros(4)
-    found = shortcuts._slice_of
+    found = launching._slice_of
     assert found(whole[1], [other, whole]) == (1, 16)
     assert found(whole[1], [whole, whole]) is None
     assert found(whole[1], [other, whole[0]]) is None
@@ -228,12 +239,12 @@ def test_slices_are_known_by_the_one_tensor_that_they_are_of() -> None:
 
 
 def test_kinds_that_are_remembered_are_bounded(made, monkeypatch) -> None:
-    monkeypatch.setattr(shortcuts, "_MANY", 4)
-    known = shortcuts.Shortcuts(rows._rms_norm)
+    monkeypatch.setattr(launching, "_MANY", 4)
+    monkeypatch.setattr(launching, "_ready", {})
     with tensors_on(HollowTensors()):
         for n in range(1, 30):
-            known((made(n, 64), (64,), made(64), 1e-5))
-            assert 1 <= len(known._known) <= 4
+            functional.softmax(made(n, 64), -1)
+            assert 1 <= len(launching._ready) <= 4
 
 
 @pytest.mark.usefixtures("emulated")
@@ -262,9 +273,9 @@ def test_dropouts_of_several_ratios_in_turns(made, emulation, monkeypatch) -> No
     expected = computed()
     with emulation():
         found = computed()
-        monkeypatch.setattr(shortcut("bitmask_dropout"), "_body", None)
+        computed()  # so that each kind was called twice
+        monkeypatch.setattr(ops.DOORS["bitmask_dropout"]._first, "_body", None)
         again = computed()
-    assert any(shortcut("bitmask_dropout")._known.values())
     for a, b, c in zip(found, again, expected, strict=True):
         torch.testing.assert_close(a, c)
         torch.testing.assert_close(b, c)
