@@ -16,15 +16,12 @@ import ctypes
 import functools
 import struct
 import sys
-import time
-import timeit
 from collections.abc import Callable
 from typing import Any
 
 import click
-from turns import SERVE, options, print_times, serve
+from turns import SERVE, options, print_times, run, serve
 
-SECONDS = 0.005  # of a run
 GOOD = struct.pack("4f", 0, 1, 1, 0)
 Action = Callable[[], Any]
 
@@ -195,16 +192,7 @@ def compressed() -> dict[str, Action]:
 
 def microseconds(name: str) -> float:
     """One run's time of a call."""
-    timer, calls = prepared(name)
-    return timer.timeit(calls) / calls * 1e6
-
-
-@functools.cache
-def prepared(name: str) -> tuple[timeit.Timer, int]:
-    """What times a call, and the calls of a run."""
-    timer = timeit.Timer(actions()[name], timer=time.thread_time)
-    timer.timeit(20)
-    return timer, max(5, int(SECONDS / timer.timeit(10) * 10))
+    return run(actions()[name])
 
 
 FOR_GOOD = contextlib.ExitStack()

@@ -12,8 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import time
-import timeit
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -22,11 +20,10 @@ from typing import Any
 import click
 import numpy as np
 from cases.parameters import SHAPES
-from turns import SERVE, options, print_times, serve
+from turns import SERVE, options, print_times, run, serve
 
 import cupy_training_ops as cto
 
-SECONDS = 0.005  # of a run
 Action = Callable[[], Any]
 
 
@@ -187,20 +184,15 @@ CALLS: dict[str, Callable[[], Action]] = {
 
 def microseconds(name: str) -> float:
     """One run's time of a call."""
-    timer, calls, launches = prepared(name)
-    us = timer.timeit(calls) / calls * 1e6
-    launches.clear()
+    us = run(call(name))
+    hollow_arrays()[1].clear()
     return us
 
 
 @functools.cache
-def prepared(name: str) -> tuple[timeit.Timer, int, list[Any]]:
-    """What times a call, the calls of a run, and the list in which launches are noted."""
-    _, launches = hollow_arrays()
-    timer = timeit.Timer(CALLS[name](), timer=time.thread_time)
-    timer.timeit(10)  # plans, and fills caches
-    launches.clear()
-    return timer, max(5, int(SECONDS / timer.timeit(10) * 10)), launches
+def call(name: str) -> Action:
+    """The call of that name."""
+    return CALLS[name]()
 
 
 @functools.cache

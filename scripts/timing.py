@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,20 +69,6 @@ def time_torch(actions: Sequence[Action], eager: bool = False) -> Timing:
             replay or (lambda: _all(actions)), cupy.cuda.Stream.from_external(stream)
         )
     return Timing.of(samples, replay is not None)
-
-
-def host_microseconds(action: Action, calls: int = 10_000) -> float:
-    """Median host time of a call, the queue drained every 500 calls."""
-    for _ in range(2000):
-        action()
-    samples = []
-    for i in range(calls):
-        if i % 500 == 0:
-            cupy.cuda.Device().synchronize()
-        start = time.perf_counter_ns()
-        action()
-        samples.append(time.perf_counter_ns() - start)
-    return statistics.median(samples) / 1000
 
 
 def copy_rate() -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import cupy
 
+SEED = 20_26
 LAYERS, WIDTH, VOCABULARY, POSITIONS = 24, 2048, 50_257, 1024
 NORM = ((WIDTH,), (WIDTH,))
 LAYER = (

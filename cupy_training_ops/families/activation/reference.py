@@ -2,8 +2,8 @@
 """Activations and their gradients in NumPy. Formulas: the classes in `operators.py`.
 
 Slopes and values of the Gelu family are worked out in float64, so that they are accurate to the
-last digit of what the kernels compute in. NumPy has no erfc: scripts/fit_polynomials.py derives the
-polynomial that stands for it here, which is not the kernels'.
+last digit of what the kernels compute in. NumPy has no erfc: a polynomial stands for
+it here, which is not the kernels' (tests/test_polynomials.py says how near).
 """
 
 from __future__ import annotations
