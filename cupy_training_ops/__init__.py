@@ -23,9 +23,8 @@ from .errors import (
     OpError,
     ProviderError,
 )
-from .functions import OPERATORS, function
 from .process_group import ProcessGroup
-from .registry import get_op, lookup
+from .registry import OPERATORS, function, get_op, lookup
 
 __version__ = "0.2.0"
 

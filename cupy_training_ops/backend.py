@@ -134,11 +134,8 @@ class Backend(Protocol):
     def infos(self, arrays: Sequence[Any]) -> list[Info | None]:
         """The same of a list of such arrays; None for None."""
 
-    def pointer(self, array: Any) -> int:
-        """The address of the first element."""
-
     def pointers(self, arrays: Sequence[Any]) -> list[int]:
-        """The addresses of several; 0 for None."""
+        """The addresses of the first elements; 0 for None."""
 
     def states(self, arrays: Sequence[Any]) -> list[object]:
         """State of arrays that may change while they live: equal states of the same objects mean

@@ -114,7 +114,7 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
 
 
-def shortened(message: str) -> str:
+def shorten(message: str) -> str:
     """A whole message without its middle where it is too long."""
     half = MAX_MESSAGE // 2
     return message if len(message) <= 2 * half else f"{message[:half]} ... {message[-half:]}"
@@ -129,7 +129,7 @@ def printable(text: str) -> str:
 
 def _lines(message: str) -> str:
     """A message with its own line ends, which `cut` escapes in what it quotes."""
-    return "\n".join(map(printable, shortened(message).split("\n")))
+    return "\n".join(map(printable, shorten(message).split("\n")))
 
 
 def _close(name: str, known: Iterable[str]) -> list[str]:

@@ -50,9 +50,9 @@ class Locked(InChild):
             self.lock.release()
         else:
             self.lock = threading.RLock()
-            self.interrupted()
+            self.recover()
 
-    def interrupted(self) -> None:
+    def recover(self) -> None:
         """Put in order, in the child, what that thread was at."""
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import shown
+from .errors import ArgumentError, shown
 
 MAX_RANK = 64  # NumPy's and CuPy's
 MAX_NBYTES = 2**63 - 1  # sizes, offsets and strides fit int64
@@ -20,6 +20,12 @@ class Excess(NamedTuple):
 
     expected: str
     got: str
+
+
+def refuse(excess: Excess | None) -> None:
+    """Raise ArgumentError if there is any."""
+    if excess is not None:
+        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
 
 
 def of_lengths(lengths: Sequence[int]) -> Excess | None:

@@ -1,78 +1,38 @@
 # SPDX-License-Identifier: MIT
-"""The registry: the families' literal tables in one dictionary, and views derived from it."""
+"""The registry: the families' literal tables in one dictionary, and every operator as a function.
+
+`gist_pack1_encoder(x)` is `GistPack1Encoder()(x)`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .call.arguments import by_declared_names
-from .call.checks import Bindings
-from .call.convert import convert_value
+from .call.arguments import CALL, by_declared_names, function_signature
+from .call.checks import Bindings, convert_value
 from .call.op import Op
 from .declare.schema import Attribute, Input, Output
 from .declare.type_rows import TypeRows, combinations
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
 from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
-from .families.activation import operators as activation
-from .families.adam import operators as adam
-from .families.batch_norm import operators as batch_norm
-from .families.collective import operators as collective
-from .families.control import operators as control
-from .families.conv import operators as conv
-from .families.cross_entropy import operators as cross_entropy
-from .families.dropout import operators as dropout
-from .families.elementwise import operators as elementwise
-from .families.gather import operators as gather
-from .families.gist import operators as gist
-from .families.gist_guard import operators as gist_guard
-from .families.gist_narrow import operators as gist_narrow
-from .families.gist_sparse import operators as gist_sparse
-from .families.gradient import operators as gradient
-from .families.interop import operators as interop
-from .families.lamb import operators as lamb
-from .families.layer_norm import operators as layer_norm
-from .families.optimizer import operators as optimizer
-from .families.padding import operators as padding
-from .families.pooling import operators as pooling
-from .families.reduction import operators as reduction
-from .families.resize import operators as resize
-from .families.softmax import operators as softmax
-from .families.tensor import operators as tensor
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version
 
+_FAMILIES = (
+    "activation adam batch_norm collective control conv cross_entropy dropout elementwise "
+    "gather gist gist_guard gist_narrow gist_sparse gradient interop lamb layer_norm "
+    "optimizer padding pooling reduction resize softmax tensor"
+)
 FAMILIES: Mapping[str, Table] = {
-    "activation": activation.OPS,
-    "adam": adam.OPS,
-    "batch_norm": batch_norm.OPS,
-    "collective": collective.OPS,
-    "control": control.OPS,
-    "conv": conv.OPS,
-    "cross_entropy": cross_entropy.OPS,
-    "dropout": dropout.OPS,
-    "elementwise": elementwise.OPS,
-    "gather": gather.OPS,
-    "gist": gist.OPS,
-    "gist_guard": gist_guard.OPS,
-    "gist_narrow": gist_narrow.OPS,
-    "gist_sparse": gist_sparse.OPS,
-    "gradient": gradient.OPS,
-    "interop": interop.OPS,
-    "lamb": lamb.OPS,
-    "layer_norm": layer_norm.OPS,
-    "optimizer": optimizer.OPS,
-    "padding": padding.OPS,
-    "pooling": pooling.OPS,
-    "reduction": reduction.OPS,
-    "resize": resize.OPS,
-    "softmax": softmax.OPS,
-    "tensor": tensor.OPS,
+    name: importlib.import_module(f"{__package__}.families.{name}.operators").OPS
+    for name in _FAMILIES.split()
 }
 
 Key = tuple[str, str, int]  # domain, operator, first version
@@ -141,16 +101,10 @@ def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
     rows = combinations(cls.types)
     matches = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
     if not matches:
-        shown = cls.types.rows if isinstance(cls.types, TypeRows) else rows
-        known = "; ".join(_in_words(row) for row in shown)
+        known_rows = cls.types.rows if isinstance(cls.types, TypeRows) else rows
+        known = "; ".join(map(_in_words, known_rows))
         raise DtypeError(f"{name}: no kernel for {_in_words(dtypes)}; there are: {known}")
     return Match(cls, matches[0] | bound, ("cuda", "cpu"))
-
-
-@functools.cache
-def by_provider() -> dict[str, tuple[str, ...]]:
-    """Operator names that each provider runs."""
-    return {"cuda": names(), "cpu": names()}
 
 
 def _serves(cls: type[Op], version: int) -> bool:
@@ -205,3 +159,37 @@ def _converts(item: Input, dtype: Dtype) -> bool:
             convert_value(item.name, item, value)
             return True
     return False
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+# By the name of the function.
+OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
+
+
+@functools.cache
+def function(name: str) -> Callable[..., Any]:
+    """The function of this name, with its operator's names, signature and help text."""
+    cls = OPERATORS[name]
+    declaration = cls.declaration
+    others = declaration.other_attributes
+    declared = frozenset((*(item.name for item in cls.attributes), *others))
+    is_plain = not others and not cls.takes_keywords
+    of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *declaration.other_inputs))
+
+    def call_operator(*inputs: object, **keywords: Any) -> Any:
+        if is_plain and declared.issuperset(keywords):  # there is nothing to take apart
+            return cls.shared(**keywords)(*inputs)
+        attributes = {}
+        given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
+        for name in given:  # a comprehension would be a call
+            attributes[name] = keywords.pop(name)
+        if others:
+            attributes = by_declared_names(cls.name, others, attributes)
+        return cls.shared(**attributes)(*inputs, **keywords)
+
+    call_operator.__name__ = call_operator.__qualname__ = name
+    call_operator.__module__ = __package__  # where pickle finds it
+    call_operator.__doc__ = cls.__doc__
+    call_operator.__signature__ = function_signature(declaration)  # type: ignore[attr-defined]
+    return call_operator

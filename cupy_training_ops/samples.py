@@ -87,7 +87,7 @@ class Sample:
         known = () if self.slack is None else self.slack(inputs)
         return islice(chain(known, repeat(0.0)), n)
 
-    def compared(self, result: Any) -> Any:
+    def comparable(self, result: Any) -> Any:
         """View of a result on the host that is compared."""
         return result if self.view is None else self.view(result)
 

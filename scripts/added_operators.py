@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,12 +32,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import click
-from mutants import copied
 
 from cupy_training_ops.device.compiler import nvrtc
 from cupy_training_ops.errors import ProviderError
 
 PAGE = ROOT / "docs" / "adding_an_operator.md"
+# The emulator's C++ files, which nobody changes in a copy: what was built of them serves there.
+LINKED = ("tests/emulator/include", "tests/emulator/runtime")
 FENCE = re.compile(r"(.*?)^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(
     r"(?:at the (?P<end>end) of|(?P<before>before) `(?P<mark>[^`]+)` in"
@@ -136,6 +138,25 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 # ---- a copy of the checkout ----------------------------------------------------------------------
+
+
+def copied(folder: Path) -> Path:
+    """The checkout's files, tracked or new, in a folder of their own; LINKED are links.
+
+    Without git, which a source distribution has not: what .gitignore names is left out.
+    """
+    patterns = [".git", *(ROOT / ".gitignore").read_text(encoding="utf-8").split()]
+    ignored = shutil.ignore_patterns(*(pattern.rstrip("/") for pattern in patterns))
+    linked = [ROOT / name for name in LINKED]
+
+    def left_out(at: str, names: list[str]) -> set[str]:
+        return ignored(at, names) | {path.name for path in linked if path.parent == Path(at)}
+
+    copy = shutil.copyfile  # whose times are new, for bytecode
+    shutil.copytree(ROOT, folder, ignore=left_out, copy_function=copy, dirs_exist_ok=True)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 def add(blocks: list[Block], root: Path) -> Counter[str]:

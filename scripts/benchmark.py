@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Measure operators side by side with their peers on this machine's GPU.
 
-One JSON line for the machine, one for each case, one more for each that is also called eagerly, one
-for each host time; scripts/benchmark_report.py makes tables of them.
+One JSON line for the machine, one for each case, one more for each that is also called eagerly;
+scripts/benchmark_report.py makes tables of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import click
 import cupy
-from calls import SEED, call, input_sets
 from cases import Case, chosen_cases
+from cases.parameters import SEED
 from compiled_peers import DoesNotCompileError, compiled
 from families import family_option
 from machine import machine, torch_version
-from timing import Timing, copy_rate, host_microseconds, time_cupy, time_torch
+from timing import Action, Timing, copy_rate, rotations, time_cupy, time_torch
 
 import cupy_training_ops as cto
 
@@ -45,8 +45,6 @@ def main(families: tuple[str, ...], op: str, dtype: str, peers: bool, out: IO[st
     for case in chosen_cases(families, op, dtype):
         for record in measured(case, rate, peers):
             write(out, record)
-    for record in host_times():
-        write(out, {"kind": "host", **record})
 
 
 def write(out: IO[str], record: dict[str, Any]) -> None:
@@ -137,21 +135,49 @@ def peers_of(case: Case) -> Iterator[tuple[str, Any, Any]]:
             yield name, peer, time_torch
 
 
-def host_times() -> Iterator[dict[str, Any]]:
-    """Host time of a call at 1,024 elements, beside a CuPy ufunc and a PyTorch operator."""
-    x = cupy.random.default_rng(SEED).standard_normal(1024, dtype=cupy.float32)
-    out, sign = cupy.empty_like(x), cupy.empty(1024, cupy.bool_)
-    op = cto.get_op("GistBinarizeEncoder")()
-    yield {"call": "GistBinarizeEncoder, out=", "us": host_microseconds(lambda: op(x, out=sign))}
-    yield {"call": "GistBinarizeEncoder", "us": host_microseconds(lambda: op(x))}
-    view, shapes = cto.get_op("View")(), [(2, 64)] * 8
-    yield {"call": "View of 8 shapes", "us": host_microseconds(lambda: view(x, shapes))}
-    yield {"call": "cupy.add, out=", "us": host_microseconds(lambda: cupy.add(x, x, out=out))}
-    if torch_version() is not None:
-        import torch
+# ---- calls to time -------------------------------------------------------------------------------
 
-        t, s = torch.from_dlpack(x), torch.from_dlpack(out)
-        yield {"call": "torch.add, out=", "us": host_microseconds(lambda: torch.add(t, t, out=s))}
+
+def input_sets(case: Any, op: Any) -> tuple[list[Any], int]:
+    """Inputs for calls in turn, and the bytes that one call must move."""
+    rng = cupy.random.default_rng(SEED)
+    first = case.make(rng)
+    results = as_tuple(op(*first, outputs=case.outputs))
+    each_once = sum(array.nbytes for array in flat([*first, *results]))
+    nbytes = case.nbytes(*first) if case.nbytes else each_once
+    return [first, *(case.make(rng) for _ in range(rotations(nbytes) - 1))], nbytes
+
+
+def call(case: Any, op: Any, inputs: Any) -> Action:
+    """A call into outputs of its own; views and host outputs are new each time."""
+    if case.run is not None:
+        return case.run(op, *inputs)
+    given = {id(array.data.mem) for array in flat(inputs)}
+    found = own(as_tuple(op(*inputs, outputs=case.outputs)), given)
+    out = found if any(True for _ in flat(found)) else None
+    return lambda: op(*inputs, out=out, outputs=case.outputs)
+
+
+def own(result: Any, given: set[int]) -> Any:
+    """A result, or a list of them, as `out=` takes it: None for what is no memory of its own."""
+    if isinstance(result, tuple):
+        return tuple(own(item, given) for item in result)
+    is_own = isinstance(result, cupy.ndarray) and id(result.data.mem) not in given
+    return result if is_own else None
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """One output or several, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """The CuPy arrays among values, lists taken apart."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from flat(value)
+        elif isinstance(value, cupy.ndarray):
+            yield value
 
 
 if __name__ == "__main__":

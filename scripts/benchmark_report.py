@@ -50,7 +50,7 @@ def cases(results: list[Record], family: str | None, kind: str = "case") -> list
 
 
 def single(results: list[Record], family: str | None) -> Iterator[str]:
-    """The tables, and host times."""
+    """The tables, and what is left out."""
     yield machine_line(results)
     yield ""
     yield from summary(cases(results, family))
@@ -58,9 +58,6 @@ def single(results: list[Record], family: str | None) -> Iterator[str]:
     for r in cases(results, family):
         for name, reason in r.get("left_out", {}).items():
             yield f"* {r['case']}: {name} is left out: {reason}"
-    for r in results:
-        if r["kind"] == "host":
-            yield f"* host time of {r['call']}: {r['us']:.1f} us"
 
 
 def tables(results: list[Record], family: str | None) -> Iterator[str]:

@@ -4,7 +4,7 @@
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --out OUT.json
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --quick --provider cpu
 
-The backward pass of train_torch.py's transformer, with float32 gradients, without and with buckets,
+The backward pass of a transformer of torch_models.py, float32 gradients, without and with buckets,
 and the buckets alone; on GPUs the same of PyTorch's DistributedDataParallel. Hidden is what of the
 communication's own time the pass does not become longer by. Cases take turns; medians count, of
 the slowest rank.
@@ -39,16 +39,18 @@ class Training:
 
     def __init__(self, xp: Any, quick: bool) -> None:
         import torch
-        from torch_models import models, plainly
+        from torch_models import Transformer, text
 
-        self._torch, self._plainly = torch, plainly
+        self._torch = torch
         self.device = torch.device("cpu" if xp is np else f"cuda:{xp.cuda.runtime.getDevice()}")
         if xp is not np:
             torch.cuda.set_device(self.device)
-        model = models(quick)["transformer"]
-        self._x, self._target = model.data(self.device)
+        layers, width, heads, tokens, n, length = (
+            (2, 64, 4, 128, 4, 128) if quick else (12, 1024, 16, 4096, 16, 1024)
+        )
+        self._x, self._target = (each.to(self.device) for each in text(n, length, tokens)(1))
         with self.device:
-            self.network = model.make()
+            self.network = Transformer(layers, width, heads, tokens, length)
         self.parameters = list(self.network.parameters())
         self._loss: Any = None
 
@@ -56,7 +58,7 @@ class Training:
         torch = self._torch
         self.network.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16):
-            found = (network or self.network)(self._x, self._plainly)
+            found = (network or self.network)(self._x)
         self._loss = torch.nn.functional.cross_entropy(found.float(), self._target)
 
     def backward(self) -> None:

@@ -24,13 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import click
 import numpy as np
 import torch
-from front_door_models import GPT
-from map_models import Llama, undropped
+from map_models import Llama
+from memory_map import about
 from memory_map_report import coded_bytes
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_models import ResNet, plainly
-from train_torch import about
+from torch_models import GPT, ResNet
 
 import cupy_training_ops as cto
 
@@ -43,7 +42,6 @@ class Course(NamedTuple):
     """A model, and a batch for each step of a seed."""
 
     make: Callable[[], nn.Module]
-    scores: Callable[[nn.Module, Tensor], Tensor]
     batches: Callable[[int, int, torch.device], list[Batch]]
 
 
@@ -89,18 +87,15 @@ def courses(tiny: bool) -> dict[str, Course]:
     stages, channels, images, side = ((1,), 8, 4, 16) if tiny else ((2, 2, 2, 2), 64, 64, 64)
     return {
         "gpt": Course(
-            lambda: undropped(GPT(depth, width, n_heads, classes, length)),
-            lambda model, tokens: model(tokens),
+            lambda: GPT(depth, width, n_heads, classes, length),
             chains(n, length, classes),
         ),
         "llama": Course(
             lambda: Llama(depth, width, n_heads, hidden, classes, length),
-            lambda model, tokens: model(tokens),
             chains(n, length, classes),
         ),
         "resnet": Course(
             lambda: ResNet(stages, channels, 10),
-            lambda model, x: model(x, plainly),
             noisy(images, side, 10),
         ),
     }
@@ -137,7 +132,7 @@ class Trained:
         return coded_bytes({"coded": self.options.report()}) or 0
 
     def _loss(self, x: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(self.course.scores(self.model, x).float(), target)
+        return functional.cross_entropy(self.model(x).float(), target)
 
 
 def line(model: str, losses: dict[str, list[list[float]]], coded: int) -> str:
@@ -184,7 +179,7 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
             found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
         lines.append(line(model, found[model], trained.coded()))
         click.echo(lines[-1])
-        text = json.dumps({"about": about(device), "losses": found})
+        text = json.dumps({"about": about(tiny), "losses": found})
         (out / "code_losses.json").write_text(text + "\n")
         (out / "code_losses.md").write_text("\n".join(lines) + "\n")
 

@@ -20,8 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import click
-from calls import SEED
 from cases import Case, all_cases, chosen_cases
+from cases.parameters import SEED
 from families import family_option
 from machine import torch_version
 

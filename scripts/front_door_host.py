@@ -16,15 +16,12 @@ import ctypes
 import functools
 import struct
 import sys
-import time
-import timeit
 from collections.abc import Callable
 from typing import Any
 
 import click
-from turns import SERVE, options, print_times, serve
+from turns import SERVE, options, print_times, run, serve
 
-SECONDS = 0.005  # of a run
 GOOD = struct.pack("4f", 0, 1, 1, 0)
 Action = Callable[[], Any]
 
@@ -144,7 +141,7 @@ def compressed() -> dict[str, Action]:
     """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
     not; steps of a small GPT, whose tensors are not too small here."""
     import torch
-    from front_door_models import gpt
+    from map_models import gpt
 
     import cupy_training_ops as cto
     from cupy_training_ops.torch import activations, saved
@@ -175,7 +172,7 @@ def compressed() -> dict[str, Action]:
         for _ in range(10):
             torch.mul(one, one)
 
-    task = gpt(tiny=True)
+    task = gpt(tiny=True, drops=0.1)
     model, (tokens, _) = task.make(), task.data(0)
 
     def step(context: Any) -> None:
@@ -195,16 +192,7 @@ def compressed() -> dict[str, Action]:
 
 def microseconds(name: str) -> float:
     """One run's time of a call."""
-    timer, calls = prepared(name)
-    return timer.timeit(calls) / calls * 1e6
-
-
-@functools.cache
-def prepared(name: str) -> tuple[timeit.Timer, int]:
-    """What times a call, and the calls of a run."""
-    timer = timeit.Timer(actions()[name], timer=time.thread_time)
-    timer.timeit(20)
-    return timer, max(5, int(SECONDS / timer.timeit(10) * 10))
+    return run(actions()[name])
 
 
 FOR_GOOD = contextlib.ExitStack()

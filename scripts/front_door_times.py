@@ -13,15 +13,17 @@ cannot be captured is said in its place, and so is a way that fails: a new proce
 
 from __future__ import annotations
 
+import functools
 import importlib
-import itertools
 import math
 import multiprocessing
 import statistics
 import timeit
-from collections.abc import Callable, Generator, Iterator, Sequence
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from typing import Any
 
 import click
 import torch
@@ -33,14 +35,6 @@ Call = Callable[..., Any]
 Way = tuple[Call, list[torch.Tensor]]  # a function, and what it is called with
 Cells = list[float | str]  # milliseconds called and captured, and gigabytes; or words
 GROUP = 100  # calls between two waits
-
-
-class Row(NamedTuple):
-    """Of the table of large calls."""
-
-    case: str
-    way: str
-    cells: Cells
 
 
 @click.command()
@@ -78,39 +72,42 @@ def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
     """A row for each way of a case, and one for our best over the others'."""
     columns = ("forward and backward", "way", "ms", "captured, ms", "GB beside", "and gradients")
     click.echo(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for name, in_case in itertools.groupby(rows(names, repeats, limit), lambda row: row.case):
-        found: dict[str, Cells] = {}
-        for _, way, cells in in_case:
-            found[way] = cells
-            click.echo(f"| {name} | {way} | {' | '.join(map(shown, cells))} |")
-        ratios = " | ".join(ratio(found, place) for place in range(2))
-        click.echo(f"| {name} | our best over the others' | {ratios} | | |")
+    with Workers() as workers:
+        for name in names:
+            found: dict[str, Cells] = {}
+            for way in workers.ask(names_of, name):
+                try:
+                    found[way] = workers.ask(cells_of, name, way, repeats, limit=limit)
+                except TimeoutError:
+                    found[way] = [f"longer than {limit:.0f} s", "", "", ""]
+                except BrokenProcessPool:
+                    found[way] = ["the process ended", "", "", ""]
+                click.echo(f"| {name} | {way} | {' | '.join(map(shown, found[way]))} |")
+                if any(isinstance(cell, str) for cell in found[way]):
+                    workers.renew()
+            ratios = " | ".join(ratio(found, place) for place in range(2))
+            click.echo(f"| {name} | our best over the others' | {ratios} | | |")
 
 
 def small() -> dict[str, tuple[Call, Call]]:
-    """Functions of a square tensor."""
+    """Functions of a square tensor, ours and PyTorch's."""
     row, shift = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
     target = torch.randint(64, (64,), device="cuda")
-    return {
-        "layer_norm": (
-            lambda x: ours.layer_norm(x, (64,), row, shift),
-            lambda x: theirs.layer_norm(x, (64,), row, shift),
-        ),
-        "rms_norm": (
-            lambda x: ours.rms_norm(x, (64,), row),
-            lambda x: theirs.rms_norm(x, (64,), row),
-        ),
-        "softmax": (lambda x: ours.softmax(x, -1), lambda x: theirs.softmax(x, -1)),
-        "gelu": (ours.gelu, theirs.gelu),
-        "relu": (ours.relu, theirs.relu),
-        "dropout": (ours.dropout, theirs.dropout),
-        "embedding": (lambda x: ours.embedding(target, x), lambda x: theirs.embedding(target, x)),
-        "cross_entropy": (
-            lambda x: ours.cross_entropy(x, target),
-            lambda x: theirs.cross_entropy(x, target),
-        ),
-        "a node of Python around nothing": (Alias.apply, lambda x: x.view(64, 64)),
+    calls: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+        "layer_norm": lambda module, x: module.layer_norm(x, (64,), row, shift),
+        "rms_norm": lambda module, x: module.rms_norm(x, (64,), row),
+        "softmax": lambda module, x: module.softmax(x, -1),
+        "embedding": lambda module, x: module.embedding(target, x),
+        "cross_entropy": lambda module, x: module.cross_entropy(x, target),
     }
+    found = {name: (partial(call, ours), partial(call, theirs)) for name, call in calls.items()}
+    found |= {name: both(name) for name in ("gelu", "relu", "dropout")}
+    return found | {"a node of Python around nothing": (Alias.apply, lambda x: x.view(64, 64))}
+
+
+def both(name: str) -> tuple[Call, Call]:
+    """Our function of this name, and PyTorch's."""
+    return getattr(ours, name), getattr(theirs, name)
 
 
 def host(functions: Sequence[Call], calls: int) -> list[list[float]]:
@@ -153,70 +150,57 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def large() -> dict[str, Callable[[], dict[str, Way]]]:
     """Functions that make the ways to compute one case."""
-    found: dict[str, Any] = {}
+    found: dict[str, Callable[[], dict[str, Way]]] = {}
     for n, classes in ((8192, 32000), (8192, 131072)):
-        found[f"cross_entropy {n} x {classes} bf16"] = _loss(n, classes)
+        found[f"cross_entropy {n} x {classes} bf16"] = partial(_loss, n, classes)
     found["linear_cross_entropy 16384 x 4096, 131072 classes"] = _linear_loss
     found["embedding 65536 of 50257 x 1024 bf16"] = _embedding
     for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
         for n, columns in ((65536, 1024), (16384, 4096), (8192, 8192)):
-            found[f"layer_norm {n} x {columns} {kind}"] = _norm("layer_norm", n, columns, dtype)
-            found[f"rms_norm {n} x {columns} {kind}"] = _norm("rms_norm", n, columns, dtype)
+            for name in ("layer_norm", "rms_norm"):
+                found[f"{name} {n} x {columns} {kind}"] = partial(_norm, name, n, columns, dtype)
         for name in ("softmax", "gelu", "relu", "dropout"):
-            options = {"dim": -1} if name == "softmax" else {}
-            found[f"{name} 65536 x 1024 {kind}"] = _pointwise(name, options, dtype)
+            found[f"{name} 65536 x 1024 {kind}"] = partial(_pointwise, name, dtype)
     return found
 
 
-def _ways(mine: Call, other: Call, leaves: list[torch.Tensor], **more: Call) -> dict[str, Any]:
+def _ways(
+    mine: Call, other: Call, leaves: list[torch.Tensor], liger: Call | None = None
+) -> dict[str, Way]:
     ways = {"ours": mine, "ours compiled": torch.compile(mine), "PyTorch": other}
-    ways |= {"PyTorch compiled": torch.compile(other), **more}
+    ways["PyTorch compiled"] = torch.compile(other)
+    if liger is not None:
+        ways["Liger"] = liger
     return {name: (function, leaves) for name, function in ways.items()}
 
 
-def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> Any:
-    def make() -> dict[str, Any]:
-        leaves = [leaf(n, columns, dtype=dtype), leaf(columns, dtype=dtype)]
-        if name == "layer_norm":
-            leaves.append(leaf(columns, dtype=dtype))
-        mine, other = (getattr(module, name) for module in (ours, theirs))
-        liger = _liger("liger_" + name)
-        more = {} if liger is None else {"Liger": lambda *given: liger(*given, 1e-6)}
-        return _ways(
-            lambda x, *rest: mine(x, (columns,), *rest),
-            lambda x, *rest: other(x, (columns,), *rest),
-            leaves,
-            **more,
-        )
-
-    return make
+def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> dict[str, Way]:
+    leaves = [leaf(n, columns, dtype=dtype)]
+    leaves += [leaf(columns, dtype=dtype) for _ in range(1 + (name == "layer_norm"))]
+    mine, other = (lambda x, *rest, f=f: f(x, (columns,), *rest) for f in both(name))
+    liger = _liger(f"liger_{name}")
+    return _ways(mine, other, leaves, liger and (lambda *given: liger(*given, 1e-6)))
 
 
-def _pointwise(name: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
-    def make() -> dict[str, Any]:
-        mine, other = (getattr(module, name) for module in (ours, theirs))
-        leaves = [leaf(65536, 1024, dtype=dtype)]
-        liger = _liger("liger_softmax") if name == "softmax" else None
-        more = {} if liger is None else {"Liger": liger}
-        return _ways(lambda x: mine(x, **given), lambda x: other(x, **given), leaves, **more)
-
-    return make
+def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Way]:
+    given = {"dim": -1} if name == "softmax" else {}
+    mine, other = (lambda x, f=f: f(x, **given) for f in both(name))
+    liger = _liger("liger_softmax") if name == "softmax" else None
+    return _ways(mine, other, [leaf(65536, 1024, dtype=dtype)], liger)
 
 
-def _loss(n: int, classes: int) -> Any:
-    def make() -> dict[str, Any]:
-        target = torch.randint(classes, (n,), device="cuda")
-        liger = _liger("liger_cross_entropy")
-        more: dict[str, Call] = {} if liger is None else {"Liger": lambda x: liger(x, target)}
-        more["ours in place"] = lambda x: ours.cross_entropy(Alias.apply(x), target, inplace=True)
-        return _ways(
-            lambda x: ours.cross_entropy(x, target),
-            lambda x: theirs.cross_entropy(x, target),
-            [leaf(n, classes)],  # the result of an operation would bring its stream into a graph
-            **more,
-        )
-
-    return make
+def _loss(n: int, classes: int) -> dict[str, Way]:
+    target = torch.randint(classes, (n,), device="cuda")
+    leaves = [leaf(n, classes)]  # the result of an operation would bring its stream into a graph
+    liger = _liger("liger_cross_entropy")
+    found = _ways(
+        lambda x: ours.cross_entropy(x, target),
+        lambda x: theirs.cross_entropy(x, target),
+        leaves,
+        liger and (lambda x: liger(x, target)),
+    )
+    in_place = lambda x: ours.cross_entropy(Alias.apply(x), target, inplace=True)  # noqa: E731
+    return found | {"ours in place": (in_place, leaves)}
 
 
 class Alias(torch.autograd.Function):
@@ -231,21 +215,20 @@ class Alias(torch.autograd.Function):
         return dy
 
 
-def _linear_loss() -> dict[str, Any]:
+def _linear_loss() -> dict[str, Way]:
     target = torch.randint(131072, (16384,), device="cuda")
     with torch.no_grad():
         leaves = [leaf(16384, 4096), (leaf(131072, 4096) * 0.02).detach().requires_grad_()]
-    liger = _liger("liger_fused_linear_cross_entropy")
     ways = {"ours": lambda h, w: ours.linear_cross_entropy(h, w, target)}
-    if liger is not None:
+    if liger := _liger("liger_fused_linear_cross_entropy"):
         ways["Liger"] = lambda h, w: liger(h, w, target)
     ways["PyTorch"] = lambda h, w: theirs.cross_entropy(theirs.linear(h, w), target)
     return {name: (function, leaves) for name, function in ways.items()}
 
 
-def _embedding() -> dict[str, Any]:
+def _embedding() -> dict[str, Way]:
     indices = torch.randint(50257, (65536,), device="cuda")
-    mine, other = (lambda w, f=f: f(indices, w) for f in (ours.embedding, theirs.embedding))
+    mine, other = (lambda w, f=f: f(indices, w) for f in both("embedding"))
     return _ways(mine, other, [leaf(50257, 1024)])
 
 
@@ -257,67 +240,52 @@ def _liger(name: str) -> Any:
         return None
 
 
-# ---- a process for each case that does not break -------------------------------------------------
+# ---- another process, so that a way that fails leaves the rest -----------------------------------
 
 
-def rows(names: Sequence[str], repeats: int, limit: float) -> Iterator[Row]:
-    """Measured in a process that is a new one after a way that fails: CUDA's state is lost then."""
-    done: set[tuple[str, str]] = set()
-    while (yield from rows_of_a_process(names, done, repeats, limit)):
-        pass
+class Workers:
+    """A process that answers, and after a way that failed a new one: CUDA's state is lost then."""
+
+    def __enter__(self) -> Workers:
+        self.renew()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown()
+
+    def renew(self) -> None:
+        """Begin another process."""
+        for process in multiprocessing.active_children():
+            process.kill()
+        self.pool = ProcessPoolExecutor(
+            1,
+            multiprocessing.get_context("spawn"),
+            torch.autograd.set_multithreading_enabled,
+            (False,),
+        )
+
+    def ask(self, function: Call, *arguments: Any, limit: float | None = None) -> Any:
+        """What the function returns there."""
+        return self.pool.submit(function, *arguments).result(limit)
 
 
-def rows_of_a_process(
-    names: Sequence[str], done: set[tuple[str, str]], repeats: int, limit: float
-) -> Generator[Row, None, bool]:
-    """Of what is not done; whether there may be more."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=worker, args=(there, names, done, repeats))
-    process.start()
-    there.close()
-    begun: tuple[str, str] | None = None
-    n_done, words = len(done), "the process ended"
-    try:
-        while begun != ("", ""):
-            if not here.poll(limit):
-                words = f"longer than {limit:.0f} s"
-                break
-            told = here.recv()
-            begun = None if isinstance(told, Row) else told
-            if isinstance(told, Row):
-                yield told
-            done.add(told[:2])
-    except EOFError:
-        pass
-    finally:
-        process.kill()
-        process.join()
-    if begun == ("", ""):
-        return False
-    if begun is not None:
-        yield Row(*begun, [words, "", "", ""])
-    return len(done) > n_done
+@functools.lru_cache(maxsize=1)
+def ways_of(name: str) -> dict[str, Way]:
+    """The ways to compute one case, made in the process that asks."""
+    torch.cuda.empty_cache()
+    torch.compiler.reset()
+    return large()[name]()
 
 
-def worker(
-    told: Connection, names: Sequence[str], done: set[tuple[str, str]], repeats: int
-) -> None:
-    """Tell what begins and what was measured, and at the end that all is."""
-    torch.autograd.set_multithreading_enabled(False)
-    made = large()
-    for name in names:
-        for way, (function, leaves) in made[name]().items():
-            if (name, way) in done:
-                continue
-            told.send((name, way))
-            cells = measured(function, leaves, repeats)
-            told.send(Row(name, way, cells))
-            if any(isinstance(cell, str) for cell in cells):
-                return
-        torch.cuda.empty_cache()
-        torch.compiler.reset()
-    told.send(("", ""))
+def names_of(name: str) -> list[str]:
+    """Of the ways; what the case before needed is freed first."""
+    ways_of.cache_clear()
+    return list(ways_of(name))
+
+
+def cells_of(name: str, way: str, repeats: int) -> Cells:
+    """The figures of one way."""
+    return measured(*ways_of(name)[way], repeats)
 
 
 def ratio(found: dict[str, Cells], place: int) -> str:

@@ -12,17 +12,18 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import time
-import timeit
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import click
-from cases.calls import CASES, Arrays, Case
-from turns import SERVE, options, print_times, serve
+import numpy as np
+from cases.parameters import SHAPES
+from turns import SERVE, options, print_times, run, serve
 
-SECONDS = 0.005  # of a run
+import cupy_training_ops as cto
+
 Action = Callable[[], Any]
 
 
@@ -30,91 +31,50 @@ Action = Callable[[], Any]
 @options
 def main(**given: Any) -> None:
     """Print microseconds of calls, and their ratio to those of the other checkout."""
-    print_times(__file__, lambda _: ACTIONS, **given)
+    print_times(__file__, lambda _: CALLS, **given)
 
 
 # ---- in the process of each checkout -------------------------------------------------------------
 
-Maker = Callable[[Any, Any], Action]  # from get_op and what makes a hollow array of shape and dtype
+
+def array(*shape: int, dtype: str = "f4") -> Any:
+    """A hollow array."""
+    return hollow_arrays()[0](shape, dtype)
 
 
-def binarize(get_op: Any, array: Any) -> Action:
-    """An element-wise call."""
-    op, x, out = get_op("GistBinarizeEncoder")(), array((1024,), "f4"), array((1024,), "?")
-    return lambda: op(x, out=out)
+def arrays(n: int, *shape: int) -> tuple[Any, ...]:
+    """So many, small and square where nothing else is said."""
+    return tuple(array(*(shape or (64, 64))) for _ in range(n))
 
 
-def by_position(get_op: Any, array: Any) -> Action:
-    """Two arrays."""
-    op, dy, x, out = get_op("GeluGrad")(), *(array((1024,), "f4") for _ in range(3))
-    return lambda: op(dy, x, out=out)
+def parameters(dtype: str = "f4") -> list[Any]:
+    """The 292 parameters of a transformer."""
+    return [array(*shape, dtype=dtype) for shape in SHAPES]
 
 
-def by_name(get_op: Any, array: Any) -> Action:
-    """The same by their names; by position in a checkout that has no names."""
-    op, dy, x, out = get_op("GeluGrad")(), *(array((1024,), "f4") for _ in range(3))
-    try:
-        op(X=x, dY=dy, out=out)
-    except TypeError:
-        return lambda: op(dy, x, out=out)
-    return lambda: op(X=x, dY=dy, out=out)
-
-
-def as_function(_get_op: Any, array: Any) -> Action:
-    """The operator as a function, with an attribute."""
-    import cupy_training_ops as cto
-
-    dy, x, out = (array((1024,), "f4") for _ in range(3))
-    return lambda: cto.quick_gelu_grad(dy, x, alpha=1.5, out=out)
-
-
-def gather(get_op: Any, array: Any) -> Action:
-    """Many launches and scratch memory, at the size of a language model's embedding."""
-    op, shape = get_op("GatherGrad")(), (50_257, 1024)
-    indices, dy, out = array((32_768,), "i8"), array((32_768, 1024), "f4"), array(shape, "f4")
-    return lambda: op(shape, indices, dy, out=out)
-
-
-def one_scale(get_op: Any, array: Any) -> Action:
-    """A host value that stays."""
-    op, x, out = get_op("Scale")(), array((1024,), "f4"), array((1024,), "f4")
-    return lambda: op(x, 0.5, out=out)
-
-
-def new_scales(get_op: Any, array: Any) -> Action:
+def new_scales() -> Action:
     """A host value that changes from call to call."""
-    op, x, out = get_op("Scale")(), array((1024,), "f4"), array((1024,), "f4")
-    scales = itertools.count(0.5, 2.0**-20)
+    op, (x, out), scales = cto.Scale(), arrays(2, 1024), itertools.count(0.5, 2.0**-20)
     return lambda: op(x, next(scales), out=out)
 
 
-def scaled_list(get_op: Any, array: Any) -> Action:
-    """A list with a list of outputs."""
-    op, scale = get_op("MixedPrecisionScale")(to="float16"), array((1,), "f4")
-    xs = parameters(array, "f4")
-    out = tuple(parameters(array, "f2"))
-    return lambda: op(scale, xs, out=out)
+def gather(n_rows: int, n: int, width: int) -> Action:
+    """Many launches and scratch memory."""
+    shape, indices = (n_rows, width), array(n, dtype="i8")
+    return partial(cto.GatherGrad(), shape, indices, array(n, width), out=array(*shape))
 
 
-def accumulated_lists(get_op: Any, array: Any) -> Action:
-    """Two lists, one of which is written in place."""
-    op = get_op("InPlaceAccumulatorList")()
-    sums, values = parameters(array, "f4"), parameters(array, "f2")
-    return lambda: op(sums, values)
-
-
-def bound_lists(_get_op: Any, array: Any) -> Action:
+def bound_lists() -> Action:
     """Four lists, three of them written in place, bound: the rate changes from call to call."""
-    bound = momentum()(*(parameters(array, "f4") for _ in range(4)), 0.5)
+    bound = momentum()(*(parameters() for _ in range(4)), 0.5)
     rates = itertools.count(0.5, 2.0**-20)
     return lambda: bound(rate=next(rates))
 
 
-def open_list(_get_op: Any, array: Any) -> Action:
+def open_list() -> Action:
     """The same with the second list given at each call, of arrays that are not the last call's."""
-    weights, *gradients, first, second = (parameters(array, "f4") for _ in range(5))
-    bound = momentum()(weights, ..., first, second, 0.5)
-    turns = itertools.cycle(gradients)
+    weights, *gradients, first, second = (parameters() for _ in range(5))
+    bound, turns = momentum()(weights, ..., first, second, 0.5), itertools.cycle(gradients)
     return lambda: bound(Gs=next(turns))
 
 
@@ -125,87 +85,114 @@ def momentum() -> Any:
     return ProbeMomentum().bound
 
 
-def same_gradients(_get_op: Any, array: Any) -> Action:
-    """A whole step: norm and update."""
-    step, gradients = adam_w(array), parameters(array, "f4")
-    return lambda: step(gradients, loss_scale=1024.0, max_norm=1.0)
-
-
-def new_gradients(_get_op: Any, array: Any) -> Action:
-    """The same with arrays that are not those of the step before."""
-    step, turns = adam_w(array), itertools.cycle([parameters(array, "f4") for _ in range(3)])
+def adam_step(n_gradients: int) -> Action:
+    """Norm and update; with several lists of gradients each step has others than the one before."""
+    step = cto.AdamW(parameters()).step
+    turns = itertools.cycle([parameters() for _ in range(n_gradients)])
     return lambda: step(next(turns), loss_scale=1024.0, max_norm=1.0)
 
 
-def adam_w(array: Any) -> Any:
-    """The step of an optimizer over the parameters."""
-    import cupy_training_ops as cto
-
-    return cto.AdamW(parameters(array, "f4")).step
-
-
-def joined(get_op: Any, array: Any) -> Action:
-    """A list with one output."""
-    op, xs = get_op("ConcatTraining")(axis=1), [array((1024, 1024), "f4") for _ in range(64)]
-    out = array((1024, 64 * 1024), "f4"), None
-    return lambda: op(xs, out=out)
+def adam(rate: Any, number: Callable[[int], Any]) -> Action:
+    """A step of one array, whose number changes from call to call."""
+    given, steps = arrays(4), itertools.count(1)
+    return lambda: cto.adam_optimizer(rate, number(next(steps)), *given)
 
 
-def parameters(array: Any, dtype: str) -> list[Any]:
-    """The 292 parameters of a transformer."""
-    from cases.parameters import SHAPES
+def slice_grad() -> Action:
+    """Positions in NumPy's arrays."""
+    positions = (np.array([n]) for n in (0, 64, 0, 2))
+    return partial(cto.slice_grad, array(32, 64), np.array([64, 64]), *positions)
 
-    return [array(shape, dtype) for shape in SHAPES]
+
+def conv_grad() -> Action:
+    """Small images."""
+    dy, x = arrays(2, 2, 16, 8, 8)
+    return partial(cto.conv_grad, dy, x, array(16, 16, 3, 3), pads=[1, 1, 1, 1])
 
 
-ACTIONS: dict[str, Maker] = {
-    "GistBinarizeEncoder, out=": binarize,
-    "GeluGrad, out=": by_position,
-    "GeluGrad, inputs by name": by_name,
-    "quick_gelu_grad, alpha=": as_function,
-    "GatherGrad, out=": gather,
-    "Scale, one scale": one_scale,
+def layer_norm_grad() -> Action:
+    """Statistics come from the forward pass."""
+    return partial(cto.layer_normalization_grad, *arrays(2), array(64), *arrays(2, 64, 1))
+
+
+def labelled(function: Any) -> Action:
+    """A loss."""
+    return partial(function, *arrays(1), array(64, dtype="i8"))
+
+
+def of_numpy() -> Action:
+    """On the CPU provider, computing and all."""
+    return partial(
+        cto.relu_grad, *np.random.default_rng(1).standard_normal((2, 64, 64), np.float32)
+    )
+
+
+def with_out(function: Any, n: int = 2, *shape: int, **more: Any) -> Action:
+    """A call of so many arrays into another."""
+    *inputs, out = arrays(n + 1, *(shape or (1024,)))
+    return partial(function, *inputs, out=out, **more)
+
+
+CALLS: dict[str, Callable[[], Action]] = {
+    "GistBinarizeEncoder, out=": lambda: partial(
+        cto.GistBinarizeEncoder(), array(1024), out=array(1024, dtype="?")
+    ),
+    "GeluGrad, out=": lambda: with_out(cto.GeluGrad()),
+    "GeluGrad, inputs by name": lambda: with_out(cto.GeluGrad(), 0, X=array(1024), dY=array(1024)),
+    "quick_gelu_grad, alpha=": lambda: with_out(cto.quick_gelu_grad, alpha=1.5),
+    "GatherGrad, out=": lambda: gather(50_257, 32_768, 1024),
+    "Scale, one scale": lambda: partial(cto.Scale(), array(1024), 0.5, out=array(1024)),
     "Scale, a new scale each call": new_scales,
-    "MixedPrecisionScale, 292 arrays": scaled_list,
-    "InPlaceAccumulatorList, 292 pairs": accumulated_lists,
-    "ConcatTraining, 64 arrays": joined,
+    "MixedPrecisionScale, 292 arrays": lambda: partial(
+        cto.MixedPrecisionScale(to="float16"), array(1), parameters(), out=tuple(parameters("f2"))
+    ),
+    "InPlaceAccumulatorList, 292 pairs": lambda: partial(
+        cto.InPlaceAccumulatorList(), parameters(), parameters("f2")
+    ),
+    "ConcatTraining, 64 arrays": lambda: partial(
+        cto.ConcatTraining(axis=1), list(arrays(64, 1024, 1024)), out=(array(1024, 65_536), None)
+    ),
     "bound, 4 lists of 292 arrays": bound_lists,
     "bound, one of 4 lists open": open_list,
-    "AdamW, a step with the same 292 gradients": same_gradients,
-    "AdamW, a step with 292 new gradients": new_gradients,
-}
-
-
-def as_written(case: Case, _get_op: Any, array: Any) -> Action:
-    """A call as its users write it."""
-    return case.make(Arrays(array))
-
-
-ACTIONS |= {
-    name: functools.partial(as_written, case)
-    for name, case in CASES.items()
-    if not case.takes_tensors
+    "AdamW, a step with the same 292 gradients": lambda: adam_step(1),
+    "AdamW, a step with 292 new gradients": lambda: adam_step(3),
+    "conv_grad, pads=[...]": conv_grad,
+    "dropout, NumPy scalars": lambda: partial(
+        cto.dropout, *arrays(1), np.float32(0.1), np.bool_(True), seed=3
+    ),
+    "adam_optimizer, numbers": lambda: adam(0.001, int),
+    "adam_optimizer, NumPy scalars": lambda: adam(np.float32(0.001), np.int64),
+    "slice_grad, NumPy positions": slice_grad,
+    "GatherGrad, small, out=": lambda: gather(1000, 4096, 64),
+    "pad_and_unflatten": lambda: partial(
+        cto.pad_and_unflatten, array(50, 64), array(50, dtype="i8"), np.array([8, 16])
+    ),
+    "layer_normalization_grad": layer_norm_grad,
+    "layer_normalization": lambda: partial(cto.layer_normalization, *arrays(1), *arrays(2, 64)),
+    "compress, msfp15": lambda: partial(cto.compress, *arrays(1), "msfp15"),
+    "decompress, msfp15": lambda: cto.compress(*arrays(1), "msfp15").decompress,
+    "softmax_cross_entropy_loss": lambda: labelled(cto.softmax_cross_entropy_loss),
+    "cross_entropy_loss_and_grad": lambda: labelled(cto.cross_entropy_loss_and_grad),
+    "ConcatTraining of 8": lambda: partial(cto.ConcatTraining(axis=0), arrays(8)),
+    "sgd_optimizer": lambda: partial(cto.sgd_optimizer, array(1), *arrays(2)),
+    "relu_grad": lambda: partial(cto.relu_grad, *arrays(2)),
+    "ReluGrad, out=": lambda: with_out(cto.ReluGrad(), 2, 64, 64),
+    "ReluGrad, bound": lambda: with_out(cto.ReluGrad().bound, 2, 64, 64)(),
+    "relu_grad, NumPy arrays": of_numpy,
 }
 
 
 def microseconds(name: str) -> float:
     """One run's time of a call."""
-    timer, calls, launches = prepared(name)
-    us = timer.timeit(calls) / calls * 1e6
-    launches.clear()
+    us = run(call(name))
+    hollow_arrays()[1].clear()
     return us
 
 
 @functools.cache
-def prepared(name: str) -> tuple[timeit.Timer, int, list[Any]]:
-    """What times a call, the calls of a run, and the list in which launches are noted."""
-    from cupy_training_ops import get_op
-
-    array, launches = hollow_arrays()
-    timer = timeit.Timer(ACTIONS[name](get_op, array), timer=time.thread_time)
-    timer.timeit(10)  # plans, and fills caches
-    launches.clear()
-    return timer, max(5, int(SECONDS / timer.timeit(10) * 10)), launches
+def call(name: str) -> Action:
+    """The call of that name."""
+    return CALLS[name]()
 
 
 @functools.cache
@@ -213,21 +200,14 @@ def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
     """What makes hollow arrays, and what is launched; from here on CuPy's arrays are such."""
     import cupy
 
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
     try:
         from cupy_training_ops.call import backends
-    except ImportError:  # an older checkout
+    except ImportError:  # a checkout before 7ec471ac
         from cupy_training_ops.frame import backends
-    try:
-        from cupy_training_ops.testing.hollow import hollow, hollow_launches
-    except ImportError:  # an older checkout has them in its tests
-        import test_hollow as old
-
-        old.arrays.BACKENDS[cupy.ndarray] = old.HOLLOW
-        return old.hollow, old.HOLLOW.launches
     launches = FOR_GOOD.enter_context(hollow_launches())
-    driver = getattr(backends.BACKENDS[cupy.ndarray], "driver", None)
-    if driver is not None:  # an older checkout has none
-        driver.launch = lambda *_: None  # nor what notes them
+    backends.BACKENDS[cupy.ndarray].driver.launch = lambda *_: None  # nor what notes them
     return hollow, launches
 
 

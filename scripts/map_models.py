@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The models of `memory_map.py` and made data for them; none drops anything out."""
+"""The models of `memory_map.py` and made data for them; by themselves none drops anything out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from front_door_models import GPT, Data, images, text
 from torch import Tensor, nn
 from torch.nn import functional
+from torch_models import GPT, Data, images, text
 
 
 class Panel(NamedTuple):
@@ -19,7 +19,7 @@ class Panel(NamedTuple):
 
     label: str
     make: Callable[[], nn.Module]
-    data: Callable[[int], Data]  # of a seed
+    data: Data
     blocks: Callable[[Any], Sequence[nn.Module]]
     scores: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x)
     dtype: torch.dtype = torch.float32  # of the parameters; autocast where it is this one
@@ -117,24 +117,24 @@ class UNet(nn.Module):
         return self.head(x).permute(0, 2, 3, 1).flatten(0, 2)
 
 
-def pixels(n: int, side: int, classes: int) -> Callable[[int], Data]:
+def pixels(n: int, side: int, classes: int) -> Data:
     """Noise, and a class for each pixel: which of its colours is the largest, or none."""
 
-    def drawn(seed: int) -> Data:
+    def drawn(seed: int) -> tuple[Tensor, Tensor]:
         x, _ = images(n, side, classes)(seed)
         return x, x.argmax(1).flatten() % classes
 
     return drawn
 
 
-def gpt(tiny: bool) -> Panel:
-    """Written by hand."""
+def gpt(tiny: bool, drops: float = 0.0) -> Panel:
+    """Written by hand; as it is, or with a share that is dropped out."""
     depth, width, n_heads, classes, n, length = (
         (2, 32, 2, 64, 2, 32) if tiny else (12, 1024, 16, 32768, 8, 1024)
     )
     return Panel(
         f"GPT, {depth} x {width:,}, {n} x {length:,} tokens",
-        lambda: undropped(GPT(depth, width, n_heads, classes, length)),
+        lambda: GPT(depth, width, n_heads, classes, length, drops),
         text(n, length, classes),
         lambda model: model.blocks,
     )
@@ -237,14 +237,6 @@ def bert(tiny: bool) -> Panel:
         lambda model: model.bert.encoder.layer,
         lambda model, tokens: model(input_ids=tokens).logits.flatten(0, 1),
     )
-
-
-def undropped(model: nn.Module) -> nn.Module:
-    """Let a model's dropout pass everything."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 PANELS: dict[str, Callable[[bool], Panel]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import statistics
 import sys
 import time
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from train_torch import allocated, timed_steps
 
 import cupy_training_ops as cto
 
@@ -125,6 +125,28 @@ def _loss(
     return functional.cross_entropy(found.float(), target)
 
 
+def allocated(device: torch.device) -> int:
+    """Bytes of tensors on the GPU; 0 on the host, where nobody counts."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def timed_steps(training: Training, n: int) -> list[float]:
+    """Milliseconds from the end of a step to the end of the next."""
+    if training.device.type != "cuda":
+        ends = [time.perf_counter()]
+        for _ in range(n):
+            training.step()
+            ends.append(time.perf_counter())
+        return [(b - a) * 1e3 for a, b in itertools.pairwise(ends)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+    events[0].record()
+    for event in events[1:]:
+        training.step()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+
+
 def _checkpoint(block: nn.Module) -> None:
     forward = block.forward
 
@@ -167,7 +189,7 @@ def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]
     n = 2 if tiny else max(FEWEST, min(STEPS, int(SECONDS / each)))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    _, times = timed_steps(training, n)
+    times = timed_steps(training, n)
     return {
         "label": training.label,
         "loss": loss,

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ STEPS = 20  # of a turn, which the device's queue holds
 MAX_NORM = 1.0
 Parameters = list[torch.nn.Parameter]
 Step = Callable[[], Any]
+Optimizers = Callable[..., torch.optim.Optimizer]
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
@@ -51,8 +53,8 @@ def on_host(turns: int) -> None:
     """A row for each pair of steps."""
     x, y = torch.randn(2, 64, 64, device="cuda")
     click.echo("| step | us | PyTorch's fused, us | ratio |\n|---|---|---|---|")
-    for name, (ours, theirs) in PAIRS.items():
-        both = Steps(ours), Steps(theirs)
+    for name, pair in PAIRS.items():
+        both = [Steps(make) for make in pair]
         found = [[steps.microseconds() for steps in both] for _ in range(turns + 2)][2:]
         us, fused = (statistics.median(each) for each in zip(*found, strict=True))
         ratio = statistics.median(one / other for one, other in found)
@@ -113,80 +115,69 @@ def median(call: Step, n: int, before: Callable[[], None] = lambda: None) -> flo
     return statistics.median(seconds) * 1e6
 
 
-def plain(parameters: Parameters) -> Step:
+def plain(parameters: Parameters, **given: Any) -> Step:
     """The operator behind ours, over tensors."""
     optimizer = cto.AdamW(parameters)
-    return lambda: optimizer.step([p.grad for p in parameters])
+    return lambda: optimizer.step([p.grad for p in parameters], **given)
 
 
 def clipped(parameters: Parameters) -> Step:
     """The same with a loss scale and clipping."""
-    optimizer = cto.AdamW(parameters)
-    scale = torch.ones((), device="cuda")
-    return lambda: optimizer.step([p.grad for p in parameters], loss_scale=scale, max_norm=MAX_NORM)
-
-
-def scaled(make: Callable[..., Any]) -> Callable[[Parameters], Step]:
-    """An optimizer as GradScaler steps it where nothing is to be unscaled before."""
-
-    def made(parameters: Parameters) -> Step:
-        optimizer = make(parameters)
-        optimizer.grad_scale = torch.ones((), device="cuda")
-        optimizer.found_inf = torch.zeros((), device="cuda")
-        return optimizer.step  # type: ignore[no-any-return]
-
-    return made
-
-
-def fused(parameters: Parameters) -> Step:
-    """PyTorch's."""
-    return torch.optim.AdamW(parameters, fused=True).step  # type: ignore[no-any-return]
+    return plain(parameters, loss_scale=torch.ones((), device="cuda"), max_norm=MAX_NORM)
 
 
 def fused_clipped(parameters: Parameters) -> Step:
     """PyTorch's way to clip, before its step."""
-    step = fused(parameters)
+    optimizer = fused(parameters)
 
     def both() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
-        step()
+        optimizer.step()
 
     return both
 
 
-def ours(parameters: Parameters, **options: Any) -> Step:
+def step_of(make: Optimizers) -> Callable[[Parameters], Step]:
     """Of PyTorch's protocol."""
-    return cto.torch.AdamW(parameters, **options).step  # type: ignore[no-any-return]
+    return lambda parameters: make(parameters).step
 
 
-def in_groups(make: Callable[..., Any], **options: Any) -> Callable[[Parameters], Step]:
+def scaled(make: Optimizers) -> Callable[[Parameters], Step]:
+    """An optimizer as GradScaler steps it where nothing is to be unscaled before."""
+
+    def made(parameters: Parameters) -> Step:
+        optimizer: Any = make(parameters)
+        optimizer.grad_scale = torch.ones((), device="cuda")
+        optimizer.found_inf = torch.zeros((), device="cuda")
+        return optimizer.step
+
+    return made
+
+
+def in_groups(make: Optimizers) -> Callable[[Parameters], Step]:
     """Vectors without decay, as is usual."""
 
     def made(parameters: Parameters) -> Step:
         matrices = [p for p in parameters if p.dim() > 1]
         vectors = [p for p in parameters if p.dim() == 1]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        return make(groups, **options).step  # type: ignore[no-any-return]
+        return make([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]).step
 
     return made
 
 
+ours, fused = cto.torch.AdamW, partial(torch.optim.AdamW, fused=True)
 PAIRS: dict[str, tuple[Callable[[Parameters], Step], Callable[[Parameters], Step]]] = {
-    "cto.AdamW, norm and step": (plain, fused),
+    "cto.AdamW, norm and step": (plain, step_of(fused)),
     "cto.AdamW, unscaling, clipping": (clipped, fused_clipped),
-    "cto.torch.AdamW": (ours, fused),
-    "cto.torch.AdamW, two groups": (
-        in_groups(cto.torch.AdamW), in_groups(torch.optim.AdamW, fused=True),
-    ),
-    "cto.torch.AdamW, GradScaler": (
-        scaled(cto.torch.AdamW), scaled(lambda p: torch.optim.AdamW(p, fused=True)),
-    ),
-    "cto.torch.AdamW, max_norm": (lambda p: ours(p, max_norm=MAX_NORM), fused_clipped),
-}  # fmt: skip
-LARGE: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
-    "PyTorch's fused": lambda p: torch.optim.AdamW(p, fused=True),
-    "cto.torch.AdamW": cto.torch.AdamW,
-    "cto.torch.AdamW, 8 bits": lambda p: cto.torch.AdamW(p, state="8bit"),
+    "cto.torch.AdamW": (step_of(ours), step_of(fused)),
+    "cto.torch.AdamW, two groups": (in_groups(ours), in_groups(fused)),
+    "cto.torch.AdamW, GradScaler": (scaled(ours), scaled(fused)),
+    "cto.torch.AdamW, max_norm": (step_of(partial(ours, max_norm=MAX_NORM)), fused_clipped),
+}
+LARGE: dict[str, Optimizers] = {
+    "PyTorch's fused": fused,
+    "cto.torch.AdamW": ours,
+    "cto.torch.AdamW, 8 bits": partial(ours, state="8bit"),
 }
 
 

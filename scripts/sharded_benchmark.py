@@ -82,7 +82,7 @@ def steps(xp: Any, group: cto.ProcessGroup, shapes: Any, rounds: int) -> Iterato
     whole = cto.AdamW(parameters, 1e-4)
     divided = cto.AdamW(parameters, 1e-4, group=group)
     own = cto.AdamW([part for part in divided._own_parts()[0] if part.size], 1e-4)
-    parts = [part for part in divided._cut(dict(enumerate(gradients)), xp.ones(1, np.float32))]
+    parts = [part for part in divided._parts_of(dict(enumerate(gradients)), xp.ones(1, np.float32))]
 
     def all_reduced() -> None:
         add_up(gradients)

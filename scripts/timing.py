@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,33 +37,20 @@ def rotations(nbytes: int) -> int:
     return max(2, -(-ROTATED_NBYTES // max(nbytes, 1)))
 
 
-class CupyWork:
-    """CALLS calls of CuPy work: a graph where it can be captured, else eager calls.
+def time_cupy(actions: Sequence[Action], eager: bool = False) -> Timing:
+    """Time CuPy work: a graph where it can be captured, else eager calls.
 
     Eager calls take the host's time or the GPU's, whichever is longer.
     """
-
-    def __init__(self, actions: Sequence[Action], eager: bool = False) -> None:
-        cupy.cuda.Device().synchronize()  # the inputs were made on another stream
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        with self._stream:
-            for action in actions:
-                action()
-            self._stream.synchronize()
-            replay = None if eager else _captured_cupy(actions, self._stream)
-        self.captured = replay is not None
-        self._work = replay or (lambda: _all(actions))
-
-    def samples(self, count: int = REPLAYS) -> list[float]:
-        """Milliseconds of one call, measured so many times between two events."""
-        with self._stream:
-            return _event_samples(self._work, self._stream, count)
-
-
-def time_cupy(actions: Sequence[Action], eager: bool = False) -> Timing:
-    """Time CuPy work."""
-    work = CupyWork(actions, eager)
-    return Timing.of(work.samples(), work.captured)
+    cupy.cuda.Device().synchronize()  # the inputs were made on another stream
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for action in actions:
+            action()
+        stream.synchronize()
+        replay = None if eager else _captured_cupy(actions, stream)
+        samples = _event_samples(replay or (lambda: _all(actions)), stream)
+    return Timing.of(samples, replay is not None)
 
 
 def time_torch(actions: Sequence[Action], eager: bool = False) -> Timing:
@@ -83,20 +69,6 @@ def time_torch(actions: Sequence[Action], eager: bool = False) -> Timing:
             replay or (lambda: _all(actions)), cupy.cuda.Stream.from_external(stream)
         )
     return Timing.of(samples, replay is not None)
-
-
-def host_microseconds(action: Action, calls: int = 10_000) -> float:
-    """Median host time of a call, the queue drained every 500 calls."""
-    for _ in range(2000):
-        action()
-    samples = []
-    for i in range(calls):
-        if i % 500 == 0:
-            cupy.cuda.Device().synchronize()
-        start = time.perf_counter_ns()
-        action()
-        samples.append(time.perf_counter_ns() - start)
-    return statistics.median(samples) / 1000
 
 
 def copy_rate() -> float:
@@ -151,11 +123,11 @@ def _captured_torch(actions: Sequence[Action]) -> Action | None:
     return graph.replay
 
 
-def _event_samples(work: Action, stream: Any, count: int = REPLAYS) -> list[float]:
+def _event_samples(work: Action, stream: Any) -> list[float]:
     """Milliseconds of one call, from CALLS calls at a time."""
     samples = []
     work()
-    for _ in range(count):
+    for _ in range(REPLAYS):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         start.record(stream)
         work()

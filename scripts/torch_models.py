@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The models of `train_torch.py`, written by hand, a ResNet and a transformer's decoder, and made
-data for them."""
+"""Models written by hand, a ResNet and two decoders, and made data for them."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Run = Callable[[nn.Module, Tensor], Tensor]  # runs a block, with or without checkpointing
-
-
-def plainly(block: nn.Module, x: Tensor) -> Tensor:
-    """Run a block as it is."""
-    return block(x)
+Data = Callable[[int], tuple[Tensor, Tensor]]  # of a seed
 
 
 def convolution(n_in: int, n_out: int, extent: int, stride: int = 1) -> nn.Sequential:
@@ -59,10 +51,10 @@ class ResNet(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(n_in, classes)
 
-    def forward(self, images: Tensor, run: Run) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         x = functional.max_pool2d(functional.relu(self.stem(images)), 3, 2, 1)
         for block in self.blocks:
-            x = run(block, x)
+            x = block(x)
         return self.head(x.mean((2, 3)))
 
 
@@ -98,54 +90,71 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Layer(width, n_heads) for _ in range(n_layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
 
-    def forward(self, tokens: Tensor, run: Run) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens) + self.position
         for block in self.blocks:
-            x = run(block, x)
+            x = block(x)
         return self.head(self.norm(x)).flatten(0, 1)
 
 
-class Model(NamedTuple):
-    """A model, what it is trained on, and how."""
+class Block(nn.Module):
+    """Attention and a feed-forward part, each normalised first, dropped out and added."""
 
-    label: str
-    make: Callable[[], nn.Module]
-    data: Callable[[torch.device], tuple[Tensor, Tensor]]
-    autocast: bool
+    def __init__(self, width: int, n_heads: int, drops: float) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.before_attention, self.before_dense = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dense = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.drop = nn.Dropout(drops)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.n_heads, -1))
+        heads = qkv.permute(2, 0, 3, 1, 4).unbind()
+        y = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.drop(self.out(y.transpose(1, 2).flatten(2)))
+        return x + self.drop(self.dense(self.before_dense(x)))
 
 
-def images(n: int, side: int, classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Noise, and a class for each."""
-    drawn = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 3, side, side, generator=drawn)
-    return x.to(device), torch.randint(classes, (n,), generator=drawn).to(device)
+class GPT(nn.Module):
+    """A decoder in the shape of GPT-2, which drops out a share of what is added."""
+
+    def __init__(
+        self, depth: int, width: int, n_heads: int, classes: int, length: int, drops: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(classes, width), nn.Embedding(length, width)
+        self.drop = nn.Dropout(drops)
+        self.blocks = nn.ModuleList(Block(width, n_heads, drops) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.tokens(tokens) + self.places(places))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).flatten(0, 1)
 
 
-def text(n: int, length: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def text(n: int, length: int, classes: int) -> Data:
     """Random tokens that repeat, each with the one that follows it."""
-    drawn = torch.Generator().manual_seed(1)
-    found = torch.randint(tokens, (n, length // 4), generator=drawn).repeat(1, 4)
-    return found.to(device), found.roll(-1, 1).flatten().to(device)
+
+    def drawn(seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        found = torch.randint(classes, (n, length // 4), generator=generator).repeat(1, 4)
+        return found, found.roll(-1, 1).flatten()
+
+    return drawn
 
 
-def models(quick: bool) -> dict[str, Model]:
-    """The three rows of the table, small ones where it has to be quick."""
-    stages, width, batch, side, classes = (
-        ((1, 1), 8, 8, 48, 10) if quick else ((3, 4, 6, 3), 64, 256, 224, 1000)
-    )
-    layers, wide, heads, tokens, rows, length = (
-        (2, 64, 4, 128, 4, 128) if quick else (12, 1024, 16, 4096, 16, 1024)
-    )
-    resnet = functools.partial(ResNet, stages, width, classes)
-    of_images = functools.partial(images, batch, side, classes)
-    what = "ResNet, small" if quick else "ResNet-50-shaped, batch 256"
-    return {
-        "resnet-float32": Model(f"{what}, float32 (TF32)", resnet, of_images, False),
-        "resnet-bfloat16": Model(f"{what}, bfloat16", resnet, of_images, True),
-        "transformer": Model(
-            f"{layers} layers, {wide} wide, {rows} x {length} tokens, bfloat16",
-            functools.partial(Transformer, layers, wide, heads, tokens, length),
-            functools.partial(text, rows, length, tokens),
-            True,
-        ),
-    }
+def images(n: int, side: int, classes: int) -> Data:
+    """Noise, and a class for each."""
+
+    def drawn(seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, 3, side, side, generator=generator)
+        return x, torch.randint(classes, (n,), generator=generator)
+
+    return drawn

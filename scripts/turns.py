@@ -8,12 +8,15 @@ tests of its checkout before all others. Whatever else the machine does falls on
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import time
+import timeit
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,6 +26,7 @@ import click
 
 HERE = Path(__file__).resolve().parent.parent
 SERVE = "--serve"
+SECONDS = 0.005  # of a run
 COMPARED = "| call | old us | us | us / old us (p20, p80) |"
 PACKAGE = "cupy_training_ops"
 
@@ -120,6 +124,20 @@ def ratios(before: Sequence[float], after: Sequence[float]) -> tuple[float, floa
     found = [new / old for old, new in zip(before, after, strict=True)]
     deciles = statistics.quantiles(found, n=10, method="inclusive")
     return statistics.median(found), deciles[1], deciles[7]
+
+
+def run(action: Callable[[], Any]) -> float:
+    """Microseconds of the processor for a call, in one run of many."""
+    timer, calls = _timer(action)
+    return timer.timeit(calls) / calls * 1e6
+
+
+@functools.cache
+def _timer(action: Callable[[], Any]) -> tuple[timeit.Timer, int]:
+    """Warm, and how many calls make a run."""
+    timer = timeit.Timer(action, timer=time.thread_time)
+    timer.timeit(20)  # plans, and fills caches
+    return timer, max(5, int(SECONDS / timer.timeit(10) * 10))
 
 
 def serve(*functions: Callable[..., Any]) -> None:

@@ -36,7 +36,7 @@ from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
 from tiers import Tiers, missing, skip_unless_available, workers
 from watchdog import Watchdog
 
-from cupy_training_ops.device import kernel_cache
+from cupy_training_ops.device import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))
     lend_interrupts()
     lend_checkout()
-    lend_folder(config, "CUPY_CACHE_DIR", kernel_cache.folder())
+    lend_folder(config, "CUPY_CACHE_DIR", compiler.cache_folder())
     lend_folder(config, "CTO_EMULATOR_CACHE", str(cache_folder()))
     lend_folder(config, "HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
     counts = Counts()

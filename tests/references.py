@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from cupy_training_ops import functions
+from cupy_training_ops import registry
 from cupy_training_ops.call.op import Op
 
 
@@ -24,7 +24,7 @@ class References:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._module, name)
-        cls = functions.OPERATORS.get(name)
+        cls = registry.OPERATORS.get(name)
 
         def with_attributes(*inputs: Any, **attributes: Any) -> Any:
             return function(*inputs, **cls(**attributes).attribute_values)

@@ -45,7 +45,7 @@ def assert_results_match(
         if wanted is None:
             assert actual is None
             continue
-        pair = sample.compared(run.host(actual)), sample.compared(wanted)
+        pair = sample.comparable(run.host(actual)), sample.comparable(wanted)
         assert_matches(*pair, tolerance(sample, op, wanted.dtype), slack)
 
 

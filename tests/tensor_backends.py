@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from runs import DEVICE, EMULATED
 
 from cupy_training_ops.backend import Info
-from cupy_training_ops.call.backends import OneStream
+from cupy_training_ops.call.backends import TENSORS, OneStream
 from cupy_training_ops.device.tensors import TensorBackend
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.hollow import HollowDriver, HollowModule, Queued
@@ -141,13 +142,12 @@ def numpy_of(value: Any) -> Any:
 @contextlib.contextmanager
 def tensors_on(backend: Any):
     """Tensors of the host run on a backend in the context, whose value it is."""
-    from cupy_training_ops.call.backends import tensors_run_on
     from cupy_training_ops.device.tensors import PLAIN
-    from cupy_training_ops.torch.ops import recent
+    from cupy_training_ops.torch.ops import dispatch
 
-    recent.forget()  # what ran on another backend
+    dispatch.forget()  # what ran on another backend
     try:
-        with tensors_run_on(backend, PLAIN):
+        with mock.patch.dict(TENSORS, dict.fromkeys(PLAIN, backend)):
             yield backend
     finally:
-        recent.forget()
+        dispatch.forget()

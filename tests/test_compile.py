@@ -23,12 +23,17 @@ import pytest
 from cupy_training_ops import CompileError, ProviderError
 from cupy_training_ops.call.op import Op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.device import offline
-from cupy_training_ops.device.compiler import nvrtc, slot_options
-from cupy_training_ops.device.offline import ARCHITECTURES, Resources, compile_for
+from cupy_training_ops.device import compiler
+from cupy_training_ops.device.compiler import (
+    ARCHITECTURES,
+    Resources,
+    compile_for,
+    nvrtc,
+    slot_options,
+)
 from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
-from cupy_training_ops.families.collective import plan_adasum as adasum
+from cupy_training_ops.families.collective.operators import adasum_slots
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.registry import FAMILIES, classes, get_op
 from cupy_training_ops.testing.idle import Module, modules
@@ -63,7 +68,7 @@ DRAWN_SHARE = 0.5  # of the families
 @functools.cache
 def wanted(family: str, architecture: str) -> list[Module]:
     """What the samples of a family's operators compile on this architecture."""
-    device = offline.device(architecture)
+    device = compiler.device_of(architecture)
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
     found = modules(samples, device)
     sampled = [(m.source.name, m.slots) for m in found]
@@ -78,7 +83,7 @@ def unsampled(family: str, device: Device) -> list[Module]:
     if family != "collective":
         return []
     source = load(family)
-    return [Module(source, adasum.slots_of(t), tuple(sorted(source.kernels))) for t in FLOATS]
+    return [Module(source, adasum_slots(t), tuple(sorted(source.kernels))) for t in FLOATS]
 
 
 def large_convolutions(device: Device) -> list[Module]:
@@ -111,7 +116,7 @@ def drawn(found: Iterable[Module], draw: random.Random) -> list[Module]:
 def missing_nvrtc() -> str | None:
     """Why nothing can be compiled here, or None."""
     try:
-        offline.supported_architectures()
+        compiler.supported_architectures()
     except ProviderError as error:
         return str(error)
     return None
@@ -151,7 +156,7 @@ def faults(module: Module, architecture: str) -> list[str]:
 
 def check(found: Iterable[Module], architecture: str) -> None:
     """All that is wrong, of all modules."""
-    if architecture not in offline.supported_architectures():
+    if architecture not in compiler.supported_architectures():
         pytest.skip(f"this NVRTC does not compile for sm_{architecture}")
     wrong = [text for module in found for text in faults(module, architecture)]
     assert not wrong, "\n".join(["", *wrong])
@@ -207,14 +212,14 @@ def test_the_readme_says_which_cuda_serves_which_capability() -> None:
     major, minor = nvrtc().getVersion()
     oldest, newest, newest_before, *of_13 = said.groups()
     of_12 = [oldest, newest if (major, minor) >= (12, 8) else newest_before]
-    first, *_, last = (f"{a[:-1]}.{a[-1]}" for a in offline.supported_architectures())
+    first, *_, last = (f"{a[:-1]}.{a[-1]}" for a in compiler.supported_architectures())
     assert [first, last] == (of_12 if major == 12 else of_13)
 
 
 @every_family
 def test_every_family_with_kernels_is_compiled(family) -> None:
     """Some sample has a module; which there are is asked where they are compiled."""
-    device = offline.device("90")
+    device = compiler.device_of("90")
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
     found = chain(unsampled(family, device), (m for s in samples for m in modules([s], device)))
     assert family in (module.source.name for module in found)

@@ -214,6 +214,29 @@ def test_out_of_any_kind_comes_back_itself() -> None:
     assert (np.asarray(total) == 2).all()
 
 
+def test_subclasses_of_cupys_arrays_are_arrays() -> None:
+    """As NumPy's: results are plain, what is written comes back itself."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    kind = type("Tagged", (cupy.ndarray,), {})
+    x, out = (kind((8,), X.dtype, hollow((8,), X.dtype).data) for _ in range(2))
+    plain = hollow((8,), X.dtype)
+    op = cto.Gelu()
+    with hollow_launches() as launches:
+        for call in (
+            lambda: op(x, out=out),
+            lambda: op.bound(x, out=out)(),
+            lambda: op.bound(..., out=out)(X=x),
+            lambda: op(plain, out=out, workspace=kind((8,), np.uint8, x.data + 512)),
+        ):
+            assert call() is out
+        assert len(launches) == 4
+        assert type(op(x)) is cupy.ndarray
+        accumulated, _ = cto.in_place_accumulator_list([x, plain], [out, hollow((8,), X.dtype)])
+        assert accumulated is x
+
+
 def scalars_for_written() -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
     """A call of each operator that writes an input, which is a scalar of NumPy's."""
     for name, samples in all_samples().items():

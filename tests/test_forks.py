@@ -17,6 +17,7 @@ from cupy_training_ops import GroupError, ProviderError, SplitStep, YieldOp, get
 from cupy_training_ops.call.backends import numpy_runs_on
 from cupy_training_ops.callables import contexts
 from cupy_training_ops.device import compiler
+from cupy_training_ops.device.marks import Marks, call_with_marks, own_marks, waiting
 from cupy_training_ops.device.workspace import Workspaces
 from cupy_training_ops.forks import Locked, computed_once
 from cupy_training_ops.plan import Device
@@ -113,6 +114,20 @@ def test_a_child_calls_what_another_thread_was_calling(at) -> None:
     with numpy_runs_on(backend):
         assert status_of_child(calls, again) == 0
         assert op.workspaces.depth == 0
+
+
+@forking
+def test_a_child_has_no_notes_of_other_threads() -> None:
+    """New threads get the numbers of those: a call of theirs would say that theirs has written."""
+
+    def waits(pause: Pause) -> None:
+        call_with_marks(Marks((int,), (int,)), pause)
+
+    def own_notes() -> int:
+        return 0 if own_marks() == Marks((int,)) else 1
+
+    assert status_of_child(waits, lambda: len(waiting)) == 0
+    assert call_with_marks(Marks((int,)), status_of_child, lambda pause: pause(), own_notes) == 0
 
 
 @forking

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
-from cupy_training_ops.device import offline
+from cupy_training_ops.device import compiler
 from cupy_training_ops.device.compiler import LANGUAGE
 from cupy_training_ops.device.source import Source, families, load, signatures, source_folder
 from cupy_training_ops.dtypes import ELEMENT_TYPES
@@ -39,14 +39,14 @@ def cases() -> Iterator[Any]:
 def compile_headers(folder: Path, names: list[str], architecture: str) -> None:
     """One translation unit that includes these headers and nothing else."""
     try:
-        known = offline.supported_architectures()
+        known = compiler.supported_architectures()
     except ProviderError as error:
         pytest.skip(str(error))
     if architecture not in known:
         pytest.skip(f"this NVRTC does not compile for sm_{architecture}")
     includes = "".join(f'#include "{name}"\n' for name in names)
     (folder / "headers.cu").write_text(includes)
-    offline.compile_for(load.__wrapped__("headers", folder), (LANGUAGE,), architecture)
+    compiler.compile_for(load.__wrapped__("headers", folder), (LANGUAGE,), architecture)
 
 
 @pytest.mark.parametrize(("group", "architecture"), list(cases()))

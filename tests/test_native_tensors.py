@@ -6,6 +6,7 @@ Without a GPU: tensors of the host stand for a GPU's, with hollow or emulated ke
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -258,8 +259,16 @@ def test_nothing_is_exchanged_between_two_streams_under_capture(
     op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
     labels = torch.zeros(4500, dtype=torch.int64)
     stream = SimpleNamespace(cuda_stream=64)
-    of_cupy = SimpleNamespace(capturing=lambda _: captures == "CuPy")
-    monkeypatch.setattr(backend, "capturing", lambda _: captures == "PyTorch")
+    is_current = []  # the device, of whose stream alone PyTorch can say it
+
+    @contextlib.contextmanager
+    def on(device):
+        is_current.append(device)
+        yield
+        is_current.clear()
+
+    of_cupy = SimpleNamespace(capturing=lambda _: captures == "CuPy", on=on)
+    monkeypatch.setattr(backend, "capturing", lambda _: captures == "PyTorch" and bool(is_current))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(interop, "has_same_stream", lambda _: False)
     monkeypatch.setattr(interop, "cuda_backend", lambda: of_cupy)

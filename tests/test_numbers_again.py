@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.call.convert import Freezing
+from cupy_training_ops.call.checks import Freezing
 from cupy_training_ops.declare.schema import Changing, Input, flag, integer, real
 from cupy_training_ops.device.arguments import DynamicArgument
 

@@ -312,11 +312,11 @@ class ActivationStash:
         if is_captured or not check.measure:
             entry.original = None
             return None
-        return PendingCheck(entry, check, entry.spec.nbytes, *streams.read(numbers))
+        return PendingCheck(entry, check, entry.spec.nbytes, *streams.copy_to_host(numbers))
 
     def _await_length(self, entry: StashEntry) -> None:
         """On the host it is known at once, and no more is ever held."""
-        length, event = entry.streams.read(entry.code[:8].view(np.int64))
+        length, event = entry.streams.copy_to_host(entry.code[:8].view(np.int64))
         if event is None:
             entry.code = entry.copy_codes(int(length[0]))
         else:

@@ -19,7 +19,7 @@ from ..declare.schema import REQUIRED, Input, n_required
 from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
-from .convert import convert_value, is_number
+from .checks import convert_value, is_number
 from .interop import Lent
 from .prepared import Arguments
 
@@ -88,7 +88,7 @@ def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(value, cupy.ndarray):
         cuda_backend()
-        return value
+        return value if type(value) is cupy.ndarray else cupy.ndarray.view(value, cupy.ndarray)
     if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
         return np.asarray(value)
     try:

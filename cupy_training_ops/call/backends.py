@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Array, Backend, Driver, Info, KernelSource, Module, Piece
 from ..declare.schema import Shape, Spec
-from ..device.kernel_cache import importing
+from ..device.compiler import importing
 from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
@@ -86,12 +86,8 @@ class NumpyBackend(OneStream):
         """The same of several; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
-    def pointer(self, array: HostArray) -> int:
-        """The address of the first element."""
-        return array.ctypes.data
-
     def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
-        """The addresses of several; 0 for None."""
+        """The addresses of the first elements; 0 for None."""
         return [0 if array is None else array.ctypes.data for array in arrays]
 
     def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
@@ -180,12 +176,13 @@ def info(array: Array) -> Info:
     return (BACKENDS.get(kind) or TENSORS[kind]).info(array)
 
 
-def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """The same of a list, which may have None."""
+def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...] | None:
+    """The same of a list, which may have None; None, or KeyError, where one has to be adopted."""
     kinds = set(map(type, arrays)) - {type(None)}
     if len(kinds) == 1:
         kind = kinds.pop()
-        return tuple((BACKENDS.get(kind) or TENSORS[kind]).infos(arrays))
+        backend = BACKENDS.get(kind) or TENSORS.get(kind)
+        return None if backend is None else tuple(backend.infos(arrays))
     return tuple([None if array is None else info(array) for array in arrays])
 
 
@@ -213,18 +210,6 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
         yield
     finally:
         BACKENDS[np.ndarray] = before
-
-
-@contextlib.contextmanager
-def tensors_run_on(backend: Backend, kinds: Sequence[type]) -> Iterator[None]:
-    """Run tensors on a backend inside the context: emulated kernels, in tests."""
-    before = dict(TENSORS)
-    TENSORS.update(dict.fromkeys(kinds, backend))
-    try:
-        yield
-    finally:
-        TENSORS.clear()
-        TENSORS.update(before)
 
 
 def tensor_backend() -> Backend:

@@ -8,20 +8,20 @@ a call over hundreds of new ones costs little beside its launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from ..errors import refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
-from .convert import is_number
+from .checks import is_number
 from .guards import Addresses, AtAddresses, TensorGuard, Unchanged, as_list
 from .interop import NONE_LENT, Lent, are_native
 from .keys import reader
+from .operator import Operator
 from .overlap import Beside
 from .prepared import Arguments, Arrays, group
-from .protocol import Operator
 from .run import NO_VALUES, Call, Placed
 
 __all__ = ["BoundCall", "LendingCall", "OpenCall", "bind", "opened"]
@@ -146,6 +146,17 @@ _MAX_CALLS = 64
 _MAX_PLACED = 8  # lists of addresses: an allocator gives the same memory again
 
 
+class _Given(NamedTuple):
+    """What a call was bound with; None in the places of inputs that are open."""
+
+    op: Operator
+    inputs: Arguments
+    out: Arguments
+    outputs: Outputs
+    workspace: object
+    places: tuple[int, ...]
+
+
 class OpenCall(AtAddresses):
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
@@ -154,13 +165,13 @@ class OpenCall(AtAddresses):
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
         every = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
-        self._op, self._out = op, out
-        self._outputs, self._workspace = outputs, workspace
+        self._op = op
         self._open = {op.inputs[place].name: place for place, v in enumerate(every) if v is ...}
-        self._closed = tuple([None if value is ... else value for value in every])
+        closed, places = tuple(None if v is ... else v for v in every), tuple(self._open.values())
+        self._given = _Given(op, closed, out, outputs, workspace, places)
         self._forms: dict[bool, _ClosedInputs] = {}
         self._watches = True
-        self._form(op.knows_tensors and are_native(op.inputs, self._closed, out))
+        self._form(op.knows_tensors and are_native(op.inputs, closed, out))
 
     def __call__(self, **arguments: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
@@ -169,7 +180,7 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.launch(values, changing, addresses)
-        form, every, borrowed = self._borrow(values, self._out)
+        form, every, borrowed = self._borrow(values, self._given.out)
         with borrowed.stream():
             call, adopted = form.call_with(every, borrowed)
             return borrowed.give_back(call.launch(adopted, changing, lent=borrowed))
@@ -223,18 +234,16 @@ class OpenCall(AtAddresses):
         self, values: Sequence[object], out: Arguments
     ) -> tuple[_ClosedInputs, Arguments, Lent]:
         """The form of the closed inputs that fits these, all inputs, and what is borrowed."""
-        op = self._op
-        every = _fill(self._closed, self._open.values(), values)
-        form = self._form(op.knows_tensors and are_native(op.inputs, every, self._out))
+        op, given = self._op, self._given
+        every = _fill(given.inputs, given.places, values)
+        form = self._form(op.knows_tensors and are_native(op.inputs, every, given.out))
         return form, every, self._new_lent(every, out, form.is_native, form.lent)
 
     def _form(self, natively: bool) -> _ClosedInputs:
         form = self._forms.get(natively)
         if form is None:
-            lent = self._new_lent(self._closed, self._out, natively)
-            bound = self._closed, self._out, self._outputs, self._workspace
-            form = _ClosedInputs(self._op, *bound, tuple(self._open.values()), natively, lent)
-            self._forms[natively] = form
+            lent = self._new_lent(self._given.inputs, self._given.out, natively)
+            form = self._forms[natively] = _ClosedInputs(self._given, natively, lent)
         return form
 
     def _new_lent(
@@ -248,24 +257,13 @@ class OpenCall(AtAddresses):
 class _ClosedInputs:
     """The inputs that are not open in one form: tensors as they are, or as arrays."""
 
-    def __init__(
-        self,
-        op: Operator,
-        closed: Arguments,
-        out: Arguments,
-        outputs: Outputs,
-        workspace: object,
-        places: Sequence[int],
-        is_native: bool,
-        lent: Lent,
-    ) -> None:
+    def __init__(self, given: _Given, is_native: bool, lent: Lent) -> None:
         self.is_native, self.lent = is_native, lent
-        self._op, self._outputs, self._workspace = op, outputs, workspace
-        pairs = zip(op.inputs, closed, strict=True)
-        self._inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
-        self._out = tuple([adopt_out(op.name, value, lent) for value in out])
-        self._places = places
-        self._readers = [reader(op.inputs[place]) for place in places]
+        op, pairs = given.op, zip(given.op.inputs, given.inputs, strict=True)
+        inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
+        out = tuple([adopt_out(op.name, value, lent) for value in given.out])
+        self._given = given._replace(inputs=inputs, out=out)
+        self._readers = [reader(op.inputs[place]) for place in given.places]
         self._calls: dict[object, _PartialCall] = {}
         self._last: tuple[object, _PartialCall] | None = None
 
@@ -276,8 +274,8 @@ class _ClosedInputs:
 
     def call_with(self, every: Sequence[object], lent: Lent) -> tuple[_PartialCall, Sequence[Any]]:
         """The kind of call, and the open inputs in forms that have a backend."""
-        op = self._op
-        adopted = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in self._places]
+        op, places = self._given.op, self._given.places
+        adopted = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in places]
         pairs = zip(self._readers, adopted, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
         last = self._last
@@ -289,10 +287,10 @@ class _ClosedInputs:
         return last[1], adopted
 
     def _prepare(self, key: object, adopted: Sequence[Any], lent: Lent) -> _PartialCall:
-        every = _fill(self._inputs, self._places, adopted)
-        call, inputs, out = self._op.prepared_call(every, self._out, self._outputs, lent)
-        places, workspace = self._places, self._workspace
-        partial_call = _PartialCall(self._op, call, inputs, out, workspace, places, self.lent)
+        given = self._given
+        every = _fill(given.inputs, given.places, adopted)
+        call, inputs, out = given.op.prepared_call(every, given.out, given.outputs, lent)
+        partial_call = _PartialCall(call, given._replace(inputs=inputs, out=out), self.lent)
         if len(self._calls) >= _MAX_CALLS:
             self._calls.clear()
         self._calls[key] = partial_call
@@ -302,16 +300,8 @@ class _ClosedInputs:
 class _PartialCall:
     """One kind of call with open inputs; the addresses of all other arrays are known."""
 
-    def __init__(
-        self,
-        op: Operator,
-        call: Call,
-        inputs: Arguments,
-        out: Arguments,
-        workspace: object,
-        places: Sequence[int],
-        lent: Lent,
-    ) -> None:
+    def __init__(self, call: Call, given: _Given, lent: Lent) -> None:
+        op, inputs, out, _, workspace, places = given
         self.call = call
         self._op, self._workspace = op, workspace
         self._places, self._out = places, out

@@ -20,8 +20,8 @@ from ..errors import pass_on, refuse
 from .backends import is_array
 from .interop import Lent, is_tensor, refuse_gradients
 from .keys import Reader, reader
+from .operator import Operator
 from .prepared import Arguments, Arrays
-from .protocol import Operator
 from .run import Call, Placed
 
 

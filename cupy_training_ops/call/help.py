@@ -17,7 +17,7 @@ from ..declare.schema import REQUIRED, Attribute, Input, Output, kind
 from ..declare.type_rows import TypeRows, Types
 from ..dtypes import dtype_name, dtype_names
 from .arguments import CALL
-from .protocol import Operator
+from .operator import Operator
 
 WIDTH = 96  # of a line, which pydoc indents by four
 

@@ -20,19 +20,17 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from operator import mul
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..declare.schema import Input
 from ..device.streams import on_stream
-from ..device.tensor_guards import raise_versions
+from ..device.tensor_guards import dense_strides, raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
 from .backends import cuda_backend, infos, tensor_backend
-from .convert import is_number
+from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
 
 _DLPACK_CPU = 1
@@ -90,14 +88,8 @@ def as_tensor(array: Any) -> Any:
         _refuse_exchange(bits.data.device_id)
     tensor = (torch.from_numpy if isinstance(bits, np.ndarray) else torch.from_dlpack)(bits)
     if array.size < 2:
-        tensor = tensor.as_strided(array.shape, _ordinary_strides(array.shape))
+        tensor = tensor.as_strided(array.shape, dense_strides(array.shape))
     return tensor if bits is array else tensor.view(torch.bfloat16)
-
-
-def _ordinary_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of PyTorch's own tensors, in elements: NumPy's and CuPy's may be 0."""
-    inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
-    return tuple(inner)[::-1] if shape else ()
 
 
 class Lent:
@@ -256,11 +248,10 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
     try:
-        infos(arrays)
-    except KeyError as error:
+        return infos(arrays) is not None
+    except KeyError as error:  # an unusual tensor, or one of the host beside those of a GPU
         pass_on(error)
         return False
-    return True
 
 
 def may_record(arrays: Sequence[Any]) -> bool:
@@ -347,10 +338,11 @@ def _refuse_exchange(device: int) -> None:
 
 def _is_captured(device: int) -> bool:
     """Return True if either's current stream is captured; default streams cannot be asked."""
-    address = sys.modules["torch"].cuda.current_stream(device).cuda_stream
-    if cuda_backend().capturing(device):
+    address, backend = sys.modules["torch"].cuda.current_stream(device).cuda_stream, cuda_backend()
+    if backend.capturing(device):
         return True
-    return address not in (0, 1) and tensor_backend().capturing(device)
+    with backend.on(device):  # PyTorch answers for the current one
+        return address not in (0, 1) and tensor_backend().capturing(device)
 
 
 def _has_memory(tensor: Any) -> bool:

@@ -61,11 +61,13 @@ def _flat(value: HostArray) -> object:
 
 
 def host_keys(values: Any) -> tuple[object, ...]:
-    """The same of a list; that of integer tuples, such as View's shapes, in one go."""
-    tuples = isinstance(values, list | tuple) and _TUPLES.issuperset(map(type, values))
-    if tuples and _INTEGERS.issuperset(map(type, itertools.chain.from_iterable(values))):
+    """The same of a list; TypeError where there is no list of Python's own."""
+    if type(values) is not list and type(values) is not tuple:
+        raise TypeError  # an array would take itself apart, another class may do anything
+    is_nested = _TUPLES.issuperset(map(type, values))  # such as View's shapes: in one go
+    if is_nested and _INTEGERS.issuperset(map(type, itertools.chain.from_iterable(values))):
         return tuple(values)
-    return read_list(host_key, values)
+    return tuple([None if v is None else host_key(v) for v in values])
 
 
 def changing_key(value: object) -> object:
@@ -80,15 +82,8 @@ def either_key(value: Any) -> object:
     return CHANGES if type(value) in _CHANGING else info(value)
 
 
-def read_list(read: Reader, values: object) -> tuple[object, ...]:
-    """Key of each entry by `read`; TypeError where there is no list of Python's own."""
-    if type(values) is not list and type(values) is not tuple:
-        raise TypeError  # an array would take itself apart, another class may do anything
-    return tuple([None if v is None else read(v) for v in values])
-
-
-def array_keys(values: object) -> tuple[object, ...]:
-    """Keys of a list of arrays; TypeError where there is no list of Python's own."""
+def array_keys(values: object) -> tuple[object, ...] | None:
+    """Keys of a list of arrays, as `infos`; TypeError where there is no list of Python's own."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
@@ -105,15 +100,22 @@ def reader(item: Input) -> Reader:
     return array_keys if item.variadic else info
 
 
-def out_key(out: Sequence[Any]) -> tuple[object, ...]:
-    """Keys of the caller's outputs, those of a variadic one in a tuple of their own."""
+def out_key(out: Sequence[Any]) -> tuple[object, ...] | None:
+    """Keys of the caller's outputs, those of a variadic one in a tuple of their own; as `infos`."""
     keys: list[object] = []
     for array in out:
-        if array is None or type(array) is tuple:
-            keys.append(None if array is None else out_key(array))
+        if array is None:
+            keys.append(None)
+            continue
+        kind = type(array)
+        if kind is tuple:
+            key: object = out_key(array)
         else:
-            kind = type(array)
-            keys.append((BACKENDS.get(kind) or TENSORS[kind]).info(array))
+            backend = BACKENDS.get(kind) or TENSORS.get(kind)
+            key = None if backend is None else backend.info(array)
+        if key is None:
+            return None
+        keys.append(key)
     return tuple(keys)
 
 

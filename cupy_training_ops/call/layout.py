@@ -8,7 +8,6 @@ An order names the dimensions from the outermost in memory to the innermost. Tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from ..backend import Array, ArrayInfo, Backend
 from ..declare.declaration import Declaration
@@ -17,13 +16,6 @@ from ..errors import refuse
 from . import checks
 
 Order = tuple[int, ...]
-
-
-class Named(Protocol):
-    """Anything with a name."""
-
-    @property
-    def name(self) -> str: ...
 
 
 def order(info: ArrayInfo) -> Order | None:
@@ -90,10 +82,10 @@ def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout
 
 
 def of_results(
-    op: Declaration, results: Iterable[Named], inputs: Mapping[str, ArrayInfo | None]
+    op: Declaration, names: Iterable[str], inputs: Mapping[str, ArrayInfo | None]
 ) -> list[Order | None]:
     """The orders of new results that lie as an input does; None for others."""
-    like = [inputs.get(op.lies_as.inputs.get(result.name, "")) for result in results]
+    like = [inputs.get(op.lies_as.inputs.get(name, "")) for name in names]
     return [None if info is None else own_order(op.name, "", info) for info in like]
 
 

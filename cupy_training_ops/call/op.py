@@ -8,27 +8,23 @@ remembered; later ones go from the look-up straight to the launch.
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from ..backend import Backend
-from ..declare.declaration import Declaration, Declares, home
-from ..declare.schema import Inferred
-from ..device.source import Source, load
+from ..declare.declaration import Declaration
 from ..device.workspace import Workspaces
-from ..errors import ArgumentError, pass_on
-from ..plan import Device, Plan
+from ..errors import pass_on
 from . import checks, keys
 from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
-from .convert import frozen_attributes
+from .checks import frozen_attributes
 from .guards import LastCall, remember
 from .help import Help
 from .interop import Lent
+from .operator import Operator
 from .prepare import prepare, select_outputs
-from .prepared import Arguments, Prepared
+from .prepared import Arguments
 from .run import Call
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
@@ -39,14 +35,11 @@ _NO_OUT = (None,)
 _MAX_SHARED = 256  # instances of an operator
 
 
-class Op(Declares):
+class Op(Operator):
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
-
-    declaration: ClassVar[Declaration]  # all of these, and what follows from them
 
     __signature__ = Signatures()
 
-    workspaces: Workspaces
     _remembered: dict[object, Call]
     _last: list[LastCall]
     _readers: ClassVar[tuple[keys.Reader, ...]]
@@ -106,62 +99,6 @@ class Op(Declares):
         values = ", ".join(f"{name}={value}" for name, value in self.attribute_values.items())
         return f"{self.name}({values})"
 
-    @property
-    def attribute_values(self) -> dict[str, object]:
-        """The frozen attributes by name."""
-        return {attribute.name: getattr(self, attribute.name) for attribute in self.attributes}
-
-    # ---- what an operator writes -----------------------------------------------------------------
-
-    def infer(self, *inputs: Any) -> tuple[Inferred, ...]:
-        """Output specs from input specs; refuses shapes that do not fit together."""
-        raise NotImplementedError
-
-    def plan(self, device: Device, *specs: Any) -> Plan:
-        """The steps for these inputs and outputs: a pure function of what it is given."""
-        raise NotImplementedError
-
-    def check_numbers(self, *inputs: object) -> None:
-        """Refuse numbers that change from call to call by more than `convert` can look at.
-
-        inputs: as `infer` has them, with the numbers of this call in their places.
-        """
-
-    @property
-    def checks_numbers(self) -> bool:
-        """Return True if `check_numbers` does anything."""
-        return type(self).check_numbers is not Op.check_numbers
-
-    def check_values(self, *inputs: object) -> None:
-        """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
-        checks, and waits for the device."""
-
-    def supply(self, *inputs: object) -> object:
-        """The value of the one input that is `supplied` and was left out, for one call.
-
-        inputs: as the CPU function takes them. Not asked for where nothing is computed.
-        """
-        raise NotImplementedError
-
-    def supply_always(self) -> object:
-        """That value where it is the same at each call; None where `supply` is asked."""
-        return None
-
-    def placement(self) -> tuple[Backend, int]:
-        """The backend and the device of a call without arrays."""
-        raise ArgumentError(f"{self.name}: expected at least one array, got none")
-
-    def own_call(self, prepared: Prepared) -> Call | None:
-        """A way of its own to run; None for the CPU provider's function and plans."""
-        return None
-
-    @property
-    def knows_tensors(self) -> bool:
-        """Return True if tensors need not be adopted: `check_values` reads CuPy's arrays."""
-        return self.takes_tensors and not self._looks_at_values
-
-    # ---- what every operator has -----------------------------------------------------------------
-
     def __call__(
         self,
         /,
@@ -204,8 +141,8 @@ class Op(Declares):
         key: Key | None
         try:
             key = self._call_key(inputs, given, outputs)
-            call = self._remembered.get(key)
-        except (KeyError, TypeError) as error:  # a foreign array, or a value that tells nothing
+            call = None if key is None else self._remembered.get(key)
+        except (KeyError, TypeError) as error:  # an unusual array, or a value that tells nothing
             pass_on(error)
             key = call = None
         if call is None:
@@ -293,42 +230,15 @@ class Op(Declares):
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
     ) -> tuple[Call, Arguments, Arguments]:
-        """The call that fits, and its arguments in forms that have a backend."""
         taken, given, key = self._adopt(inputs, out, outputs, lent)
-        call = self._remembered.get(key) or self._prepare(key)
+        call = self._remembered.get(key)
+        if call is None:
+            call = prepare(self._forgetful(), *key[:3])
+            self._remember(key, call)
         if lent.has_unwritable:
             _, flat, arrays = call.unpack(taken, given)
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
-
-    @classmethod
-    def source(cls) -> Source:
-        """The family's CUDA source."""
-        return load(cls.family, cls.source_folder)
-
-    @classmethod
-    def cpu_function(cls) -> Callable[..., object]:
-        """The family's NumPy function, the operator's name in snake case."""
-        _, reference = home(cls.__module__)
-        return getattr(importlib.import_module(reference), cls.function_name)  # type: ignore[no-any-return]
-
-    def cpu_attributes(self) -> dict[str, object]:
-        """Keywords of the NumPy function: the attributes."""
-        return self.attribute_values
-
-    def checks(self) -> tuple[Callable[..., None], ...]:
-        """Checks of each call that read the values of arrays."""
-        return (self.check_values,) if self._looks_at_values else ()
-
-    @property
-    def _looks_at_values(self) -> bool:
-        """Return True if there is an attribute `check`, no method, and it is True."""
-        return bool(vars(self).get("check"))
-
-    def _prepare(self, key: Key) -> Call:
-        call = prepare(self._forgetful(), *key[:3])
-        self._remember(key, call)
-        return call
 
     def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
         """Return True if an output has a name from before, which each call is warned of."""
@@ -358,12 +268,17 @@ class Op(Declares):
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
         names = None if outputs is None else select_outputs(self.declaration, outputs)
-        return taken, out, self._call_key(taken, out, names)
+        key = self._call_key(taken, out, names)
+        assert key is not None
+        return taken, out, key
 
-    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
+    def _call_key(
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
+    ) -> Key | None:
         """Key of a call: what its plan may depend on of arrays, and static host values.
 
-        KeyError or TypeError where an input is not in a form that tells.
+        None, KeyError or TypeError where an argument has to be adopted first. Arrays of libraries
+        that have no backend are many: an exception would cost as much as the look-up.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
@@ -373,10 +288,18 @@ class Op(Declares):
                 known.append(None)
             elif read is info:  # with a call less
                 kind = type(value)
-                known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
+                backend = BACKENDS.get(kind) or TENSORS.get(kind)
+                if backend is None:
+                    return None
+                known.append(backend.info(value))
             else:
-                known.append(read(value))
+                key = read(value)
+                if key is None:
+                    return None
+                known.append(key)
         out = given if given is _NO_OUT else keys.out_key(given)
+        if out is None:
+            return None
         names = tuple(outputs) if type(outputs) is list else outputs
         return tuple(known), out, names, self._says_where and self.placement()
 

@@ -19,10 +19,10 @@ from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from . import arguments, checks, layout
-from .convert import convert_value
+from .checks import convert_value
 from .keys import CHANGES, unmark
+from .operator import Operator
 from .prepared import Named, Prepared, Result, flatten, group
-from .protocol import Operator
 from .run import Call, CpuCall, EmptyCall, KernelCall
 from .tiling import PIECE, Pieces
 
@@ -46,7 +46,8 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     names = select_outputs(declared, outputs)
     results, counts = _results(declared, op.infer(*specs), names, arrays)
     given = _check_out(declared, results, counts, out, free)
-    lying = layout.of_results(declared, results, {a.name: a.info for a in arrays})
+    infos = {a.name: a.info for a in arrays}
+    lying = layout.of_results(declared, [r.name for r in results], infos)
     results = tuple(replace(r, order=o) for r, o in zip(results, lying, strict=True))
     order = _order(declared, arrays, results, given) if free else None
     if declared.lies_as.alike:
@@ -255,10 +256,11 @@ def _check_out(
         return (None,) * len(results)
     if op.no_out:
         raise ArgumentError(f"{op.name}: out: {op.no_out}")
-    for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
+    keys = _one_by_one(op, results, counts, out)
+    for result, key in zip(results, keys, strict=True):
         if key is not None:
             _check_given(op, result, key, any_layout)
-    return tuple(map(_info, _one_by_one(op, results, counts, out)))
+    return tuple(map(_info, keys))
 
 
 def _one_by_one(

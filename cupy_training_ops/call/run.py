@@ -25,7 +25,7 @@ from ..errors import ProviderError, pass_on, refuse, shown
 from . import layout
 from .arguments import adopt
 from .backends import info
-from .convert import Freezing
+from .checks import Freezing
 from .interop import (
     as_tensor,
     is_read_only,

@@ -19,25 +19,21 @@ from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse, shown
 
 T = TypeVar("T")
 Callee = Callable[..., Any]  # of the caller's: on what arrays it takes and gives nothing is known
+Values = Sequence[object]
+Bools = Sequence[bool]  # one for each argument
 Forward = tuple[Any, Any]  # what a forward returns, and what it saves
 
 
 class Function(Protocol):
     """A forward and a backward, of plain functions or of another library's class."""
 
-    def forward(
-        self,
-        arguments: Sequence[object],
-        tensors: Sequence[bool],
-        grads: Sequence[bool],
-        keeps: bool,
-    ) -> Forward:
+    def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
         """The forward's results, and what a backward needs of it, or None.
 
         tensors: which arguments are arrays; grads: of which a gradient is wanted.
         """
 
-    def backward(self, saved: Any, gradients: Sequence[object]) -> object:
+    def backward(self, saved: Any, gradients: Values) -> object:
         """The backward's results: one for each argument of the forward."""
 
 
@@ -48,19 +44,13 @@ class PlainFunction:
         self._forward = forward
         self._backward = backward
 
-    def forward(
-        self,
-        arguments: Sequence[object],
-        tensors: Sequence[bool],
-        grads: Sequence[bool],
-        keeps: bool,
-    ) -> Forward:
+    def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
         """The forward, with a context that takes any attribute."""
         context = SimpleNamespace(needs_input_grad=tuple(grads))
         returned = self._forward(context, *arguments)
         return returned, context if keeps and self._backward is not None else None
 
-    def backward(self, saved: Any, gradients: Sequence[object]) -> object:
+    def backward(self, saved: Any, gradients: Values) -> object:
         """The backward."""
         assert self._backward is not None  # else nothing is saved
         return self._backward(saved, *gradients)
@@ -79,13 +69,7 @@ class TorchFunction:
     def __init__(self, function: Any) -> None:
         self._function = function
 
-    def forward(
-        self,
-        arguments: Sequence[object],
-        tensors: Sequence[bool],
-        grads: Sequence[bool],
-        keeps: bool,
-    ) -> tuple[object, Graph | None]:
+    def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
         """The results of `apply`, and its graph if there is one."""
         torch = sys.modules["torch"]
         rows = zip(arguments, tensors, grads, strict=True)

@@ -49,7 +49,7 @@ class _Turn(Locked):
 
     is_taken = False
 
-    def interrupted(self) -> None:
+    def recover(self) -> None:
         """A forked child has no thread that runs the function."""
         self.is_taken = False
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..device import kernel_cache, offline
+from ..device import compiler
 from ..device.compiler import kernel, slot_options
 from ..errors import CompileError
 from ..testing.idle import Module, modules
@@ -28,7 +28,7 @@ from .terminal import progress
     "--arch",
     "architectures",
     multiple=True,
-    type=click.Choice([*offline.ARCHITECTURES, "all"]),
+    type=click.Choice([*compiler.ARCHITECTURES, "all"]),
     help="Only check that the kernels compile for this architecture (90 is sm_90), or for all "
     "that this NVRTC knows; needs no GPU, fills no cache. May be given more than once.",
 )
@@ -59,7 +59,7 @@ def compile_kernels(names: tuple[str, ...], architectures: tuple[str, ...], jobs
 def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
     """Compile for the current GPU through the cache."""
     cupy = require_gpu()
-    kernel_cache.require_writable()
+    compiler.require_writable_cache()
     from ..device.cuda import BACKEND
 
     index = cupy.cuda.runtime.getDevice()
@@ -70,12 +70,12 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
 
 def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
     """Compile for architectures of which no GPU needs to be here."""
-    supported = offline.supported_architectures()
+    supported = compiler.supported_architectures()
     listed = list(samples)
     failures = []
     for architecture in supported if "all" in architectures else architectures:
         attempt = partial(attempts, partial(_compiles, architecture))
-        wanted = modules(listed, offline.device(architecture))
+        wanted = modules(listed, compiler.device_of(architecture))
         failures += _failures(wanted, f"sm_{architecture}", attempt)
     return failures
 
@@ -113,7 +113,7 @@ def _compile_cached(index: int, module: Module) -> str | None:
 def _compiles(architecture: str, module: Module) -> str | None:
     """Compile without the cache; the error in words, or None."""
     try:
-        offline.compile_for(module.source, slot_options(module.slots), architecture)
+        compiler.compile_for(module.source, slot_options(module.slots), architecture)
     except CompileError as error:
         return str(error)
     return None

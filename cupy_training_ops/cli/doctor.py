@@ -15,15 +15,13 @@ from typing import NamedTuple
 import click
 
 from ..call.backends import cuda_backend
-from ..device import kernel_cache
-from ..device.compiler import header_folder
-from ..device.offline import supported_architectures
+from ..device import compiler
+from ..device.compiler import header_folder, supported_architectures
 from ..errors import OpError, ProviderError
 from ..process_group import nccl
 from .errors import CHECK_FAILED
-from .json_lines import JsonLines, json_option
 from .machine import NO_DEVICE, nccl_version_text, processor, version_text, why_no_gpu
-from .terminal import align
+from .terminal import JsonLines, align, json_option
 
 INSTALL_DRIVER = (
     "sudo ubuntu-drivers install (or your distribution's NVIDIA driver; a container: --gpus all)"
@@ -160,10 +158,10 @@ def _ranks() -> Finding:
 
 def _cache() -> Finding:
     try:
-        kernel_cache.require_writable()
+        compiler.require_writable_cache()
     except ProviderError as error:
-        return Finding(_without_advice(error), kernel_cache.REMEDY)
-    folder = Path(kernel_cache.folder())
+        return Finding(_without_advice(error), compiler.CACHE_REMEDY)
+    folder = Path(compiler.cache_folder())
     files = [path for path in folder.glob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 2**20
     return Finding(f"{folder}, {len(files)} files, {size:.1f} MiB")
@@ -199,7 +197,7 @@ def _install() -> str:
 
 def _mend(error: Exception, otherwise: str) -> str:
     """The command that mends an error of CuPy: of its cache, or `otherwise`."""
-    return kernel_cache.REMEDY if kernel_cache.REMEDY in str(error) else otherwise
+    return compiler.CACHE_REMEDY if compiler.CACHE_REMEDY in str(error) else otherwise
 
 
 def _without_advice(reason: object) -> str:

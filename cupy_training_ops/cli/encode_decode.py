@@ -15,7 +15,7 @@ import numpy as np
 
 from ..codecs import CODECS, Packed, get_codec, safetensors_file
 from ..codecs.numpy_file import write_header
-from ..codecs.parts import Advance, decoded, encoded
+from ..codecs.packed import Advance, decode_in_parts, encode_in_parts
 from ..dtypes import BFLOAT16, HostArray, to_dtype
 from .errors import Failure
 from .inputs import (
@@ -41,25 +41,9 @@ from .outputs import (
     sync_option,
 )
 from .parameter_types import ArrayName, OneOf
-from .terminal import advancing, say
+from .terminal import progress_bar, say
 
 Arrays = Sequence[tuple[str, Packed]]
-
-
-def format_of(out: str) -> str:
-    """The format by the ending of OUT, or npy."""
-    ending = Path(out).suffix.removeprefix(".")
-    return ending if ending in WRITERS else "npy"
-
-
-def size_of(arrays: Arrays) -> int:
-    """The number of elements of all arrays."""
-    return sum(math.prod(packed.shape) for _, packed in arrays)
-
-
-def loses_names(form: str, packed: Packed) -> bool:
-    """Return True if a file of this format names another type than bfloat16 for bfloat16."""
-    return form != "safetensors" and to_dtype(packed.dtype) == BFLOAT16
 
 
 def _write_npy(stream: IO[bytes], arrays: Arrays, advance: Advance) -> None:
@@ -81,14 +65,14 @@ def _write_safetensors(stream: IO[bytes], arrays: Arrays, advance: Advance) -> N
 def _write_elements(stream: IO[bytes], packed: Packed, advance: Advance) -> None:
     """Write an array part by part, so that memory never holds all of it."""
     write_header(stream, packed.shape, to_dtype(packed.dtype))
-    for part in decoded(packed, advance):
+    for part in decode_in_parts(packed, advance):
         stream.write(part.view(np.uint8).data)
 
 
 def _whole(packed: Packed, advance: Advance) -> HostArray:
     flat = np.empty(math.prod(packed.shape), to_dtype(packed.dtype))
     done = 0
-    for part in decoded(packed, advance):
+    for part in decode_in_parts(packed, advance):
         flat[done : done + part.size] = part
         done += part.size
     return flat.reshape(packed.shape)
@@ -192,7 +176,8 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync
     .safetensors; NumPy's files have no name for it and keep its bytes as raw two-byte elements,
     '<V2', as numpy.save does: `array.view(ml_dtypes.bfloat16)` in Python, --dtype bfloat16 here.
     """
-    form = form or format_of(out)
+    ending = Path(out).suffix.removeprefix(".")
+    form = form or (ending if ending in WRITERS else "npy")
     names = [name_of(stem(file)) for file in files]
     outs = places(out, names, f".{form}")
     check(outs, files, force)
@@ -210,8 +195,8 @@ def _encode(
     member: Member, out: str, codec: str, options: dict[str, object], raw: bool, sync: bool
 ) -> None:
     array = member.read(raw)
-    with advancing(array.size, "encoding") as advance:
-        packed = encoded(array, codec, options, advance)
+    with progress_bar(array.size, "encoding") as advance:
+        packed = encode_in_parts(array, codec, options, advance)
     with open_out(out, sync) as stream:
         packed.save(stream)
     say_done(
@@ -223,13 +208,14 @@ def _encode(
 
 def _decode(out: str, arrays: Arrays, form: str, sync: bool) -> None:
     for name, packed in arrays:
-        if loses_names(form, packed):
+        if form != "safetensors" and to_dtype(packed.dtype) == BFLOAT16:
             say(
                 f"{out}: {name}: bfloat16 is written as raw two-byte elements ('<V2'), "
                 "which --dtype bfloat16 reads; .safetensors names it",
                 err=True,
             )
-    with open_out(out, sync) as stream, advancing(size_of(arrays), "decoding") as advance:
+    size = sum(math.prod(packed.shape) for _, packed in arrays)
+    with open_out(out, sync) as stream, progress_bar(size, "decoding") as advance:
         WRITERS[form](stream, arrays, advance)
     for name, packed in arrays:
         which = f"{name}: " if len(arrays) > 1 else ""

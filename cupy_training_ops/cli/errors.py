@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..errors import CompileError, OpError, ProviderError, printable, shortened
+from ..errors import CompileError, OpError, ProviderError, printable, shorten
 
 CHECK_FAILED, BAD_USAGE, NO_GPU, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 
@@ -87,7 +87,7 @@ def _usage(error: Any) -> str:
 
 
 def _line(error: object) -> str:
-    return f"Error: {printable(shortened(str(error)))}"
+    return f"Error: {printable(shorten(str(error)))}"
 
 
 def _log(error: object) -> str:

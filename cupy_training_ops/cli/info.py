@@ -12,9 +12,8 @@ import click
 from ..codecs import Packed, get_codec
 from ..errors import printable
 from .inputs import Member, file_type, open_contents
-from .json_lines import JsonLines, json_option
 from .machine import processor
-from .terminal import align, say, wrap
+from .terminal import JsonLines, align, json_option, say, wrap
 
 
 @click.command()

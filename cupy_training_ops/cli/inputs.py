@@ -15,10 +15,10 @@ import click
 import numpy as np
 
 from ..codecs import Packed
-from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored
+from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored_arrays
 from ..codecs.safetensors_file import UNREAD, is_safetensors, tensors
 from ..codecs.table import Codec
-from ..dtypes import BFLOAT16, Dtype
+from ..dtypes import BFLOAT16
 from ..errors import cut, unknown
 from .errors import Failure, reading
 from .terminal import say
@@ -35,7 +35,7 @@ class Unread(Protocol):
 
     def is_array(self) -> bool: ...
     def header(self) -> Header: ...
-    def mapped(self) -> NumpyArray: ...
+    def map(self) -> NumpyArray: ...
 
 
 class Member(NamedTuple):
@@ -59,7 +59,7 @@ class Member(NamedTuple):
         An array of a `.npy` file that has both is mapped, and read where it is used.
         """
         with reading(self.file):
-            stored = self.unread.mapped()
+            stored = self.unread.map()
         array = np.asarray(stored, stored.dtype.newbyteorder("="), order="C")
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
@@ -162,7 +162,7 @@ def _arrays(file: str, stream: BinaryFile) -> Iterator[Mapping[str, Unread]]:
         with tensors(None if isinstance(stream, Piped) else file, stream, file) as arrays:
             yield arrays
     else:
-        one_or_more = stored(stream, file, ".npy, .npz or .safetensors")
+        one_or_more = stored_arrays(stream, file, ".npy, .npz or .safetensors")
         yield {stem(file): one_or_more} if isinstance(one_or_more, Stored) else one_or_more
 
 
@@ -191,13 +191,9 @@ def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | No
         return "no array"
     if dtype in UNREAD.values():
         return f"{dtype} cannot be read"
-    if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating(dtype)):
+    is_floating = dtype.kind == "f" or dtype == BFLOAT16
+    if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating):
         return None
     hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
     what = "no type that a codec asked for takes" if codecs else "no floating-point type"
     return f"{cut(str(dtype))} is {what}{hint}"
-
-
-def is_floating(dtype: Dtype) -> bool:
-    """Return True for any floating-point type, bfloat16 too, whose kind is not "f"."""
-    return dtype.kind == "f" or dtype == BFLOAT16

@@ -21,9 +21,9 @@ from typing import IO, Any
 import click
 
 from ..errors import GroupError
-from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, connected
+from ..process_group.embedded import LAUNCHER, SOCKETS, Sockets, socket_pairs
 from .errors import Failure, end_as
-from .processes import ends_with
+from .processes import cleanup
 
 LOOPBACK = "127.0.0.1"
 REPORTING = 2.0  # seconds that the other ranks have to say what they were told of a failure
@@ -63,9 +63,9 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
     if timeout is not None:
         shared["CTO_TIMEOUT"] = str(timeout)
     started: list[_Rank] = []
-    with ends_with(lambda: _end(started), QUITTING):
+    with cleanup(lambda: _end(started), QUITTING):
         try:
-            for rank, sockets in enumerate(connected(ranks)):
+            for rank, sockets in enumerate(socket_pairs(ranks)):
                 started.append(_Rank(rank, [sys.executable, script, *args], shared, sockets))
                 for sock in sockets.values():  # the process has them
                     sock.close()

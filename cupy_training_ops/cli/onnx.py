@@ -15,13 +15,13 @@ import click
 import numpy as np
 
 from ..onnx import TrainingSession
+from ..onnx.checks import check_types
 from ..onnx.graph import Graph, Node, Value
+from ..onnx.models import read_model
 from ..onnx.passes import prepare
 from ..onnx.program import node_runners
-from ..onnx.reading import read_model
 from ..onnx.runner import Runner
 from ..onnx.training import FILES
-from ..onnx.type_checks import check_types
 from .errors import CHECK_FAILED, Failure, reading
 from .inputs import file_type, open_arrays
 from .machine import array_library, computing, provider_option

@@ -14,10 +14,10 @@ from urllib.parse import quote, unquote
 
 import click
 
-from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
+from ..codecs.atomic_file import atomic_write, is_replaced, remove_unfinished
 from .errors import Failure, writing
 from .inputs import NAMELESS, STREAM
-from .processes import ends_with
+from .processes import cleanup
 from .terminal import say
 
 force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
@@ -74,7 +74,7 @@ def make_folder(out: str) -> None:
 @contextlib.contextmanager
 def open_out(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
-    with ends_with(remove_unfinished), writing(out), _stream(out, sync) as stream:
+    with cleanup(remove_unfinished), writing(out), _stream(out, sync) as stream:
         yield stream
 
 
@@ -95,7 +95,7 @@ def _plain(name: str) -> str:
 @contextlib.contextmanager
 def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
     if out != STREAM:
-        with replacing(Path(out), sync) as stream:
+        with atomic_write(Path(out), sync) as stream:
             yield stream
         return
     whole = io.BytesIO()

@@ -12,8 +12,7 @@ from click.shell_completion import CompletionItem
 
 from ..call.op import Op
 from ..errors import OpError, unknown
-from ..functions import OPERATORS
-from ..registry import get_op, names
+from ..registry import OPERATORS, get_op, names
 from ..samples import Sample
 from ..testing.samples import all_samples
 from .inputs import names_hint, open_arrays

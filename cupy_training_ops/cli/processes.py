@@ -67,7 +67,7 @@ class _Pool:
                     yield item, worker.outcome()
                     idle.append(worker)
                 except (EOFError, ConnectionError):
-                    yield item, self._bury(worker)
+                    yield item, self._remove(worker)
 
     def end(self) -> None:
         """Stop the workers, whatever they are doing."""
@@ -82,7 +82,7 @@ class _Pool:
             self._workers.append(_Worker())
         return self._workers[-1]
 
-    def _bury(self, worker: _Worker) -> str:
+    def _remove(self, worker: _Worker) -> str:
         """The words for how a worker died; another may be started in its place."""
         self._workers.remove(worker)
         worker.process.join()
@@ -143,7 +143,7 @@ def _try(attempt: Attempt, item: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def ends_with(clean: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
+def cleanup(clean: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
     """Clean up at the end of the context, also when a signal ends the process.
 
     Ctrl-C is an exception, and may come where a context has just begun or ended: hence `clean` and

@@ -16,9 +16,8 @@ from ..dtypes import dtype_name
 from ..errors import printable
 from .errors import Failure
 from .outputs import check, open_out
-from .summary import OneArray, Summary
 from .terminal import align, say, wrap
-from .trial import Quality, Refusal, Subject, Trial, keeps_values, snr_db
+from .trial import OneArray, Quality, Refusal, Subject, Summary, Trial, keeps_values, snr_db
 
 Point = tuple[float, float]  # bits per value, dB
 MARKERS = "osD^vPX*<>hpd"

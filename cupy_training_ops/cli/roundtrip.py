@@ -17,7 +17,6 @@ from ..dtypes import BFLOAT16, FLOAT32, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError, printable
 from .errors import CHECK_FAILED, Failure
 from .inputs import file_type, open_arrays, why_left_out
-from .json_lines import JsonLines, json_option
 from .machine import array_library, computing, provider_option
 from .outputs import force_option
 from .parameter_types import OneOf
@@ -30,9 +29,8 @@ from .report import (
     trial_fields,
     trials_of,
 )
-from .summary import Summary
-from .terminal import advancing
-from .trial import DISTRIBUTIONS, Quality, Settings, Subject, generate, run
+from .terminal import JsonLines, json_option, progress_bar
+from .trial import DISTRIBUTIONS, Quality, Settings, Subject, Summary, generate, run
 
 OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in codec.dtypes)
 
@@ -146,7 +144,7 @@ def _trials(
     subjects: list[Subject], codecs: tuple[str, ...], settings: Settings, xp: Any
 ) -> Trials:
     for subject in subjects:
-        with advancing(len(codecs) * subject.array.size, printable(subject.name)) as advance:
+        with progress_bar(len(codecs) * subject.array.size, printable(subject.name)) as advance:
             tried = [run(subject, codec, settings, xp, advance) for codec in codecs]
         yield subject, tried
 

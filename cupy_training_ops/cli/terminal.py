@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lines for people: with names escaped, in columns, as wide as a terminal; and progress bars.
+"""What commands print: lines for people, with names escaped and in columns; JSON; progress bars.
 
 A bar is on stderr, only where that is a terminal, and not before a second has gone.
 """
@@ -7,6 +7,8 @@ A bar is on stderr, only where that is a terminal, and not before a second has g
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import shutil
 import sys
 import textwrap
@@ -18,6 +20,7 @@ from typing import Any
 import click
 
 from ..errors import printable
+from .machine import system, versions
 
 WIDTH = 80
 DELAY_S = 1.0
@@ -31,7 +34,8 @@ def say(line: str, err: bool = False) -> None:
 def align(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ") -> list[str]:
     """Lines with every column as wide as its widest cell, the first `left` ones flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [gap.join(_cells(row, widths, left)).rstrip() for row in rows]
+    forms = [f"{'<' if i < left else '>'}{width}" for i, width in enumerate(widths)]
+    return [gap.join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def fit_to_terminal(line: str) -> list[str]:
@@ -48,11 +52,34 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _cells(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
-    return [
-        cell.ljust(width) if i < left else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
+# ---- JSON: an object a line, as soon as it is known; docs/cli.md describes them ------------------
+
+SCHEMA = 1  # goes up when a field changes its meaning or goes away
+
+
+class JsonLines:
+    """The objects of one command, each with schema, type and machine."""
+
+    def __init__(self, command: str, machine: str, with_cuda: bool = False, **about: Any) -> None:
+        self._machine = machine
+        self.write("run", command=command, **system(), versions=versions(with_cuda), **about)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Print one object; JSON has no infinity and no NaN, which become null."""
+        whole = {"schema": SCHEMA, "type": kind, "machine": self._machine} | fields
+        click.echo(json.dumps({name: _finite(v) for name, v in whole.items()}, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One object a line (docs/cli.md); null for inf and -.",
+)
 
 
 # ---- progress ------------------------------------------------------------------------------------
@@ -77,7 +104,7 @@ def progress(
 
 
 @contextlib.contextmanager
-def advancing(length: int, label: str) -> Iterator[Callable[[int], None]]:
+def progress_bar(length: int, label: str) -> Iterator[Callable[[int], None]]:
     """A context whose value advances the bar by n: `advance(n)`; it is shown after a second."""
     with contextlib.ExitStack() as bars:
         start, waiting, bar = time.monotonic(), 0, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import click
@@ -20,10 +19,9 @@ from ..samples import Sample
 from ..testing.compare import assert_matches, poison
 from ..testing.samples import blank, flat, mapped_outputs, placed_inputs, tolerance
 from .errors import CHECK_FAILED
-from .json_lines import JsonLines, json_option
 from .machine import computing, require_gpu
 from .parameter_types import chosen_samples, op_option
-from .terminal import align, progress
+from .terminal import JsonLines, align, json_option, progress
 
 
 @dataclass
@@ -102,7 +100,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         results = flat(expected)
         rows = zip(flat(actual), results, sample.slacks(inputs, len(results)), strict=True)
         for got, wanted, slack in (row for row in rows if row[1] is not None):
-            pair = sample.compared(to_host(got)), sample.compared(wanted)
+            pair = sample.comparable(to_host(got)), sample.comparable(wanted)
             assert_matches(*pair, tolerance(sample, op, wanted.dtype), slack)
         if left := op.workspaces.count_left():
             return f"{left} bytes of scratch memory that is to be zero were not left so"
@@ -113,9 +111,8 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
 
 def _targets(op: Op, inputs: Sequence[Any], expected: Any, offset: int, xp: Any) -> tuple[Any, ...]:
     """A poisoned array for each result on the device."""
-    make = partial(_poison_like, offset=offset, xp=xp)
-    return mapped_outputs(op, inputs, expected, make)
 
+    def poisoned_like(array: Any) -> Any:
+        return poison(blank(Spec(array.shape, array.dtype), offset, xp))
 
-def _poison_like(array: Any, offset: int, xp: Any) -> Any:
-    return poison(blank(Spec(array.shape, array.dtype), offset, xp))
+    return mapped_outputs(op, inputs, expected, poisoned_like)

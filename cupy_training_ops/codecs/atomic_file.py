@@ -28,7 +28,7 @@ _unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
-def replacing(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
     """Yield a stream whose bytes take the place of `path` at the end, all or none of them.
 
     sync: wait until they are on the disk before they do, and then until the new name is, so that a
@@ -39,10 +39,13 @@ def replacing(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
     descriptor of this process gets the bytes, and a folder is refused. Raises OSError.
     """
     if is_replaced(path):
-        with _naming(path), _renamed_to(Path(os.path.realpath(path)), sync) as stream:
+        with (
+            _name_path_in_errors(path),
+            _new_file_for(Path(os.path.realpath(path)), sync) as stream,
+        ):
             yield stream
     else:
-        with _naming(path), _open(path) as stream:
+        with _name_path_in_errors(path), _open(path) as stream:
             whole = io.BytesIO()
             yield whole
             stream.write(whole.getbuffer())
@@ -63,7 +66,7 @@ def remove_unfinished() -> None:
 
 
 @contextlib.contextmanager
-def _renamed_to(path: Path, sync: bool) -> Iterator[IO[bytes]]:
+def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
     """Yield a new, locked file beside `path`, which becomes it at the end or vanishes."""
     old = _writable_status(path)
     _remove_abandoned(path.parent)
@@ -183,7 +186,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _name_path_in_errors(path: Path) -> Iterator[None]:
     """Let errors name `path`, and neither nothing nor the new file beside it."""
     try:
         yield

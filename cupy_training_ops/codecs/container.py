@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArgumentError, cut, shown
-from .atomic_file import replacing
-from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored
+from .atomic_file import atomic_write
+from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored_arrays
 
 Header = dict[str, Any]
 
@@ -73,7 +73,7 @@ def load(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
     Raises OSError and MemoryError, and ArgumentError for whatever else is wrong with the file.
     """
     with _readable(file) as stream:
-        members = stored(stream, file)
+        members = stored_arrays(stream, file)
         if isinstance(members, Stored):
             dtype = cut(str(members.header().dtype))
             raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")
@@ -92,7 +92,7 @@ def _writable(
 ) -> contextlib.AbstractContextManager[BinaryFile]:
     """Open a file for writing; a path is replaced when the stream is closed."""
     if isinstance(file, str | os.PathLike):
-        return replacing(Path(file), sync)
+        return atomic_write(Path(file), sync)
     return contextlib.nullcontext(file)
 
 

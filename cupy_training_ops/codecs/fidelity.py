@@ -239,11 +239,6 @@ def _is_same(x: Float64s, y: Float64s) -> Mask:
     return same
 
 
-def _within_sparse_rounding(x: Float64s, y: Float64s) -> Mask:
-    """FP10, or elements as they are where the code takes no more bytes so."""
-    return _within_rounding(x, y, FP10) | _is_same(x, y)
-
-
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
     """Blocks with a scale, the smallest at which their largest finite number fits.
 
@@ -292,7 +287,8 @@ _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "pack16": partial(_within_rounding, rounding=HALF),
     "fp10": partial(_within_rounding, rounding=FP10),
     "sparse": _is_same,
-    "sparse_fp10": _within_sparse_rounding,
+    # Elements are as they are where that takes no more bytes.
+    "sparse_fp10": lambda x, y: _within_rounding(x, y, FP10) | _is_same(x, y),
     "index4": _is_same,
 }
 _INTEGERS = {"int8": False, "int8_signed": True}  # with their signs

@@ -15,6 +15,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -50,60 +51,54 @@ class Header(NamedTuple):
     order: Literal["C", "F"]
 
 
+@dataclass(frozen=True)
 class Stored:
     """An array of a file; nothing of it is read before it is asked for."""
 
-    def __init__(
-        self,
-        name: str,
-        opened: Callable[[], AbstractContextManager[BinaryFile]],
-        end: int,
-        sealed: bool,
-    ) -> None:
-        self._name = name
-        self._opened = opened
-        self._end = end
-        self._sealed = sealed
+    name: str  # in messages
+    open: Callable[[], AbstractContextManager[BinaryFile]]
+    end: int  # of its bytes
+    is_sealed: bool  # by a checksum, in an archive
 
     def is_array(self) -> bool:
         """Return True if it is one: an archive may hold anything else as well."""
-        with refuse_damage(self._name), self._opened() as stream:
+        with refuse_damage(self.name), self.open() as stream:
             return stream.read(len(_NPY)) == _NPY
 
     def header(self) -> Header:
         """Return shape and type, where as many bytes as they need are there."""
         if not self.is_array():
-            raise ArgumentError(f"{self._name} is no array")
-        with refuse_damage(self._name), self._opened() as stream:
+            raise ArgumentError(f"{self.name} is no array")
+        with refuse_damage(self.name), self.open() as stream:
             header = _header(stream)
-            _check_size(header, self._end - stream.tell())
+            _check_size(header, self.end - stream.tell())
         return header
 
     def read(self) -> NumpyArray:
         """Read the array."""
         if self.header().dtype.hasobject:
-            raise ArgumentError(f"{self._name}: holds Python objects, which are never loaded")
-        with refuse_damage(self._name), self._opened() as stream:
+            raise ArgumentError(f"{self.name}: holds Python objects, which are never loaded")
+        with refuse_damage(self.name), self.open() as stream:
             array: NumpyArray = npy.read_array(stream, allow_pickle=False)
-            if self._sealed and stream.read(1):  # the checksum is compared at the end
+            if self.is_sealed and stream.read(1):  # the checksum is compared at the end
                 raise ValueError("it goes on after its elements")
         return array
 
-    def mapped(self) -> NumpyArray:
+    def map(self) -> NumpyArray:
         """Return memory that the system reads from the file once it is looked at.
 
         Where that cannot be, in an archive for one, it is read.
         """
         header = self.header()
-        if self._sealed or header.dtype.hasobject or not _nbytes(header):
+        if self.is_sealed or header.dtype.hasobject or not _nbytes(header):
             return self.read()
-        with refuse_damage(self._name), self._opened() as stream:
+        with refuse_damage(self.name), self.open() as stream:
             _header(stream)
             array = _map(stream, header)
         return self.read() if array is None else array
 
 
-def stored(
+def stored_arrays(
     stream: BinaryFile, name: object, expected: str = ".npy or .npz"
 ) -> Stored | dict[str, Stored]:
     """Find the array of a .npy file, or those of a .npz file by name; the rest is for messages.
@@ -154,16 +149,16 @@ def _array(stream: BinaryFile, name: str) -> Stored:
     end = stream.seek(0, os.SEEK_END)
 
     @contextlib.contextmanager
-    def opened() -> Iterator[BinaryFile]:
+    def open_at_start() -> Iterator[BinaryFile]:
         stream.seek(start)
         yield stream
 
-    return Stored(name, opened, end, sealed=False)
+    return Stored(name, open_at_start, end, is_sealed=False)
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:
     label = f"{name}: member {cut(member.filename.removesuffix('.npy'))}"
-    return Stored(label, lambda: archive.open(member), member.file_size, sealed=True)
+    return Stored(label, lambda: archive.open(member), member.file_size, is_sealed=True)
 
 
 def _header(stream: BinaryFile) -> Header:

@@ -53,7 +53,7 @@ class Tensor:
         shape = tuple(self._file.get_slice(self._name).get_shape())
         return Header(shape, _DTYPES[self._type()], "C")
 
-    def mapped(self) -> NumpyArray:
+    def map(self) -> NumpyArray:
         """Read its values."""
         self.header()
         try:

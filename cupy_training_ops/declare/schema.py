@@ -307,14 +307,14 @@ def reals(value: Any) -> tuple[float, ...]:
 def shape(value: object) -> tuple[int, ...]:
     """A shape: integers of at least 0."""
     extents = integers(value)
-    _refuse(limits.of_shape(extents))
+    limits.refuse(limits.of_shape(extents))
     return extents
 
 
 def lengths(value: object) -> tuple[int, ...]:
     """Lengths: integers of at least 0."""
     listed = integers(value)
-    _refuse(limits.of_list(len(listed)) or limits.of_lengths(listed))
+    limits.refuse(limits.of_list(len(listed)) or limits.of_lengths(listed))
     return listed
 
 
@@ -323,13 +323,8 @@ def count(value: object) -> int:
     n = integer(value)
     if n < 1:
         raise ArgumentError(f"expected at least 1, got {n}")
-    _refuse(limits.of_list(n))
+    limits.refuse(limits.of_list(n))
     return n
-
-
-def _refuse(excess: limits.Excess | None) -> None:
-    if excess is not None:
-        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
 
 
 def n_required(inputs: Sequence[Input]) -> int:
@@ -380,7 +375,7 @@ def _rank(value: ArrayLike) -> int:
     if isinstance(value, type):
         return 0
     if isinstance(value, Sequence):  # which NumPy would copy first
-        _refuse(limits.of_list(len(value)))
+        limits.refuse(limits.of_list(len(value)))
         if any(isinstance(each, list | tuple | range) for each in value):
             return 2
     try:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One memo: (backend, source, slots, symbol, device) to a kernel that is ready to launch."""
+"""The compiler: kernels that are ready to launch, once in a process, and CuPy's folder of them.
+
+Without such a folder that can be made, CuPy cannot be imported.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ import functools
 import importlib.util
 import os
 import re
+import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..backend import Backend, Kernel
-from ..errors import CompileError
+from ..errors import CompileError, ProviderError, pass_on
 from ..forks import Locked
-from .kernel_cache import importing
+from ..plan import Device
 from .source import Source
 
 LANGUAGE = "--std=c++17"
@@ -32,6 +37,7 @@ _ASKS_FOR_WARPGROUPS = """
 #endif
 """
 _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
+CACHE_REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
 
 
 _memo: dict[tuple[Any, ...], Any] = {}
@@ -216,3 +222,136 @@ def _pathfinder_folder() -> str | None:
 def _toolkit_folders() -> list[str]:
     roots = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     return [os.path.join(root, "include") for root in roots if root]
+
+
+# ---- CuPy's folder of compiled kernels -----------------------------------------------------------
+
+
+def cache_folder() -> str:
+    """Where CuPy looks for compiled kernels; an empty CUPY_CACHE_DIR counts, and is no folder."""
+    return os.environ.get("CUPY_CACHE_DIR", os.path.expanduser("~/.cupy/kernel_cache"))
+
+
+def _make_cache() -> None:
+    """Make the folder as CuPy's import would, which a failure would leave half done for good."""
+    with usable_cache():
+        os.makedirs(cache_folder(), exist_ok=True)
+
+
+def require_writable_cache() -> None:
+    """Write a file into the folder: permissions do not tell what a file system refuses."""
+    _make_cache()
+    with usable_cache(), tempfile.TemporaryFile(dir=cache_folder()):
+        pass
+
+
+@contextlib.contextmanager
+def usable_cache() -> Iterator[None]:
+    """Turn what a file system says of the folder into the standard refusal."""
+    try:
+        yield
+    except OSError as error:
+        pass_on(error)
+        raise ProviderError(
+            f"CuPy's kernel cache {cache_folder()!r} cannot be used "
+            f"({error.strerror or error}); name another folder with: {CACHE_REMEDY}"
+        ) from None
+
+
+@contextlib.contextmanager
+def importing(part: str) -> Iterator[None]:
+    """Where CuPy, or a part of it, is imported: what stands in the way, and what mends it."""
+    try:
+        import cupy_backends  # noqa: F401 - light, and without it no folder need be made
+
+        _make_cache()
+        yield
+    except ProviderError:
+        raise
+    except (ImportError, RuntimeError, OSError) as error:
+        pass_on(error)
+        reason = " ".join(str(error.__cause__ or error).split())  # CuPy's own fills a screen
+        raise ProviderError(
+            f"{part} cannot be loaded ({reason}); "
+            "install it with: pip install 'cupy-training-ops[cuda12x]'"
+        ) from None
+
+
+# ---- any architecture, without a GPU -------------------------------------------------------------
+
+# With the KiB of shared memory that a block may ask for there (CUDA C++ Programming Guide).
+ARCHITECTURES = {
+    "70": 96, "75": 64, "80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99,
+}  # fmt: skip
+MULTIPROCESSORS = 132  # of the device planned for where there is none; no plan's types depend on it
+
+# What CuPy adds by itself, so that this compiles what runs.
+_LIKE_CUPY = ("-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
+# Beside a driver NVRTC takes what it compiled before from the driver's cache, without `ptxas -v`.
+_UNCACHED, _UNCACHED_SINCE = "-no-cache", (12, 9)
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Registers and memory that a kernel takes of a multiprocessor; spills are bytes a thread."""
+
+    registers: int
+    spill_nbytes: int
+    shared_nbytes: int
+
+
+def device_of(architecture: str) -> Device:
+    """A GPU of this architecture, to plan for."""
+    capability = (int(architecture[:-1]), int(architecture[-1]))
+    nbytes = ARCHITECTURES[architecture] * 1024
+    with contextlib.suppress(ProviderError):  # without NVRTC it can be planned for, too
+        return Device(MULTIPROCESSORS, capability, nbytes, has_warpgroups(capability))
+    return Device(MULTIPROCESSORS, capability, nbytes)
+
+
+def compile_for(
+    source: Source, options: tuple[str, ...], architecture: str
+) -> dict[str, Resources]:
+    """Compile to machine code for `sm_<architecture>`; kernel name to resources."""
+    compiler = nvrtc()
+    program = compiler.createProgram(source.code, f"{source.name}.cu", (), ())
+    try:
+        compiler.compileProgram(program, (*options, *_own_options(compiler, architecture)))
+        return _resources(compiler.getProgramLog(program))
+    except compiler.NVRTCError:
+        log = compiler.getProgramLog(program)
+        raise CompileError(
+            f"{source.name}.cu did not compile for sm_{architecture} "
+            f"with {' '.join(options)}:\n{log}",
+            log=log,
+        ) from None
+    finally:
+        compiler.destroyProgram(program)
+
+
+def _own_options(compiler: ModuleType, architecture: str) -> tuple[str, ...]:
+    uncached = (_UNCACHED,) if compiler.getVersion() >= _UNCACHED_SINCE else ()
+    return (*header_options(), *_LIKE_CUPY, *uncached, f"-arch=sm_{architecture}")
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """The architectures of ARCHITECTURES that this NVRTC compiles for."""
+    known = {str(number) for number in nvrtc().getSupportedArchs()}
+    return tuple(arch for arch in ARCHITECTURES if arch in known)
+
+
+def _resources(log: str) -> dict[str, Resources]:
+    """Read `ptxas -v`: a line naming each kernel, then one on its stack and one on its use."""
+    resources: dict[str, Resources] = {}
+    for section in log.split("Compiling entry function")[1:]:
+        name = section.split("'")[1]
+        spills, used, shared = (p.search(section) for p in (_SPILLS, _USED, _SHARED))
+        resources[name] = Resources(
+            int(used[1]) if used else 0,
+            int(spills[2]) + int(spills[3]) if spills else 0,
+            int(shared[1]) if shared else 0,
+        )
+    return resources

@@ -18,8 +18,7 @@ from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
 from . import graphs, streams
-from .compiler import has_warpgroups, header_options, thread_options
-from .kernel_cache import usable
+from .compiler import has_warpgroups, header_options, thread_options, usable_cache
 
 STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
@@ -83,12 +82,8 @@ class CudaBackend:
             for a in arrays
         ]
 
-    def pointer(self, array: cupy.ndarray) -> int:
-        """The address of the first element."""
-        return array.data.ptr  # type: ignore[no-any-return]
-
     def pointers(self, arrays: Sequence[cupy.ndarray | None]) -> list[int]:
-        """The addresses of several; 0 for None."""
+        """The addresses of the first elements; 0 for None."""
         return [0 if array is None else array.data.ptr for array in arrays]
 
     def states(self, arrays: Sequence[cupy.ndarray | None]) -> list[object]:
@@ -228,7 +223,7 @@ class CudaBackend:
         options += (*header_options(), *thread_options())
         module = cupy.RawModule(code=source.code, options=options)
         try:
-            with usable():
+            with usable_cache():
                 module.compile()
         except cupy.cuda.compiler.CompileException as error:
             raise CompileError(

@@ -88,7 +88,7 @@ class ReadyPlan:
         builder = Builder(declared, source, backend, device)
         with backend.on(device):
             builder.compile_ahead(plan.steps)
-            ready = [READY[type(step)](builder, step) for step in plan.steps]
+            ready = [builder.make_ready(step) for step in plan.steps]
         self._arguments = builder.arguments
         self.taken = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
         self.has_tables = bool(self._arguments.tables)
@@ -346,8 +346,12 @@ class Builder:
     def _source_of(self, step: Launch) -> Source:
         return load(step.family) if step.family else self._source()
 
-    def launch(self, step: Launch) -> Ready:
-        """A kernel with its arguments placed."""
+    def make_ready(self, step: Step) -> Ready:
+        """A kernel, or the backend's piece of work called as one, with its arguments placed."""
+        if isinstance(step, Work):
+            work = self._backend.work(step.name)
+            places = [self._work_place(arg) for arg in step.args]
+            return (lambda _grid, _block, args, _shared: work(*args), (), (), 0), places, step
         source = self._source_of(step)
         shared_nbytes = self._shared_nbytes(step)
         function = kernel(
@@ -361,12 +365,6 @@ class Builder:
         pairs = zip(parameters, step.args, strict=True)
         places = [self._place(step, parameter, arg) for parameter, arg in pairs]
         return (function, step.config.grid, step.config.block, shared_nbytes), places, step
-
-    def work(self, step: Work) -> Ready:
-        """The backend's piece of work, called as a kernel is."""
-        work = self._backend.work(step.name)
-        places = [self._work_place(arg) for arg in step.args]
-        return (lambda _grid, _block, args, _shared: work(*args), (), (), 0), places, step
 
     def _shared_nbytes(self, step: Launch) -> int:
         """Dynamic shared memory, which the device has."""
@@ -430,12 +428,6 @@ class Builder:
         if isinstance(arg, Changing):
             return self.arguments.add(self.arguments.dynamic, DynamicArgument(None, arg, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
-
-
-READY: Mapping[type, Callable[[Builder, Any], Ready]] = {
-    Launch: Builder.launch,
-    Work: Builder.work,
-}
 
 
 Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory

@@ -7,6 +7,7 @@ turn. So who made a call that was stopped knows whether it has written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from operator import call
 from threading import get_ident
@@ -27,7 +28,16 @@ NO_MARKS = Marks()
 waiting: dict[int, Marks] = {}  # of the next call of an operator, by thread
 
 
-def marked(marks: Marks, function: Callable[..., T], *args: object) -> T:
+def _forget_other_threads() -> None:
+    """A forked child has one thread, and gives the numbers of the others to new ones."""
+    for thread in waiting.keys() - {get_ident()}:
+        del waiting[thread]
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
+
+
+def call_with_marks(marks: Marks, function: Callable[..., T], *args: object) -> T:
     """The result of a function, whose first call of an operator has these marks."""
     thread = get_ident()
     try:

@@ -78,7 +78,7 @@ class Streams:
     def join(self, stream: object, mark: Mark) -> None:
         """Let what is queued on a stream from here on wait for a mark."""
 
-    def read(self, numbers: Any) -> tuple[Any, Any]:
+    def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
         """A few that were queued beside: on the host, and the event behind them or None."""
         return numbers, None
 
@@ -127,7 +127,7 @@ class Cuda(Streams):
         """The host does not wait."""
         stream.wait_event(mark)
 
-    def read(self, numbers: Any) -> tuple[Any, Any]:
+    def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
         """Copies them to page-locked memory."""
         memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
         copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost

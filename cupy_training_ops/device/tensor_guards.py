@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 Tensors = Sequence[Any]
@@ -49,6 +51,12 @@ def _form(tensor: Any) -> object:
 def state(tensor: Any) -> object:
     """Where a tensor's elements are, and how they are read."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of PyTorch's own tensors, in elements: NumPy's and CuPy's may be 0."""
+    inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
+    return tuple(inner)[::-1] if shape else ()
 
 
 def addresses(tensors: Tensors) -> list[int]:

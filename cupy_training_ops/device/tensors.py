@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from itertools import accumulate
-from operator import mul
 
 import cupy
 import numpy as np
@@ -21,7 +19,7 @@ from ..backend import Info, Piece
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
 from .cuda import CudaBackend
-from .tensor_guards import state
+from .tensor_guards import dense_strides, state
 
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}
@@ -59,13 +57,8 @@ class TensorBackend(CudaBackend):
         """The same of several; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
-    def pointer(self, array: Tensor) -> int:
-        """The address of the first element."""
-        address: int = array.data_ptr()
-        return address
-
     def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:
-        """The addresses of several; 0 for None."""
+        """The addresses of the first elements; 0 for None."""
         return [0 if array is None else array.data_ptr() for array in arrays]
 
     def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
@@ -82,7 +75,7 @@ class TensorBackend(CudaBackend):
         data = array.detach()
         start, size = data.storage_offset(), data.element_size()
         return tuple(
-            [data.as_strided(shape, _dense(shape), start + n // size) for n, shape in pieces]
+            [data.as_strided(shape, dense_strides(shape), start + n // size) for n, shape in pieces]
         )
 
     def permute(self, array: Tensor, axes: Sequence[int]) -> Tensor:
@@ -97,7 +90,7 @@ class TensorBackend(CudaBackend):
         As compiled code does, past the dispatcher, which takes half the time; on the current device
         alone, and where no mode is to see it.
         """
-        form, dtype = (tuple(spec.shape), _dense(spec.shape)), _OWN[spec.dtype]
+        form, dtype = (tuple(spec.shape), dense_strides(spec.shape)), _OWN[spec.dtype]
         place = torch.device(self.kind, device)
         plain = partial(torch.empty_strided, *form, dtype=dtype, device=place)
         quick = getattr(_guards, f"_empty_strided_{self.kind}", None)
@@ -160,7 +153,7 @@ class TensorBackend(CudaBackend):
         return len(self.devices) == 1
 
     def capturing(self, device: int) -> bool:
-        """Return True if the current stream is being captured into a graph."""
+        """Return True if the stream of the device, which is current, is being captured."""
         return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:
@@ -196,12 +189,6 @@ def _complex(array: Tensor) -> Dtype:
 
 def _bytes(strides: Sequence[int], itemsize: int) -> Shape:
     return tuple([stride * itemsize for stride in strides])
-
-
-def _dense(shape: Shape) -> tuple[int, ...]:
-    """Strides of PyTorch's own tensors, in elements."""
-    inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
-    return tuple(inner)[::-1] if shape else ()
 
 
 def _tensor(array: HostArray) -> Tensor:

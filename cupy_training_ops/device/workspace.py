@@ -77,7 +77,7 @@ class Workspaces(Locked):
         self._retired: list[Array] = []
         self._poisons = False
 
-    def interrupted(self) -> None:
+    def recover(self) -> None:
         """Nothing is between two launches; zeros that were are not known."""
         self.depth = 0
 

@@ -16,13 +16,13 @@ from ..activations import ActivationStash
 from ..activations.policies import POLICIES
 from ..errors import refuse, shown
 from .graph import Graph, Node
+from .passes import PRODUCTS
 from .runner import Runner
-from .standard.arrays import dense
+from .standard.table import dense
 
 PUT, GET = "::put", "::get"  # no operator has such a name
 LEAST = 64 << 10  # bytes; smaller arrays are kept as they are
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
 # What a gradient's input is read for: (operator, place).
 READ: Mapping[tuple[str, int], str] = {
     ("BatchNormalizationGrad", 1): "channels",
@@ -88,7 +88,11 @@ def with_codes(graph: Graph) -> Graph:
     renamed: dict[str, str] = {}
     for name, need in needs.items():
         readers = [i for i, node in enumerate(graph.nodes) if name in node.inputs]
-        last = max(i for i, n in enumerate(graph.nodes) if i not in backward and name in _near(n))
+        last = max(
+            i
+            for i, n in enumerate(graph.nodes)
+            if i not in backward and name in (*n.inputs, *n.outputs)
+        )
         first = min(i for i in readers if i in backward)
         if last < first:
             attributes = {"name": name, "need": need}
@@ -105,10 +109,6 @@ def with_codes(graph: Graph) -> Graph:
             node = replace(node, inputs=inputs)
         nodes += [*before.get(i, ()), node, *after.get(i, ())]
     return graph.with_nodes(nodes)
-
-
-def _near(node: Node) -> tuple[str, ...]:
-    return (*node.inputs, *node.outputs)
 
 
 def _backward(graph: Graph) -> set[int]:

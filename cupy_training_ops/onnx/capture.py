@@ -42,7 +42,7 @@ class Captures:
         arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
         self._session.extents.check(arrays)
         for name, value in arrays.items():
-            self._session.labels.look_at(name, value)
+            self._session.labels.note_range(name, value)
         form = self._form(arrays)
         self._side = self._side or graphs.side_stream(self)
         self._side.go_on(cupy.cuda.get_current_stream())
@@ -69,7 +69,7 @@ class Captures:
     def _first_runs(
         self, form: _Form, arrays: Arrays, side: graphs.SideStream, notes: Notes
     ) -> dict[str, Any]:
-        """One that notes its memory, or is captured; where that is another it is noted again."""
+        """A run that notes its memory, or is captured; noted anew where it takes other memory."""
         with side.beside(), workspace.behind_graphs():
             if form.plan is not None and self._capture(form, arrays, side.stream):
                 return form.replay(notes)
@@ -116,17 +116,16 @@ class Captures:
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
-        form.sent = [array for s in self._session.program.senders for array in s.copies.values()]
-        form.own = frozenset(n for n, a in results.items() if self._is_own(a))
+        form.sent = [array for s in self._session.program.uploads for array in s.copies.values()]
+        fixed = self._fixed_arrays  # others are the graph's: the caller needs copies of them
+        form.own = frozenset(
+            n for n, a in results.items() if not fixed.issuperset(map(id, _each(a)))
+        )
         return True
 
     def _copies(self, arrays: Arrays) -> dict[str, Any]:
         """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
         return {n: self._session.on_place(n, value).copy() for n, value in arrays.items()}
-
-    def _is_own(self, item: Any) -> bool:
-        """Return True for an array of the graph's, of which the caller needs a copy."""
-        return any(id(array) not in self._fixed_arrays for array in _each(item))
 
     def _room(self, plan: Plan) -> Any:
         """Memory for a plan: forms share it, as nothing outlives a replay."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from .. import limits
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut
-from .reading import MOST_BYTES, from_bytes, read_bounded, read_part
+from .models import MOST_BYTES, from_bytes, read_bounded, read_part
 
 T = TypeVar("T")
 IDENTIFIER = b"ODTC"
@@ -94,9 +94,7 @@ class _Reader:
         shape = tuple(extent for (extent,) in dims)
         try:
             dtype = to_dtype(int(table.number(3, "i")))
-            excess = limits.of_shape(shape)
-            if excess is not None:
-                raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+            limits.refuse(limits.of_shape(shape))
             nbytes = math.prod(shape) * dtype.itemsize
             offset = int(table.number(6, "q", _INSIDE))
             inside = offset == _INSIDE

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..errors import ArgumentError, cut
+from ..errors import ArgumentError, cut, shown
 
 STANDARD = ("", "ai.onnx")  # two names of one domain
 MOST_SHOWN = 30  # problems in a message
 Extent = int | str | None  # of a dimension: a number, a name, or nothing is said
+_WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text"}
+_LISTS = {int: "a list of integers", float: "a list of floats"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +62,21 @@ class Graph:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     constants: Mapping[str, HostArray]
-    types: Mapping[str, Dtype] = field(
-        default_factory=dict
-    )  # of values, as the model declares them
-    shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)  # the same
+    # Of values, as the model declares them:
+    types: Mapping[str, Dtype] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """The same with other nodes."""
         return replace(self, nodes=tuple(nodes))
+
+
+def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:
+    """Return True if an array of a shape may be repeated to have another."""
+    if len(shape) > len(whole):
+        return False
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return all(not isinstance(n, int) or n in (1, m) for n, m in pairs)
 
 
 class Problems:
@@ -110,11 +122,9 @@ def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) 
     for i in rest:
         problems.add(nodes[i].title, "it is in a circle of nodes, or behind one")
     order += rest
-    return nodes if _is_sorted(nodes, makers) else tuple(nodes[i] for i in order)
-
-
-def _is_sorted(nodes: tuple[Node, ...], makers: Mapping[str, int]) -> bool:
-    return all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs)
+    if all(makers.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs):
+        return nodes
+    return tuple(nodes[i] for i in order)
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
@@ -130,3 +140,46 @@ def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dic
             if name not in makers and name not in known:
                 problems.add(node.title, f"nothing makes its input {cut(name)!r}")
     return makers
+
+
+# ---- attributes, by the annotations of functions and classes -------------------------------------
+
+
+def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes, each of its kind, an annotation; flags, which are integers in a file, as
+    bools."""
+    return {name: _check_attribute(name, value, kinds[name]) for name, value in attributes.items()}
+
+
+def _check_attribute(name: str, value: object, kind: Any) -> Any:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if bool in kinds and isinstance(value, int):
+        return bool(value)
+    if any(_is(value, each) for each in kinds):
+        return value
+    raise ArgumentError(f"{name}: expected {_words(kinds[0])}, got {shown(value)}")
+
+
+def _is(value: object, kind: Any) -> bool:
+    """Return True if a value is of a kind; ONNX converts no number to another type."""
+    if get_origin(kind) is Literal:
+        return type(value) is type(get_args(kind)[0])
+    item = _item(kind)
+    if item is not None:
+        return isinstance(value, tuple) and all(isinstance(each, item) for each in value)
+    if kind == HostArray:
+        return isinstance(value, np.ndarray)
+    return isinstance(value, kind) if kind in _WORDS else kind is not type(None)
+
+
+def _item(kind: Any) -> type | None:
+    """The type of the numbers in a list; None of other kinds."""
+    item = get_args(kind)[0] if get_args(kind) else None
+    return item if item in _LISTS else None
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return _WORDS[type(get_args(kind)[0])]
+    item = _item(kind)
+    return _WORDS.get(kind, "an array") if item is None else _LISTS[item]

@@ -19,14 +19,14 @@ import numpy as np
 from ..errors import OpError, ProviderError, pass_on
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .graph import Graph, Node, Problems
-from .runner import Runner, runner_of
+from .runner import Runner, each, runner_of
 from .steps import (
     UNUSED,
     Step,
+    aliases_of,
     in_place,
-    owned_slots,
-    slots_over,
-    with_ends,
+    owners_of,
+    with_dead_slots,
     with_gradients_in_place,
     written_slots,
 )
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     statistics: frozenset[str]  # inputs that steps update, and that are small enough to be copied
     writers: Mapping[int, frozenset[str]]  # steps that update other inputs, and which
     copied: frozenset[int]  # results that may have a constant's memory
-    senders: tuple[Sender, ...]
+    uploads: tuple[Upload, ...]
 
 
 def node_runners(
@@ -107,7 +107,7 @@ def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
     return read
 
 
-def side_by_side(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
+def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
     """One memory for all arrays, and each of them in it."""
     nbytes = [align_up(array.nbytes, SCRATCH_ALIGNMENT) for array in arrays]
     memory, parts, start = xp.zeros(sum(nbytes), np.uint8), [], 0
@@ -140,7 +140,7 @@ class Compiler:
         self._slots: dict[Place, int] = {}
         self._steps: list[Step] = []
         self._feeds: dict[str, tuple[int, bool]] = {}
-        self._senders: dict[int, Sender] = {}
+        self._uploads: dict[int, Upload] = {}
 
     def compile(self) -> Program:
         """The program."""
@@ -159,7 +159,7 @@ class Compiler:
         self._let_repeat(wanted)
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         states = {n: slot for n, slot in constants.items() if n in self._updated}
-        steps = with_ends(with_gradients_in_place(self._steps, wanted), lasting)
+        steps = with_dead_slots(with_gradients_in_place(self._steps, wanted), lasting)
         steps = in_place(steps, lasting)
         return Program(
             tuple(steps),
@@ -168,16 +168,16 @@ class Compiler:
             results,
             constants,
             states,
-            self._side_by_side(states.values()),
+            self._coalesce(states.values()),
             *self._updated_feeds(steps),
-            slots_over(self._steps, wanted, filled),
-            tuple(self._senders.values()),
+            aliases_of(self._steps, wanted, filled),
+            tuple(self._uploads.values()),
         )
 
-    def _side_by_side(self, slots: Collection[int]) -> tuple[Any, ...]:
+    def _coalesce(self, slots: Collection[int]) -> tuple[Any, ...]:
         """The arrays, those on the device as one memory, which one copy saves."""
         on_device = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
-        memory, parts = side_by_side(self._xp, [self._values[slot] for slot in on_device])
+        memory, parts = coalesce(self._xp, [self._values[slot] for slot in on_device])
         for slot, part in zip(on_device, parts, strict=True):
             self._values[slot] = part
         rest = tuple(self._values[slot] for slot in slots if slot not in on_device)
@@ -239,19 +239,19 @@ class Compiler:
         if name in self._graph.constants:
             return self._constant((name, host))
         source, target = self._slots[name, not host], self._slot((name, host))
-        copy = self._fetch if host else self._senders.setdefault(target, Sender(self._xp))
+        copy = self._download if host else self._uploads.setdefault(target, Upload(self._xp))
         self._steps.append(Step(copy, (source,), (target,), (), node))
         return target
 
-    def _fetch(self, values: list[Any]) -> Sequence[Any]:
+    def _download(self, values: list[Any]) -> Sequence[Any]:
         _refuse_in_graph(self._xp, "a value of the device is needed on the host")
-        return (_each(values[0], self._xp.asnumpy),)
+        return (each(self._xp.asnumpy, values[0]),)
 
     def _let_repeat(self, wanted: set[int]) -> None:
-        """Let senders repeat the copies that nobody writes."""
-        written = written_slots(self._steps) | owned_slots(self._steps, wanted)
-        for slot, sender in self._senders.items():
-            sender.repeats = slot not in written
+        """Let uploads repeat the copies that nobody writes."""
+        written = written_slots(self._steps) | owners_of(self._steps, wanted)
+        for slot, upload in self._uploads.items():
+            upload.repeats = slot not in written
 
     def _add(self, node: Node, runner: Runner, host: bool) -> None:
         inputs = tuple(self._input(node, runner, k, host) for k in range(len(node.inputs)))
@@ -271,7 +271,7 @@ class Compiler:
         return self._slot_of(name, host or k in runner.host, node)
 
 
-class Sender:
+class Upload:
     """Copies a value from the host to the device; copies that nobody writes serve the next run."""
 
     def __init__(self, xp: Any) -> None:
@@ -282,7 +282,7 @@ class Sender:
         value = values[0]
         if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_COPY:
             _refuse_in_graph(self._xp, "a value of the host is made anew in each step")
-            return (_each(value, self._xp.asarray),)
+            return (each(self._xp.asarray, value),)
         form = value.dtype, value.shape, value.tobytes()
         if form not in self.copies:
             _refuse_in_graph(self._xp, "a value of the host is another than in the step before")
@@ -299,7 +299,3 @@ def _refuse_in_graph(xp: Any, why: str) -> None:
 
         if graphs.owns_memory():
             raise ProviderError(f"{why}, which a captured graph cannot follow: leave graph=True")
-
-
-def _each(value: Any, copy: Callable[[Any], Any]) -> Any:
-    return [copy(item) for item in value] if isinstance(value, list) else copy(value)

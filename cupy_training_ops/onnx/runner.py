@@ -19,11 +19,10 @@ from ..call.op import Op
 from ..declare.schema import Input, gives
 from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
 from ..registry import REGISTRY
-from .attributes import fitting
-from .graph import Node
-from .reading import attribute_value, onnx_package
+from .graph import Node, check_attributes
+from .models import attribute_value, onnx_package
 from .standard import NEWEST, TABLE, Standard, find
-from .standard.arrays import dense
+from .standard.table import dense
 
 Run = Callable[..., Sequence[Any]]
 
@@ -41,10 +40,10 @@ for _key, _cls in REGISTRY.items():
 class Runner:
     """How a node is run, and what a session may know of it.
 
-    `make(xp)` gives the function of a list of inputs, which it may change, and of outputs by place
-    as `out`. `host` are inputs that are read on the host, `either` those that may be there,
-    `makes_host` outputs that are always there. `views` says of outputs which input's memory they
-    may be. The rest is as in the table.
+    `make(xp)` gives `run(inputs, out={})`, which may change the list of inputs; `out` has arrays to
+    write outputs into, by place. `host` are inputs that are read on the host, `either` those that
+    may be there, `makes_host` outputs that are always there. `views`: the input whose memory an
+    output may be. The rest is as in the table.
     """
 
     make: Callable[[Any], Run]
@@ -145,7 +144,8 @@ def _operator_runner(node: Node, cls: type[Op]) -> Runner:
     )
 
 
-def _has_lists(op: type[Op] | Op) -> bool:
+def has_lists(op: type[Op] | Op) -> bool:
+    """Return True if an input or an output is a list of arrays."""
     return any(i.variadic for i in op.inputs) or any(o.variadic for o in op.outputs)
 
 
@@ -157,7 +157,7 @@ def _updates(op: type[Op] | Op) -> frozenset[int]:
 
 def _overwrites(cls: type[Op], places: Mapping[str, int]) -> tuple[int, ...]:
     """The inputs that the first result may be written over, where they are of its type."""
-    if _has_lists(cls):
+    if has_lists(cls):
         return ()
     first = cls.outputs[0]
     inputs = (places[name] for name in first.may_alias)
@@ -188,7 +188,7 @@ def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
     extra = sorted(node.attributes.keys() - kinds.keys() - COPIED)
     if extra:
         raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
-    attributes = fitting({n: v for n, v in node.attributes.items() if n in kinds}, kinds)
+    attributes = check_attributes({n: v for n, v in node.attributes.items() if n in kinds}, kinds)
     if "num_outputs" in kinds:
         attributes.setdefault("num_outputs", len(node.outputs))
     return attributes
@@ -215,11 +215,11 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 
 def _maker(op: Op, node: Node, xp: Any) -> Run:
     """The function of a list of inputs, over one array module."""
-    has_lists, updates = _has_lists(op), _updates(op)
-    n = len(op.inputs) if has_lists else len(node.inputs)
+    takes_lists, updates = has_lists(op), _updates(op)
+    n = len(op.inputs) if takes_lists else len(node.inputs)
     read = [i for i in range(n) if i not in updates]
     either = [i for i in range(n) if op.inputs[i].memory == "either"] if xp is not np else []
-    if has_lists:
+    if takes_lists:
         return partial(_run_with_lists, op, xp, read, either)
     wanted = [i < len(node.outputs) and bool(node.outputs[i]) for i in range(len(op.outputs))]
     names = tuple(o.name for o, is_wanted in zip(op.outputs, wanted, strict=True) if is_wanted)
@@ -341,7 +341,7 @@ def _module(arrays: Sequence[Any]) -> Any:
     return np
 
 
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
+def each(function: Callable[[Any], Any], value: Any) -> Any:
     """The value of an array, or of each in a sequence; None of an input that is left out."""
     if isinstance(value, list):
         return [function(item) for item in value]
@@ -361,7 +361,7 @@ def _reference(name: str) -> type:
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         del attributes  # of the node, which has them
-        results = call(self.onnx_node, [_each(np.copy, x) for x in inputs])
-        return tuple(_each(np.asarray, result) for result in results)
+        results = call(self.onnx_node, [each(np.copy, x) for x in inputs])
+        return tuple(each(np.asarray, result) for result in results)
 
     return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": run})

@@ -14,24 +14,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..declare.schema import integer
-from ..device.marks import NO_MARKS, Marks, Note, marked
+from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
-from .fused_matmul import fuse_products, with_tf32
-from .graph import Graph, Problems, Value
-from .passes import prepare, schedule
-from .program import Compiler, Program, node_runners, side_by_side
-from .reading import Source, read_model
-from .run_checks import Extents, Labels, with_gradient_checks, with_label_checks
-from .type_checks import check_divisors, check_types
+from .checks import (
+    Extents,
+    Labels,
+    check_divisors,
+    check_types,
+    with_gradient_checks,
+    with_label_checks,
+)
+from .graph import Value
+from .models import Source, read_model
+from .passes import fuse_products, prepare, schedule, with_tf32
+from .program import Compiler, Program, coalesce, node_runners
 
 
 class Notes(NamedTuple):
     """Notes that are made as a program runs.
 
-    begun: before the first write; from then on states can be put back. steps: with the writes of
-    some steps, by the steps' places. replay: with the launch of a captured run.
+    begun: before the first write; from then on states can be put back. steps: those of some steps,
+    by place, made together with what the steps write. replay: with the launch of a captured run.
     """
 
     begun: Note | None = None
@@ -51,7 +56,6 @@ class Session:
     backward part of a training graph reads of the forward part as codes.
     """
 
-    model: Any
     _activations: Activations | None = None
 
     def __init__(
@@ -65,25 +69,6 @@ class Session:
         arrays: Collection[str] = (),
     ) -> None:
         graph, self.model, problems = read_model(model)
-        self._open(graph, problems, xp, seed, activations, tf32, arrays)
-
-    @classmethod
-    def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
-        """The session of a graph that was read."""
-        session = cls.__new__(cls)
-        session._open(graph, Problems(name), xp, seed)
-        return session
-
-    def _open(
-        self,
-        graph: Graph,
-        problems: Problems,
-        xp: Any,
-        seed: int | None,
-        activations: str | None = None,
-        tf32: bool = False,
-        arrays: Collection[str] = (),
-    ) -> None:
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
         graph = prepare(graph, problems, _check_seed(seed))
@@ -141,7 +126,7 @@ class Session:
         names = sorted(self.program.statistics & arrays.keys())
         if not names:
             return {}
-        memory, parts = side_by_side(self.xp, [arrays[name] for name in names])
+        memory, parts = coalesce(self.xp, [arrays[name] for name in names])
         self._save_all((*self._written, memory))
         rest = self.program.statistics - arrays.keys()
         self._fed_statistics = [self.program.feeds[name][0] for name in rest]
@@ -169,7 +154,7 @@ class Session:
             names = cut(str(sorted(self.program.feeds)))
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
         for name, value in feeds.items():
-            self.labels.look_at(name, value)
+            self.labels.note_range(name, value)
         if self._is_begun:  # and was stopped while it was put back
             self.put_back()
         try:
@@ -183,8 +168,8 @@ class Session:
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """A function of the other feeds and `Notes`: runs over these arrays and them, and puts
-        nothing back."""
+        """A function of the other feeds and `Notes`, which runs over these arrays and those feeds,
+        and puts no states back."""
         template: list[list[Any]] = []
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
@@ -203,7 +188,7 @@ class Session:
 
         def run(feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
             for name, value in feeds.items():
-                self.labels.look_at(name, value)
+                self.labels.note_range(name, value)
             return self._run_saving(values_of(feeds), notes, self._fed_statistics)
 
         return run
@@ -213,7 +198,7 @@ class Session:
         return self._run_saving(self._start_values(feeds), notes, ())
 
     def put_back(self) -> None:
-        """Give states their values before the last run; at once, but for what CuPy does."""
+        """Give states the values that they had before the last run; by C code, but for CuPy's."""
         arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
         list(map(setitem, arrays, repeat(...), copies))
         self._is_begun = False
@@ -236,7 +221,7 @@ class Session:
         with np.errstate(all="ignore"), stash:
             for place, step in enumerate(self.program.steps):
                 if place in marks:
-                    marked(marks[place], self._run_step, step, values)
+                    call_with_marks(marks[place], self._run_step, step, values)
                 else:
                     self._run_step(step, values)
 

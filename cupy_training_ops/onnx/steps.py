@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .graph import Node
-from .runner import Run, Runner
+from .graph import Node, may_repeat_to
+from .runner import Run, Runner, has_lists
 
 UNUSED = 1  # the slot of outputs that nobody wants
 ACCUMULATOR = "InPlaceAccumulatorV2"
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     runner: Runner | None = None  # None of a copy between host and device
 
 
-def with_ends(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
+def with_dead_slots(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
     """The steps with their dead slots; those of `lasting` never die."""
     needed = set(lasting)
     result = []
@@ -48,8 +48,8 @@ def with_ends(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
 
 
 def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
-    """The steps with results over an input: one that a step made anew, that nothing else has a view
-    of, and that dies there."""
+    """The steps, with results over an input that a step made anew, of which nothing else is a view,
+    and which no later step needs."""
     owner = _owners(steps)
     passing = [step for step in steps if step.runner and step.runner.keeps]
     lasting = lasting.union(*((*step.inputs, *step.outputs) for step in passing))
@@ -67,7 +67,7 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
     return result
 
 
-def slots_over(steps: Sequence[Step], slots: set[int], owners: set[int]) -> frozenset[int]:
+def aliases_of(steps: Sequence[Step], slots: set[int], owners: set[int]) -> frozenset[int]:
     """The slots that may have the memory of one of `owners`."""
     owner = _owners(steps)
     return frozenset(slot for slot in slots if owner.get(slot, slot) in owners)
@@ -82,10 +82,10 @@ def written_slots(steps: Sequence[Step]) -> set[int]:
         for k in step.runner.updates
         if k < len(step.inputs)
     }
-    return written | owned_slots(steps, written)
+    return written | owners_of(steps, written)
 
 
-def owned_slots(steps: Sequence[Step], slots: set[int]) -> set[int]:
+def owners_of(steps: Sequence[Step], slots: set[int]) -> set[int]:
     """The slots whose memory these may have."""
     owner = _owners(steps)
     return {owner.get(slot, slot) for slot in slots}
@@ -138,24 +138,16 @@ def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequenc
     shapes = {value.shape for value in values}
     types = {value.dtype for value in values}
     for k in places:
-        if len(types) == 1 and all(_repeats_to(shape, values[k].shape) for shape in shapes):
+        if len(types) == 1 and all(may_repeat_to(shape, values[k].shape) for shape in shapes):
             return run(values, out={0: values[k]})
     return run(values)
-
-
-def _repeats_to(shape: Sequence[int], whole: Sequence[int]) -> bool:
-    """Return True if an array of a shape is repeated to have another."""
-    if len(shape) > len(whole):
-        return False
-    pairs = zip(reversed(shape), reversed(whole), strict=False)
-    return all(n in (1, m) for n, m in pairs)
 
 
 # ---- gradients in their accumulators' buffers ----------------------------------------------------
 
 
 class _Target(NamedTuple):
-    """Which output of a step is a buffer's gradient, and where the step has buffer and flag."""
+    """An output that is a buffer's gradient, and which inputs of the step are buffer and flag."""
 
     output: int
     buffer: int
@@ -164,8 +156,8 @@ class _Target(NamedTuple):
 
 
 def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> list[Step]:
-    """The steps with gradients that are computed in the buffer, where the accumulator would copy
-    them there."""
+    """The steps, with gradients computed in the buffer where the accumulator would copy them
+    there."""
     reads = Counter(slot for step in steps for slot in step.inputs)
     makers = {slot: i for i, step in enumerate(steps) for slot in step.outputs}
     result = list(steps)
@@ -205,8 +197,7 @@ def _input_like(step: Step, k: int) -> int | None:
     if runner.op is None:
         return 0 if step.node.op_type == "Gemm" else None
     op = runner.op
-    has_lists = any(i.variadic for i in op.inputs) or any(o.variadic for o in op.outputs)
-    if has_lists or k >= len(op.outputs):
+    if has_lists(op) or k >= len(op.outputs):
         return None
     types = [(item.type, item.memory) for item in op.inputs]
     wanted = op.outputs[k].type, "device"

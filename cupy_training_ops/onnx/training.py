@@ -15,10 +15,10 @@ from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..device.marks import Marks
 from ..errors import ArgumentError, cut, refuse, shown
-from . import inference
 from .checkpoint import Checkpoint, read_checkpoint
+from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
-from .run_checks import BUFFER, refuse_unsummed
+from .models import model_outputs, part_of, write_part
 from .session import Notes, Session
 from .training_state import Point, Progressing, alone, read_state, write_state
 
@@ -306,9 +306,9 @@ class TrainingSession(Progressing):
         """The part of the eval model that these inputs are enough for."""
         assert self._eval is not None
         if inputs not in self._parts:
-            names = inference.model_outputs(self._eval.graph, {*inputs, *self._parameters})
-            part = inference.part(self._eval.graph, names)
-            session = Session.of_graph(part, "the eval model", self.xp)
+            names = model_outputs(self._eval.graph, {*inputs, *self._parameters})
+            part = part_of(self._eval.graph, names)
+            session = Session(part, self.xp)
             session.extents.names_hold = True
             session.share(self._training)
             self._parts[inputs] = session
@@ -388,7 +388,7 @@ class TrainingSession(Progressing):
         on_host = {
             n: np.asarray(a) if self.xp is np else self.xp.asnumpy(a) for n, a in arrays.items()
         }
-        inference.export(self._eval.graph, self._eval.model, on_host, outputs, Path(file), sync)
+        write_part(self._eval.graph, self._eval.model, on_host, outputs, Path(file), sync)
 
 
 def _refuse_uncapturable(xp: Any, activations: str | None) -> None:

@@ -23,13 +23,14 @@ from ..codecs import container
 from ..codecs.numpy_file import BinaryFile, NumpyArray, StrPath
 from ..device.marks import Note
 from ..dtypes import BFLOAT16
-from ..errors import ArgumentError, ProviderError, cut, shown
+from ..errors import ArgumentError, ProviderError, cut, refuse, shown
 from ..forks import Locked
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="Progressing")
 T = TypeVar("T")
 FORMAT = container.Format("training session", version=1, longest_header=1 << 26)
+MAX_STEP = 2**62
 _RAW = np.dtype(np.uint16)  # of bfloat16 in a file
 
 
@@ -44,26 +45,6 @@ class Point(NamedTuple):
     is_reset: bool = True
     is_begun: bool = False
     is_torn: bool = False
-
-
-class Progressing(Locked):
-    """A session that goes from point to point, by one call at a time."""
-
-    _point: Point
-    _is_called = False
-
-    @property
-    def step_count(self) -> int:
-        """How many steps of the optimizer were made."""
-        return self._point.step_count
-
-    def _noting(self, point: Point) -> Note:
-        """A call of C code alone that goes to a point: no signal's handler runs on the way."""
-        return partial(setattr, self, "_point", point)
-
-    def _put_back(self) -> None:
-        """Give states their values before a step that was stopped."""
-        raise NotImplementedError
 
 
 def alone(
@@ -103,6 +84,38 @@ def _is_below(frame: FrameType | None, code: CodeType, session: Progressing) -> 
     return False
 
 
+class Progressing(Locked):
+    """A session that goes from point to point, by one call at a time."""
+
+    _point: Point
+    _is_called = False
+
+    @property
+    def step_count(self) -> int:
+        """How many steps of the optimizer were made; one that is set is gone on from.
+
+        Raises ArgumentError where it is no integer from 0 to 2^62.
+        """
+        return self._point.step_count
+
+    @step_count.setter
+    @alone
+    def step_count(self, count: int) -> None:
+        if type(count) is not int or not 0 <= count <= MAX_STEP:
+            refuse(
+                "TrainingSession", "step_count", "the number of steps that were made", shown(count)
+            )
+        self._point = self._point._replace(step_count=count)
+
+    def _noting(self, point: Point) -> Note:
+        """A call of C code alone that goes to a point: no signal's handler runs on the way."""
+        return partial(setattr, self, "_point", point)
+
+    def _put_back(self) -> None:
+        """Give states their values before a step that was stopped."""
+        raise NotImplementedError
+
+
 # ---- the file ------------------------------------------------------------------------------------
 
 
@@ -113,7 +126,7 @@ def write_state(
     sync: bool = True,
 ) -> None:
     """Write arrays and numbers; members of the file are numbered, names may be any text."""
-    stored = {str(i): _raw(_on_host(array)) for i, array in enumerate(arrays.values())}
+    stored = {str(i): _for_file(array) for i, array in enumerate(arrays.values())}
     container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored, sync)
 
 
@@ -151,10 +164,7 @@ def _check(file: object, name: str, header: Any, array: Any) -> None:
         )
 
 
-def _on_host(array: Any) -> NumpyArray:
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
-def _raw(array: NumpyArray) -> NumpyArray:
-    """An array for NumPy's files, which have no bfloat16: its bits as integers."""
-    return array.view(_RAW) if array.dtype == BFLOAT16 else array
+def _for_file(array: Any) -> NumpyArray:
+    """An array on the host; of bfloat16, which NumPy's files have not, the bits as integers."""
+    on_host: NumpyArray = array if isinstance(array, np.ndarray) else array.get()
+    return on_host.view(_RAW) if on_host.dtype == BFLOAT16 else on_host

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from . import sharded  # what AdamW is over ranks
-from .adam import Adam, AdamW
+from .adam import SGD, Adam, AdamW, Lamb
 from .buckets import GradientBuckets
-from .descent import SGD
-from .lamb import Lamb
 
 AdamW.over_ranks = sharded.AdamW
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Adam and AdamW for training loops."""
+"""SGD, Adam, AdamW and Lamb for training loops."""
 
 from __future__ import annotations
 
@@ -10,11 +10,53 @@ from typing import Any, ClassVar, Self
 
 from ..declare.schema import finite
 from ..errors import refuse, shown
+from ..planning.step import above_zero
 from ..process_group import ProcessGroup
-from . import checks
 from .base import Names, Optimizer
-from .moments import Codes
-from .steps import AdamStep, AdamWCodedStep, AdamWStep
+from .state import Codes
+from .steps import (
+    AdamStep,
+    AdamWCodedStep,
+    AdamWStep,
+    LambStep,
+    SGDStep,
+    check_betas,
+    check_limits,
+    check_number,
+)
+
+
+class SGD(Optimizer):
+    """Gradient descent: p = p - lr g / d, where d unscales and clips the gradients.
+
+    d is the loss scale s; where the norm n of all gradients is above s max_norm, it is
+    n / max_norm.
+
+    parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
+    NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
+    place and stay what they are. lr: a number, or one element in an array on that device, which a
+    step reads there. names: texts that tell the parameters apart in a state; their places by
+    default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
+    that is made writes the new parameters there too, rounded once.
+
+    State: none that steps change. NaN and infinities: see `step`. Deterministic. Raises
+    ArgumentError and DtypeError.
+
+    Source: this package; GradientNorm and SGDOptimizerList do the work.
+    """
+
+    moments = ()
+    counts = False
+
+    def __init__(
+        self,
+        parameters: Sequence[Any],
+        lr: Any = 1e-3,
+        *,
+        names: Names | None = None,
+        low_precision: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(SGDStep(), parameters, lr, names, low_precision)
 
 
 class Adam(Optimizer):
@@ -50,7 +92,7 @@ class Adam(Optimizer):
         low_precision: Sequence[Any] | None = None,
         moment_dtype: object = None,
     ) -> None:
-        alpha, beta = checks.betas("Adam", betas)
+        alpha, beta = check_betas("Adam", betas)
         op = AdamStep(alpha=alpha, beta=beta, epsilon=epsilon, max_norm_clip=math.inf)
         super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
 
@@ -110,8 +152,8 @@ class AdamW(Optimizer):
     ) -> None:
         if group is not None:
             refuse(type(self).__name__, "group", "None, for a class of your own", shown(group))
-        alpha, beta = checks.betas("AdamW", betas)
-        weight_decay = checks.number("AdamW", "weight_decay", finite, weight_decay)
+        alpha, beta = check_betas("AdamW", betas)
+        weight_decay = check_number("AdamW", "weight_decay", finite, weight_decay)
         codes = _codes(state, moment_dtype)
         op = (AdamWStep if codes is None else AdamWCodedStep)(
             alpha=alpha, beta=beta, epsilon=epsilon, lambda_=weight_decay, max_norm_clip=math.inf
@@ -130,3 +172,57 @@ def _codes(state: str | None, moment_dtype: object) -> Codes | None:
     if state is not None and moment_dtype is not None:
         refuse("AdamW", "moment_dtype", "None, with moments of 8 bits", shown(moment_dtype))
     return None if state is None else Codes()
+
+
+class Lamb(Optimizer):
+    """LAMB: p = p - lr ratio d, ratio = |p| / |d| of each parameter.
+
+    d = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + weight_decay p is the direction, with
+    the moments and numbers of AdamW. The ratio is kept between the two ratio_limits and is 1 where
+    either norm is 0.
+
+    parameters, lr, names, low_precision, moment_dtype: as for Adam; parameters are float32 or
+    float64.
+
+    max_norm of a step is a number, not an array, and one that is new prepares the step anew. A
+    direction or a parameter that would not be finite is left out, element by element; NaN and
+    infinite gradients: see `step`. Deterministic. Raises ArgumentError and DtypeError.
+
+    Memory: a workspace for directions, see LambOptimizer.
+
+    Source: GradientNorm and LambOptimizer do the work; You et al., Large batch optimization for
+    deep learning.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Any],
+        lr: Any = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-6,
+        weight_decay: float = 1e-2,
+        ratio_limits: tuple[float, float] = (-math.inf, math.inf),
+        names: Names | None = None,
+        low_precision: Sequence[Any] | None = None,
+        moment_dtype: object = None,
+    ) -> None:
+        alpha, beta = check_betas("Lamb", betas)
+        weight_decay = check_number("Lamb", "weight_decay", finite, weight_decay)
+        ratio_min, ratio_max = check_limits("Lamb", ratio_limits)
+        self._attributes = {
+            "alpha": alpha, "beta": beta, "lambda_": weight_decay, "epsilon": epsilon,
+            "ratio_min": ratio_min, "ratio_max": ratio_max,
+        }  # fmt: skip
+        super().__init__(self._operator(None), parameters, lr, names, low_precision, moment_dtype)
+
+    def _variant(self, max_norm: Any) -> object:
+        if max_norm is not None and type(max_norm) not in (int, float):
+            refuse("Lamb", "max_norm", "a number", shown(max_norm))
+        return max_norm
+
+    def _operator(self, max_norm: Any) -> LambStep:
+        limit = math.inf
+        if max_norm is not None:
+            limit = check_number("Lamb", "max_norm", above_zero, max_norm)
+        return LambStep(**self._attributes, max_norm_clip=limit)

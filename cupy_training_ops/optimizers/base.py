@@ -5,35 +5,100 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from ..backend import Backend
 from ..call.arguments import adopt
 from ..call.backends import are_known, info
 from ..call.bound import CheckedCall, OpenCall, opened
-from ..call.convert import is_number
+from ..call.checks import is_number
+from ..call.guards import Known
 from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
+from ..call.keys import reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
-from ..declare.schema import positive_or_zero
+from ..declare.schema import Input, positive_or_zero
 from ..device.tensor_guards import Watched, raise_versions
-from ..dtypes import BOOL, FLOATS, Dtype, dtype_name, dtype_names
+from ..dtypes import (
+    BFLOAT16,
+    BOOL,
+    FLOAT64,
+    FLOATS,
+    Dtype,
+    HostArray,
+    dtype_name,
+    dtype_names,
+    to_dtype,
+)
 from ..errors import ArgumentError, DtypeError, refuse, shown
+from ..planning.step import number
 from ..rules.widening import computed_in
-from . import checks
 from . import state as states
-from .counts import Counts, Part, Places
-from .made import CLOSED, EVERY, GIVEN, Arrays, Step, known_of
-from .memory import hosted, overwrite, plain, zeros
-from .moments import Codes, Numbers
-from .state import Layout, State
-from .steps import Norm
+from .state import Codes, Counts, Layout, Numbers, Part, Places, State, on_host, overwrite, zeros
+from .steps import NormUpdate
 from .whole import Whole
 
+Arrays = tuple[Any, ...]
 Names = Sequence[str]
+
 _MAX_BOUND = 64  # calls that differ in which gradients are None
 _WHOLE = Part((), None)  # of optimizers that count no steps
+_GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # to a step
+_AT = {name: i for i, name in enumerate(_GIVEN)}
+_DECLARED = (
+    Input("gradients", "T", variadic=True, holes=True),
+    *(number(name, "L") for name in _GIVEN[1:]),
+)
+EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
+_CLOSED = (_DECLARED[0], _DECLARED[0])  # parameters and their copies
+_READERS = tuple(map(reader, _DECLARED))
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy's as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class Step(NamedTuple):
+    """A step of certain gradients, which may come again."""
+
+    known: Known | None  # None where none of them can be known again
+    variant: object
+    norm: CheckedCall | None  # of gradients whose parameters have several counts
+    updates: Sequence[CheckedCall]
+
+    def has(self, variant: object, given: Arrays) -> bool:
+        """Return True if a step that is given this is the same."""
+        return self.known is not None and variant == self.variant and self.known.has(given)
+
+    @property
+    def over_tensors(self) -> bool:
+        """Return True if arrays are tensors, whose current stream the calls find themselves."""
+        return all(call.over_tensors for call in self.updates)
+
+    def launch(self, given: Arrays, whole: Whole) -> None:
+        """The step, with the numbers that it is given."""
+        if self.norm is not None:
+            self.norm()
+        writes = []
+        for call in self.updates:  # a comprehension would be a call
+            writes.append(call.computed(**numbers_of(call, given)))
+        whole.write(writes)
+
+
+def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
+    """The numbers of a step that an update takes anew."""
+    return {name: given[_AT[name]] for name in call.changing}
+
+
+def known_of(backend: Backend, given: Arrays) -> Known | None:
+    """A record of the gradients, which the next step's are compared with."""
+    return Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
+
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
     "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
@@ -59,8 +124,8 @@ class Optimizer:
         codes: Codes | None = None,
     ) -> None:
         self._op = op
-        self._natively = are_native(CLOSED, (parameters, low_precision), ())
-        self._weights = self._adopted("parameters", parameters)
+        self._natively = are_native(_CLOSED, (parameters, low_precision), ())
+        self._weights = self._adopt("parameters", parameters)
         self.parameters = tuple(parameters)
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
@@ -68,16 +133,14 @@ class Optimizer:
         given_copies = low_precision
         if low_precision is not None:
             self._check_length("low_precision", low_precision)
-            low_precision = self._adopted("low_precision", low_precision)
+            low_precision = self._adopt("low_precision", low_precision)
         self._given_copies, self._copies = given_copies, low_precision
-        name = type(self).__name__
-        dtype = wide if moment_dtype is None else checks.moment_dtype(name, moment_dtype, wide)
-        self._form = codes or Numbers(dtype)
+        self._form = codes or Numbers(self._moment_dtype(moment_dtype, wide))
         self._moments = {m: tuple(map(self._form.first, self._weights)) for m in self.moments}
         first = self._weights[0]
         self.gradient_norm, self.is_finite = zeros(first, (), wide), zeros(first, (), BOOL)
         self._counts = Counts(self.gradient_norm, len(self._weights)) if self.counts else None
-        self._whole = Whole(name)
+        self._whole = Whole(type(self).__name__)
         self._place()
 
     def _place(self) -> None:
@@ -90,7 +153,7 @@ class Optimizer:
             **self._moments,
         }
         self._own = {name: array for name, array in own.items() if name in declared}
-        self._open_inputs = [name for name in GIVEN if name in declared]
+        self._open_inputs = [name for name in _GIVEN if name in declared]
         taken = {"is_finite", "gradients"}  # the gradients stay as they are
         self._outputs = [o.name for o in self._op.outputs if o.aliases not in taken]
         self._every = tuple(range(len(self._weights)))
@@ -111,9 +174,9 @@ class Optimizer:
     def _take(self) -> None:
         """The caller's arrays, where they are now."""
         given = self._given_copies
-        self._natively = are_native(CLOSED, (self.parameters, given), ())
-        self._weights = self._adopted("parameters", self.parameters)
-        self._copies = None if given is None else self._adopted("low_precision", given)
+        self._natively = are_native(_CLOSED, (self.parameters, given), ())
+        self._weights = self._adopt("parameters", self.parameters)
+        self._copies = None if given is None else self._adopt("low_precision", given)
         self._place()
 
     def __repr__(self) -> str:
@@ -167,11 +230,11 @@ class Optimizer:
         with self._whole.lock:
             self._whole.refuse_torn()
             if self._counts is not None:
-                state["step"] = states.step(self.names, self._counts.made())
+                state["step"] = states.step(self.names, self._counts.steps())
             for moment, found in self._moments.items():
                 triples = zip(self.names, found, self._weights, strict=True)
-                told = self._form.told
-                state[moment] = {name: told(moment, x, tuple(w.shape)) for name, x, w in triples}
+                save = self._form.save
+                state[moment] = {name: save(moment, x, tuple(w.shape)) for name, x, w in triples}
         return state
 
     def load_state_dict(self, state: State) -> None:
@@ -182,14 +245,17 @@ class Optimizer:
         fit, and then nothing has changed.
         """
         self._layout.check(state)
-        found = {m: [hosted(state[m][name]) for name in self.names] for m in self.moments}
+        self._load(state, {m: [on_host(state[m][n]) for n in self.names] for m in self.moments})
+
+    def _load(self, state: State, moments: Mapping[str, Sequence[HostArray]]) -> None:
+        """Write a state that was checked, with these elements of its moments."""
         with self._whole.lock:
             self._last, self._whole.is_torn = None, True
             if self._counts is not None:
                 self._counts.load(states.steps(self.names, state["step"]))
-            for moment, arrays in found.items():
-                for own, array in zip(self._moments[moment], arrays, strict=True):
-                    overwrite(own, self._form.kept(moment, array))
+            for moment, arrays in moments.items():
+                for own, array in zip(self._moments[moment], arrays, strict=False):
+                    overwrite(own, self._form.restore(moment, array))
             self._whole.is_torn = False
 
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
@@ -218,7 +284,7 @@ class Optimizer:
         """A key of the operator, where there are several."""
         return None
 
-    def _written(self, places: Places) -> list[str]:
+    def _outputs_of(self, places: Places) -> list[str]:
         """The operator's outputs in a step of these parameters."""
         return self._outputs
 
@@ -254,7 +320,7 @@ class Optimizer:
             return None
         self._last = None  # whose parts may be taken apart
         parts = [_WHOLE] if self._counts is None else self._counts.of(places)
-        call = self._checked(Part(places, parts[0].count), gradients, given)
+        call = self._update_call(Part(places, parts[0].count), gradients, given)
         norm, updates = None, [call]
         if len(parts) > 1:  # of which the call has checked all
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
@@ -270,15 +336,15 @@ class Optimizer:
         """The call that measures these gradients' norm, and one that updates each part by it."""
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
-            self._checked(part, [gradients[i] for i in part.places], given, is_told=True)
+            self._update_call(part, [gradients[i] for i in part.places], given, is_told=True)
             for part in parts
         ]
 
-    def _checked(
+    def _update_call(
         self, part: Part, gradients: Sequence[Any], given: Arrays, *, is_told: bool = False
     ) -> CheckedCall:
         """The update of these parameters, once nothing about it is refused."""
-        named = dict(zip(GIVEN, (gradients, *given[1:]), strict=True))
+        named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
         call = self._open(part, given[-1], is_told)
         try:
             return call.checked(**{name: named[name] for name in self._open_inputs})
@@ -298,8 +364,8 @@ class Optimizer:
             if part.count is not None:
                 inputs["step"] = part.count
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
-            op = type(op).told(**op.attribute_values) if is_told else op  # type: ignore[attr-defined]
-            bound = op.bound(**inputs, **left, outputs=self._written(part.places))
+            op = type(op).update(**op.attribute_values) if is_told else op  # type: ignore[attr-defined]
+            bound = op.bound(**inputs, **left, outputs=self._outputs_of(part.places))
             call = self._keep(key, opened(bound))
         return call
 
@@ -308,7 +374,7 @@ class Optimizer:
         call = self._bound.get("norm")
         if call is None:
             out = self.gradient_norm, self.is_finite
-            call = self._keep("norm", opened(Norm().bound(gradients=..., out=out)))
+            call = self._keep("norm", opened(NormUpdate().bound(gradients=..., out=out)))
         return call
 
     def _keep(self, key: object, call: OpenCall) -> OpenCall:
@@ -340,7 +406,7 @@ class Optimizer:
         moments = dict.fromkeys(self.moments, self._form.dtype)
         return Layout(type(self).__name__, shapes, moments, self.counts)
 
-    def _adopted(self, argument: str, arrays: Sequence[Any]) -> Arrays:
+    def _adopt(self, argument: str, arrays: Sequence[Any]) -> Arrays:
         """A list of arrays in forms that have a backend."""
         if not isinstance(arrays, list | tuple):
             refuse(type(self).__name__, argument, "a list", type(arrays).__name__)
@@ -364,6 +430,16 @@ class Optimizer:
             if found not in FLOATS or found != dtype:
                 got = dtype_name(found)
                 raise DtypeError(f"{name}: parameters[{i}]: expected {expected}, got {got}")
+        return dtype
+
+    def _moment_dtype(self, given: object, wide: Dtype) -> Dtype:
+        """`wide`, or what is given: float16 has no room for the squares of gradients below 2e-4."""
+        dtype = wide if given is None else to_dtype(given)
+        allowed = (wide,) if wide == FLOAT64 else (wide, BFLOAT16)
+        if dtype not in allowed:
+            names = " or ".join(map(dtype_name, allowed))
+            expected = f"{names}, which hold the squares of small gradients"
+            refuse(type(self).__name__, "moment_dtype", expected, dtype_name(dtype))
         return dtype
 
     def _checked_rate(self, lr: Any) -> Any:

@@ -19,12 +19,11 @@ from ..families.collective import queue
 from ..process_group import ProcessGroup
 from ..process_group.engine import Part
 from .adam import AdamW
-from .counts import Places
-from .made import EVERY
-from .memory import known, over
-from .own import Means
-from .parts import MeanOfAll
+from .base import EVERY
+from .parts import MeanOfAll, adopt_with_info, adopt_without_waiting
 from .sharded import AdamW as ShardedAdamW
+from .sharded import Means
+from .state import Places
 
 NAME = "GradientBuckets"
 MEGABYTE = 1e6
@@ -86,7 +85,7 @@ class GradientBuckets:
 
         It becomes the mean in place, and is not to be read or written until `wait` has returned.
         """
-        own, begun = self._checked(place, gradient), self.group.begun
+        own, begun = self._check_gradient(place, gradient), self.group.begun
         try:
             self._found[place] = own
             self._given[place] = gradient
@@ -192,7 +191,7 @@ class GradientBuckets:
         sent = self._sent.get((*present, *[own[1] for own in infos]))
         if sent is None:
             return False
-        addresses = [own[0].pointer(array) for array, own in present.values()]
+        addresses = [at for array, own in present.values() for at in own[0].pointers([array])]
         sent.overlap.refuse(addresses)
         if sent.calls is not None:
             stream = infos[-1][0].stream_address(self._device)
@@ -203,7 +202,10 @@ class GradientBuckets:
         """As an operator's call, which is compared with the other ranks'."""
         places, streams = tuple(present), self._streams
         operator = self._operator(places)
-        arrays = [over(NAME, f"gradients[{place}]", present[place][0]) for place in places]
+        arrays = [
+            adopt_without_waiting(NAME, f"gradients[{place}]", present[place][0])
+            for place in places
+        ]
         with Lent(_GRADIENTS, (given,), ()).stream():
             streams.fork()
             streams.beside(lambda: operator(arrays))
@@ -233,7 +235,7 @@ class GradientBuckets:
 
     # ---- checks ----------------------------------------------------------------------------------
 
-    def _checked(self, place: int, gradient: Any) -> tuple[Any, Info]:
+    def _check_gradient(self, place: int, gradient: Any) -> tuple[Any, Info]:
         """The gradient, or what stands for it, and what is known of it."""
         self.group.require_open(NAME)
         if type(place) is not int or not 0 <= place < len(self._sizes):
@@ -243,7 +245,7 @@ class GradientBuckets:
         if gradient is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
         refuse_unwritable(NAME, f"gradients[{place}]", gradient)
-        metadata = known(NAME, f"gradients[{place}]", gradient)
+        metadata = adopt_with_info(NAME, f"gradients[{place}]", gradient)
         _, _, shape, _, strides, device = metadata[1]
         expected = self._shapes[place]
         if tuple(shape) != expected or strides is not None:

@@ -7,12 +7,17 @@ last part. So NCCL reduces and gathers arrays where they lie.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from ..backend import Info
+from ..call.arguments import adopt
+from ..call.backends import info, tensor_backend
+from ..call.interop import is_tensor
 from ..declare.schema import Inferred, Input, Output, Spec, attribute, integers
 from ..declare.type_rows import Types
 from ..dtypes import FIXED_SIZE, FLOATS, Dtype, HostArray
@@ -30,6 +35,33 @@ MAX_TURNS, MIN_TURN = 4, 2**26
 
 Piece = tuple[int, int, int]  # an array of the list, and its elements from one to another
 Arrays = Sequence[HostArray]
+
+
+def adopt_with_info(op: str, argument: str, value: Any) -> tuple[Any, Info]:
+    """An array and what is known of it: PyTorch's on a GPU as it is, others as adopted."""
+    if is_tensor(value) and value.is_cuda:
+        with contextlib.suppress(KeyError):  # which has a form of its own, or is of a subclass
+            tensor_backend()
+            metadata = info(value)
+            if metadata[4] is None:  # strides
+                return value, metadata
+    array = adopt(op, argument, value)
+    return array, info(array)
+
+
+def adopt_without_waiting(op: str, argument: str, value: Any) -> Any:
+    """An array over the memory of another library's, as adopted.
+
+    Of PyTorch's tensors on a GPU by their addresses alone: no stream waits for another.
+    """
+    if value is None:
+        return None
+    array, found = adopt_with_info(op, argument, value)
+    if not found[0].has_tensors:
+        return array
+    from ..device.tensors import array_over
+
+    return array_over(array, found)
 
 
 class Split(NamedTuple):
@@ -85,23 +117,18 @@ def _list(name: str, mixed: bool = False) -> Input:
     return Input(name, "T", variadic=True, mixed=mixed, shape="any shapes")
 
 
-def _replaced(name: str) -> Output:
+def _new_list(name: str) -> Output:
     return Output(f"new_{name}", "T", variadic=True, aliases=name, shape=f"shapes of {name}")
 
 
-def divided(value: object) -> Split:
+def as_split(value: object) -> Split:
     """A Split."""
     assert isinstance(value, Split)
     return value
 
 
-class _OfParts(Collective):
-    """A collective over parts of arrays, in place."""
-
-    name = "AdamW"
-    inputs: ClassVar[tuple[Input, ...]]
-    split = attribute(divided)
-    in_words: ClassVar[str]
+class _InPlace(Collective):
+    """A collective over a list of arrays, each of which becomes another in its memory."""
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
@@ -113,6 +140,18 @@ class _OfParts(Collective):
 
     def calls(self, xs: Specs) -> queue.Calls:
         """NCCL's calls for arrays in place."""
+        raise NotImplementedError
+
+
+class _OfParts(_InPlace):
+    """One over parts of arrays."""
+
+    name = "AdamW"
+    inputs: ClassVar[tuple[Input, ...]]
+    split = attribute(as_split)
+    in_words: ClassVar[str]
+
+    def calls(self, xs: Specs) -> queue.Calls:
         every = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in every], [(i, a, b) for _, i, a, b in every]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
@@ -142,7 +181,7 @@ class MeanOfParts(_OfParts):
 
     name = "AdamW"
     inputs = (_list("gradients"),)
-    outputs = (_replaced("gradients"),)
+    outputs = (_new_list("gradients"),)
     in_words = "AdamW.step with gradients of parameters"
     types: ClassVar[Types] = {"T": FLOATS}
 
@@ -162,7 +201,7 @@ class GatheredParts(_OfParts):
 
     name = "AdamW"
     inputs = (_list("parameters", mixed=True),)
-    outputs = (_replaced("parameters"),)
+    outputs = (_new_list("parameters"),)
     in_words = "AdamW.step gathering parameters"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
@@ -177,25 +216,16 @@ class GatheredParts(_OfParts):
         return gathered_parts
 
 
-class MeanOfAll(Collective):
+class MeanOfAll(_InPlace):
     """The mean over ranks of each array, for all."""
 
     name = "GradientBuckets"
     inputs = (_list("gradients", mixed=True),)
-    outputs = (_replaced("gradients"),)
+    outputs = (_new_list("gradients"),)
     places = attribute(integers)
     types: ClassVar[Types] = {"T": FLOATS}
 
-    def infer(self, xs: Specs) -> tuple[Inferred, ...]:
-        return (tuple(Spec(x.shape, x.dtype) for x in xs),)
-
-    def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
-        if not self.reaches_others:
-            return Plan(())
-        return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
-
     def calls(self, xs: Specs) -> queue.Calls:
-        """NCCL's calls for arrays in place."""
         rows = [queue.row("allReduce", x.size, x.dtype, queue.MEAN) for x in xs]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs))
 
@@ -220,10 +250,10 @@ def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Array
 
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
         means = _means(of_ranks, arrays)
-        return [_cut(means, split, rank) for rank in range(split.n_ranks)]
+        return [_bytes_of_pieces(means, split, rank) for rank in range(split.n_ranks)]
 
     parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
-    got = _exchanged("AdamW", MeanOfParts.in_words, group, split.places, arrays, parts, answer)
+    got = _exchange("AdamW", MeanOfParts.in_words, group, split.places, arrays, parts, answer)
     return _with_parts(arrays, list(split.pieces(group.rank, sizes)), got)
 
 
@@ -235,7 +265,7 @@ def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...])
 
     parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
     words = "GradientBuckets with gradients of parameters"
-    got = _exchanged("GradientBuckets", words, group, places, arrays, parts, answer)
+    got = _exchange("GradientBuckets", words, group, places, arrays, parts, answer)
     return as_arrays([memoryview(part) for part in got], arrays)
 
 
@@ -245,8 +275,8 @@ def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arra
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
         return [[part for own in of_ranks for part in own]] * len(of_ranks)
 
-    parts = _cut(arrays, split, group.rank)
-    got = _exchanged("AdamW", GatheredParts.in_words, group, split.places, arrays, parts, answer)
+    parts = _bytes_of_pieces(arrays, split, group.rank)
+    got = _exchange("AdamW", GatheredParts.in_words, group, split.places, arrays, parts, answer)
     every = [piece for rank in range(split.n_ranks) for piece in split.pieces(rank, sizes)]
     return _with_parts(arrays, every, got)
 
@@ -265,7 +295,7 @@ def _mean(column: Sequence[HostArray]) -> HostArray:
     return cast(total / len(column), column[0].dtype)
 
 
-def _exchanged(
+def _exchange(
     op: str,
     words: str,
     group: ProcessGroup,
@@ -278,7 +308,7 @@ def _exchanged(
     return group.exchange(op, group.everyone, text, parts, answer)
 
 
-def _cut(arrays: Arrays, split: Split, rank: int) -> list[Part]:
+def _bytes_of_pieces(arrays: Arrays, split: Split, rank: int) -> list[Part]:
     """The bytes of a rank's pieces."""
     flat = [np.ascontiguousarray(x).reshape(-1) for x in arrays]
     return [as_bytes(flat[i][a:b]) for i, a, b in split.pieces(rank, [x.size for x in flat])]

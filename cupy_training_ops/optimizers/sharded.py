@@ -4,44 +4,157 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from ..call.backends import info
 from ..call.bound import CheckedCall
-from ..call.convert import is_number
+from ..call.checks import is_number
 from ..call.guards import Known
 from ..call.interop import Lent, is_tensor
-from ..call.keys import reader
 from ..codecs.numpy_file import BinaryFile, StrPath
-from ..declare.schema import finite
+from ..declare.schema import Shape, finite
 from ..device.streams import Cuda, Streams
 from ..device.tensor_guards import Watched
-from ..dtypes import Dtype, dtype_name
+from ..dtypes import Dtype, HostArray, dtype_name
 from ..errors import OpError, refuse, shown
 from ..families.collective.messages import description
 from ..families.optimizer.operators import GradientNorm
 from ..process_group import ProcessGroup
 from ..rules.widening import computed_in
-from . import adam, checks
+from . import adam
 from . import state as states
-from .base import Names
-from .counts import Counts, Part, Places
-from .made import EVERY, Arrays, numbers_of
-from .memory import copied, over, overwrite, plain, zeros
-from .own import Cut, Means, Own, Turns, Updates, piece
-from .parts import GatheredParts, MeanOfParts, Split, in_turns
-from .shares import Share, joined
-from .state import State
-from .steps import AdamWToldStep
+from .base import EVERY, Arrays, Names, Optimizer, known_of, numbers_of, plain
+from .parts import GatheredParts, MeanOfParts, Split, adopt_without_waiting, in_turns
+from .state import Counts, Layout, Part, Places, State, host_copy, on_host, zeros
+from .steps import AdamWUpdate, check_betas, check_number
 from .whole import Whole
 
+Turns = list[tuple[Places, GatheredParts]]  # parameters that are updated together, and what gathers
+Updates = list[list[CheckedCall]]  # of each turn: one for each count of steps
+
 _MAX_PATTERNS = 64  # of gradients that are None
-_DECLARED = EVERY[:-1]  # what a step is given
-_READERS = tuple(map(reader, _DECLARED))
+
+
+# ---- states of ranks -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share(Layout):
+    """A rank's share of a state: of each moment its own elements, behind each other."""
+
+    rank: int = 0
+    split: Split = field(default_factory=lambda: Split.of((), 1))
+
+    @classmethod
+    def of(cls, whole: Layout, rank: int, n_ranks: int) -> Self:
+        """The share of one of so many ranks."""
+        split = Split.of(list(map(math.prod, whole.shapes.values())), n_ranks)
+        return cls(whole.optimizer, whole.shapes, whole.moments, whole.counts, rank, split)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return (*super().numbers, "rank", "ranks")
+
+    @property
+    def array_shapes(self) -> Mapping[str, Shape]:
+        sizes = dict.fromkeys(self.shapes, 0)
+        for name, start, stop in self.pieces:
+            sizes[name] += stop - start
+        return {name: (size,) for name, size in sizes.items()}
+
+    @property
+    def pieces(self) -> list[tuple[str, int, int]]:
+        """Which elements of which parameters."""
+        sizes, names = list(map(math.prod, self.shapes.values())), list(self.shapes)
+        return [(names[i], a, b) for i, a, b in self.split.pieces(self.rank, sizes)]
+
+    def check_numbers(self, state: State) -> None:
+        super().check_numbers(state)
+        got, expected = (state["rank"], state["ranks"]), (self.rank, self.split.n_ranks)
+        if got != expected:
+            self._refuse("", "rank {} of {}".format(*expected), "rank {} of {}".format(*got))
+
+    def shard(self, moment: Mapping[str, Any]) -> list[HostArray]:
+        """The pieces of a whole moment."""
+        flat = {name: on_host(array).reshape(-1) for name, array in moment.items()}
+        return [flat[name][start:stop] for name, start, stop in self.pieces]
+
+    def merge(self, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
+        """A share's moment of its pieces."""
+        lists: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
+        for (name, *_), piece in zip(self.pieces, pieces, strict=True):
+            lists[name].append(piece)
+        empty = np.empty(0, pieces[0].dtype if pieces else np.float32)
+        return {name: np.concatenate([empty, *own]) for name, own in lists.items()}
+
+    def pieces_of(self, moment: Mapping[str, Any]) -> list[HostArray]:
+        """The pieces of a share's moment."""
+        rest, apart = {name: on_host(array) for name, array in moment.items()}, []
+        for name, start, stop in self.pieces:
+            piece, rest[name] = np.split(rest[name], [stop - start])
+            apart.append(piece)
+        return apart
+
+
+def join(every: Sequence[State], whole: Layout) -> State:
+    """The whole state of all ranks' shares, which are in the order of ranks."""
+    if not every:
+        refuse(whole.optimizer, "state", "a state of each rank", "none")
+    shares = [Share.of(whole, rank, len(every)) for rank in range(len(every))]
+    for share, state in zip(shares, every, strict=True):
+        share.check(state)
+        if state["step"] != every[0]["step"]:
+            expected = f"{shown(every[0]['step'])}, as of rank 0"
+            share._refuse("step", expected, shown(state["step"]))
+    found: State = {key: every[0][key] for key in whole.numbers}
+    for moment, dtype in whole.moments.items():
+        flat = {name: np.empty(math.prod(shape), dtype) for name, shape in whole.shapes.items()}
+        for share, state in zip(shares, every, strict=True):
+            pieces = share.pieces_of(state[moment])
+            for (name, start, stop), piece in zip(share.pieces, pieces, strict=True):
+                flat[name][start:stop] = piece
+        found[moment] = {name: flat[name].reshape(shape) for name, shape in whole.shapes.items()}
+    return found
+
+
+# ---- the optimizer -------------------------------------------------------------------------------
+
+
+class Means(list[Any]):
+    """Gradients whose parts are means already, divided as those of this optimizer."""
+
+    def __init__(self, gradients: Sequence[Any], optimizer: object) -> None:
+        super().__init__(gradients)
+        self.optimizer = optimizer
+
+
+def slice_of(array: Any, start: int, stop: int) -> Any:
+    """A view of elements of a contiguous array."""
+    return array.reshape(-1)[start:stop]
+
+
+class Cut(NamedTuple):
+    """This rank's parts of gradients that may come again, and the updates by them."""
+
+    known: Known | None  # None where none of them can be known again
+    places: Places
+    parts: list[Any]
+    updates: Updates
+
+
+class Own(Optimizer):
+    """The parts that this rank updates, as parameters of rank 1; with the last the step counts."""
+
+    counts = False  # what it is told
+
+    def _outputs_of(self, places: Places) -> list[str]:
+        counts = places[-1] == self._every[-1]
+        return [name for name in self._outputs if counts or name != "new_T"]
 
 
 class AdamW(adam.AdamW):
@@ -68,13 +181,13 @@ class AdamW(adam.AdamW):
         if state is not None:
             refuse("AdamW", "state", "None, over ranks", shown(state))
         self.group = group
-        alpha, beta = checks.betas("AdamW", betas)
-        weight_decay = checks.number("AdamW", "weight_decay", finite, weight_decay)
+        alpha, beta = check_betas("AdamW", betas)
+        weight_decay = check_number("AdamW", "weight_decay", finite, weight_decay)
         rates = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "lambda_": weight_decay}
-        self._op = AdamWToldStep(**rates, max_norm_clip=math.inf)
+        self._op = AdamWUpdate(**rates, max_norm_clip=math.inf)
         self._check(parameters, lr, names, low_precision)
         wide = computed_in(info(self._weights[0])[1])
-        dtype = wide if moment_dtype is None else checks.moment_dtype("AdamW", moment_dtype, wide)
+        dtype = self._moment_dtype(moment_dtype, wide)
         self._divide(dtype)
         self._compare(f"AdamW({rates}, moment_dtype={dtype_name(dtype)})")
 
@@ -82,11 +195,11 @@ class AdamW(adam.AdamW):
         self, parameters: Sequence[Any], lr: Any, names: Names | None, copies: Sequence[Any] | None
     ) -> None:
         """All that can be refused before anything is made."""
-        self._weights = self._adopted("parameters", parameters)
+        self._weights = self._adopt("parameters", parameters)
         self.parameters, self._given_copies = tuple(parameters), copies
         if copies is not None:
             self._check_length("low_precision", copies)
-        self._adopt()
+        self._take_arrays()
         self.lr = self._checked_rate(lr)
         self._dtype()
         self.names = self._checked_names(names)
@@ -95,12 +208,12 @@ class AdamW(adam.AdamW):
 
     _natively = False
 
-    def _adopt(self) -> None:
+    def _take_arrays(self) -> None:
         """The caller's arrays, where they are now."""
-        self._weights = self._adopted("parameters", self.parameters)
+        self._weights = self._adopt("parameters", self.parameters)
         self._are_tensors = all(map(is_tensor, self.parameters))
         copies = self._given_copies
-        self._copies = None if copies is None else self._adopted("low_precision", copies)
+        self._copies = None if copies is None else self._adopt("low_precision", copies)
         self._every = tuple(range(len(self._weights)))
         self._watched = Watched(tuple(filter(is_tensor, (*self.parameters, *(copies or ())))))
         self._streams: Streams | None = None  # made where there are several turns
@@ -119,7 +232,7 @@ class AdamW(adam.AdamW):
         weights, copies = self._own_parts()
         self._inner = Own(self._op, weights, self.lr, None, copies, dtype)
         self._counts, self._whole = Counts(self._inner.gradient_norm, len(sizes)), Whole("AdamW")
-        self._form = self._inner._form
+        self._form, self._moments = self._inner._form, self._inner._moments
         self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
         self._norms = zeros(first, (group.size,), wide)
         self._measure, self._measure_all = GradientNorm(), GradientNorm()
@@ -134,7 +247,7 @@ class AdamW(adam.AdamW):
 
     def _take(self) -> None:
         self._last_cut = None
-        self._adopt()
+        self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()
         self._inner.parameters = tuple(weights)
         self._inner._take()
@@ -162,7 +275,7 @@ class AdamW(adam.AdamW):
             self._whole.refuse_torn()
             if not self._watched.are_same():
                 self._take()
-            places, present = self._with_gradients(self._lent(gradients, numbers))
+            places, present = self._with_gradients(self._as_arrays(gradients, numbers))
             if present:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
                 self._update(places, list(present), numbers, are_means)
@@ -174,7 +287,9 @@ class AdamW(adam.AdamW):
     ) -> None:
         """The step of these parameters: whole, or the end of the group."""
         means, turns = self._operators(places)
-        cut = self._known(places, gradients, numbers) or self._anew(places, gradients, numbers)
+        cut = self._last_parts(places, gradients, numbers) or self._prepare(
+            places, gradients, numbers
+        )
         inner, own = self._inner, self._norms[self.group.rank :][:1].reshape(())
         is_sent = are_means
         try:
@@ -211,31 +326,32 @@ class AdamW(adam.AdamW):
             self._streams = Cuda(device, first=True) if is_on_gpu else Streams()
         return self._streams
 
-    def _lent(self, gradients: Any, numbers: Arrays) -> Any:
+    def _as_arrays(self, gradients: Any, numbers: Arrays) -> Any:
         """Where all are PyTorch's, whose stream is CuPy's now, arrays over the gradients."""
         if not self._are_tensors or not isinstance(gradients, list | tuple):
             return gradients
         if not all(x is None or is_number(x) or is_tensor(x) for x in (*gradients, *numbers)):
             return gradients
-        return [over("AdamW", f"gradients[{i}]", x) for i, x in enumerate(gradients)]
+        return [
+            adopt_without_waiting("AdamW", f"gradients[{i}]", x) for i, x in enumerate(gradients)
+        ]
 
-    def _known(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
+    def _last_parts(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
         """The step before, where its gradients were the same."""
         last = self._last_cut
         if last is None or last.places != places or last.known is None:
             return None
         return last if last.known.has((gradients, *numbers)) else None
 
-    def _anew(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
+    def _prepare(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
         """Parts of other gradients, and the updates by them, as far as these can be refused."""
         self._check_shapes("gradients", places, gradients)
         arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
         backend, known = info(gradients[0])[0], None
         unowned = getattr(backend, "borrow_slice", None)  # CuPy's
         if unowned:
-            given = gradients, *numbers
-            known = Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
-        every = self._cut(arrays, padding, unowned or piece)
+            known = known_of(backend, (gradients, *numbers))
+        every = self._parts_of(arrays, padding, unowned or slice_of)
         self._last_cut, counts = None, self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
         found = Cut(known, places, [part for part in every if part is not None], updates)
@@ -255,7 +371,7 @@ class AdamW(adam.AdamW):
             if chosen:
                 some = [gradients[k] for k in chosen]
                 inner = Part(tuple(chosen), part.count)
-                updates.append(self._inner._checked(inner, some, (some, *numbers)))
+                updates.append(self._inner._update_call(inner, some, (some, *numbers)))
         return updates
 
     def means_of(self, places: Places) -> MeanOfParts:
@@ -288,14 +404,16 @@ class AdamW(adam.AdamW):
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
         """This rank's parts of the parameters and of their copies."""
         weights, copies = dict(enumerate(self._weights)), dict(enumerate(self._copies or ()))
-        return self._cut(weights, self._padding), self._cut(copies, None) if copies else None
+        return self._parts_of(weights, self._padding), self._parts_of(
+            copies, None
+        ) if copies else None
 
-    def _cut(
-        self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = piece
+    def _parts_of(
+        self, arrays: dict[int, Any], padding: Any, cut: Callable[..., Any] = slice_of
     ) -> list[Any]:
         """This rank's parts of some parameters' arrays; None where there is none."""
         own = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
-        return [None if x is None else piece(x, a, b) for x, a, b in own] + [padding]
+        return [None if x is None else cut(x, a, b) for x, a, b in own] + [padding]
 
     def _no_gradient(self, gradients: Sequence[Any]) -> Any:
         dtype = info(gradients[0])[1]
@@ -326,7 +444,7 @@ class AdamW(adam.AdamW):
         state: State = {"optimizer": "AdamW", "shapes": dict(self._layout.shapes)}
         with self._whole.lock:
             self._whole.refuse_torn()
-            state["step"] = states.step(self.names, self._counts.made())
+            state["step"] = states.step(self.names, self._counts.steps())
             if sharded:
                 state |= {"rank": self.group.rank, "ranks": self.group.size}
                 return state | {moment: self._share_of(moment) for moment in self.moments}
@@ -344,20 +462,16 @@ class AdamW(adam.AdamW):
         """
         layout, share = self._layout, self._share
         if isinstance(state, list | tuple):
-            state = joined(state, layout)
+            state = join(state, layout)
         if isinstance(state, dict) and "ranks" in state:
             share.check(state)
-            pieces = {m: share.taken_apart(state[m]) for m in self.moments}
+            pieces = {m: share.pieces_of(state[m]) for m in self.moments}
         else:
             layout.check(state)
-            pieces = {m: share.cut(state[m]) for m in self.moments}
+            pieces = {m: share.shard(state[m]) for m in self.moments}
         with self._whole.lock:
-            self._last_cut, self._whole.is_torn = None, True
-            self._counts.load(states.steps(self.names, state["step"]))
-            for moment, arrays in pieces.items():
-                for own, array in zip(self._inner._moments[moment], arrays, strict=False):
-                    overwrite(own, array)
-            self._whole.is_torn = False
+            self._last_cut = None
+            self._load(state, pieces)
 
     def save(self, file: StrPath | BinaryFile, sharded: bool = False, *, sync: bool = True) -> None:
         """Write `state_dict(sharded)`: the whole by rank 0 alone, a share by each rank."""
@@ -379,18 +493,18 @@ class AdamW(adam.AdamW):
 
     def _share_of(self, moment: str) -> dict[str, Any]:
         """This rank's elements of a moment."""
-        own = map(copied, self._inner._moments[moment])
-        return self._share.put_together(list(own)[: len(self._pieces)])
+        own = map(host_copy, self._moments[moment])
+        return self._share.merge(list(own)[: len(self._pieces)])
 
     def _gather(self, place: int) -> list[Any]:
         """Both moments of a parameter, of all ranks."""
         weight = self._weights[place]
         whole = [zeros(weight, (math.prod(weight.shape),), self._form.dtype) for _ in self.moments]
         for moment, array in zip(self.moments, whole, strict=True):
-            pairs = zip(self._pieces, self._inner._moments[moment], strict=False)
+            pairs = zip(self._pieces, self._moments[moment], strict=False)
             for (i, start, stop), own in pairs:
                 if i == place:
                     array[start:stop] = own
         split = self._split.among([place] * len(whole))
         GatheredParts(group=self.group, split=split)(whole)
-        return [copied(array).reshape(weight.shape) for array in whole]
+        return [host_copy(array).reshape(weight.shape) for array in whole]

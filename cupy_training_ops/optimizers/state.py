@@ -1,30 +1,182 @@
 # SPDX-License-Identifier: MIT
-"""States of optimizers: as a dictionary, and in a file that holds the same.
+"""State of optimizers: moments and counts of steps in memory, a dictionary of them, and its file.
 
-A state is held against a layout before anything is written, its arrays by their headers before any
-of them is read.
+A dictionary or a file is held against a layout before anything is written, a file's arrays by their
+headers before any of them is read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from ..backend import Array
+from ..call.arguments import adopt
+from ..call.backends import info, to_host
 from ..codecs import container
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
-from ..declare.schema import Shape
-from ..dtypes import BFLOAT16, Dtype, dtype_name
+from ..declare.schema import Shape, Spec
+from ..dtypes import BFLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype, HostArray, dtype_name
 from ..errors import ArgumentError, pass_on, refuse, shown
+from ..families.adam.codes import coded_nbytes, decode, encode
 
 State = dict[str, Any]
+Places = tuple[int, ...]  # of parameters
 
 FORMAT = container.Format("optimizer state", version=1, longest_header=1 << 26)
 MAX_STEP = 2**62  # that were made
 _RAW = np.dtype(np.uint16)  # of bfloat16 in a file
+
+# ---- arrays of any kind --------------------------------------------------------------------------
+
+
+def zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
+    """Zeros where an array is."""
+    backend, *_, device = info(like)
+    if backend.has_tensors:
+        tensor: Any = backend.empty(Spec(tuple(shape), dtype), device)
+        return tensor.zero_()
+    nbytes = math.prod(shape) * dtype.itemsize
+    array: Any = backend.zeros(nbytes, device)
+    return array.view(dtype).reshape(shape)
+
+
+def overwrite(array: Any, source: HostArray) -> None:
+    backend, dtype, *_ = info(array)
+    backend.overwrite(array, source.astype(dtype, copy=False))
+
+
+def twin(array: Any) -> Any:
+    """Another array with the same elements; nothing waits."""
+    backend, dtype, shape, *_, device = info(array)
+    made = zeros(array, shape, dtype)
+    if not backend.runs_kernels:
+        np.copyto(made, array)
+    else:
+        with backend.on(device):
+            backend.work("copy")(array, made)
+    return made
+
+
+def host_copy(array: Array) -> HostArray:
+    """A copy in NumPy's memory."""
+    found = to_host(array)
+    return found.copy() if found is array else found
+
+
+def on_host(array: Any) -> HostArray:
+    return to_host(adopt("state_dict", "array", array))
+
+
+# ---- moments and counts --------------------------------------------------------------------------
+
+
+class Numbers:
+    """Arrays of a dtype, shaped as their parameters."""
+
+    name = ""  # of the optimizer's `state`
+
+    def __init__(self, dtype: Dtype) -> None:
+        self.dtype = dtype  # in a state
+
+    def first(self, parameter: Any) -> Any:
+        """Moments of 0."""
+        return zeros(parameter, parameter.shape, self.dtype)
+
+    def save(self, _: str, array: Any, __: Shape) -> HostArray:
+        """The array of a state."""
+        return host_copy(array)
+
+    def restore(self, _: str, array: HostArray) -> HostArray:
+        """The elements of an optimizer's array, from a state's."""
+        return array
+
+
+class Codes(Numbers):
+    """Moments of a byte each. A state has their numbers, from which the same codes come."""
+
+    name = "8bit"
+
+    def __init__(self) -> None:
+        super().__init__(FLOAT32)
+
+    def first(self, parameter: Any) -> Any:
+        if info(parameter)[1] == FLOAT64:
+            refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
+        return zeros(parameter, (coded_nbytes(math.prod(parameter.shape)),), UINT8)
+
+    def save(self, moment: str, array: Any, shape: Shape) -> HostArray:
+        found = decode(host_copy(array), math.prod(shape), signed=moment == "moment_1")
+        return found.reshape(shape)
+
+    def restore(self, moment: str, array: HostArray) -> HostArray:
+        return encode(array, signed=moment == "moment_1")
+
+
+class Part(NamedTuple):
+    """Parameters that were updated in the same steps, and the step that is their next one."""
+
+    places: Places
+    count: Any  # an array: what skips a step is known on the device alone
+
+
+class Counts:
+    """The parts of all parameters: one, until a step has gradients of some of them alone."""
+
+    def __init__(self, like: Any, n_parameters: int) -> None:
+        self._n_parameters = n_parameters
+        self._parts = [Part(tuple(range(n_parameters)), zeros(like, (), INT64))]
+        overwrite(self._parts[0].count, np.array(1))
+
+    def of(self, places: Places) -> list[Part]:
+        """The parts that these parameters are; one that has others too is taken apart."""
+        parts = self._parts
+        if len(parts) == 1 and parts[0].places == places:
+            return parts
+        wanted, chosen, every = set(places), list[Part](), list[Part]()
+        for part in parts:
+            own = tuple(i for i in part.places if i in wanted)
+            if own and own != part.places:
+                others = tuple(i for i in part.places if i not in wanted)
+                every.append(Part(others, twin(part.count)))
+                part = Part(own, part.count)
+            every.append(part)
+            if own:
+                chosen.append(part)
+        self._parts = every
+        return chosen
+
+    def steps(self) -> list[int]:
+        """The steps of each parameter; waits."""
+        steps = [0] * self._n_parameters
+        for part in self._parts:
+            n_made = int(to_host(part.count)) - 1
+            for i in part.places:
+                steps[i] = n_made
+        return steps
+
+    def load(self, made: Sequence[int]) -> None:
+        """Go on from these steps, in the arrays that there are."""
+        parts, numbers = list[Part](), list[int]()
+        for part in self._parts:
+            alike: dict[int, list[int]] = {}
+            for i in part.places:
+                alike.setdefault(made[i], []).append(i)
+            for n_made, own in alike.items():
+                is_first = own[0] == part.places[0]
+                parts.append(Part(tuple(own), part.count if is_first else twin(part.count)))
+                numbers.append(n_made)
+        for part, n_made in zip(parts, numbers, strict=True):
+            overwrite(part.count, np.array(n_made + 1))
+        self._parts = parts
+
+
+# ---- states as dictionaries ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,7 +189,7 @@ class Layout:
     counts: bool  # whether steps are counted
 
     @property
-    def held(self) -> Mapping[str, Shape]:
+    def array_shapes(self) -> Mapping[str, Shape]:
         """The shapes of a state's arrays."""
         return self.shapes
 
@@ -52,7 +204,7 @@ class Layout:
         assert isinstance(state, dict)
         self.check_numbers({key: state[key] for key in self.numbers})
         for name, dtype in self.moments.items():
-            self._check_each(name, state[name], lambda array: array.shape, self.held)
+            self._check_each(name, state[name], lambda array: array.shape, self.array_shapes)
             for parameter, array in state[name].items():
                 if array.dtype != dtype:
                     self._refuse(f"{name}[{parameter!r}]", dtype_name(dtype), str(array.dtype))
@@ -110,6 +262,9 @@ def steps(names: Sequence[str], step: int | dict[str, int]) -> list[int]:
     return [step[name] for name in names] if isinstance(step, dict) else [step] * len(names)
 
 
+# ---- their file ----------------------------------------------------------------------------------
+
+
 def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = True) -> None:
     """Write a state of such a layout, whose arrays are NumPy's."""
     arrays = {
@@ -125,7 +280,7 @@ def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
     with container.load(file, FORMAT) as opened:
         state = dict(opened.header)
         layout = next((x for x in layouts if state.keys() == set(x.numbers)), layouts[0])
-        with _named(file):
+        with _naming(file):
             layout.check_numbers(state)
         stored = {
             moment: {
@@ -137,7 +292,7 @@ def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
         headers = {
             m: {p: _header(array) for p, array in arrays.items()} for m, arrays in stored.items()
         }
-        with _named(file):
+        with _naming(file):
             layout.check(state | headers)
         for moment, arrays in stored.items():
             state[moment] = {p: _with_type(array.read()) for p, array in arrays.items()}
@@ -145,7 +300,7 @@ def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
 
 
 @contextlib.contextmanager
-def _named(file: object) -> Iterator[None]:
+def _naming(file: object) -> Iterator[None]:
     """Refusals that name the file."""
     try:
         yield

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ..device.marks import Marks, Note, make_all, marked
+from ..device.marks import Marks, Note, call_with_marks, make_all
 from ..errors import ProviderError
 from ..forks import Locked
 
@@ -24,7 +24,7 @@ class Whole(Locked):
     def __reduce__(self) -> tuple[object, ...]:
         return partial(Whole, self._name, is_torn=self.is_torn), ()
 
-    def interrupted(self) -> None:
+    def recover(self) -> None:
         """The parent's thread may have been writing: `is_torn` says so here, too."""
 
     def write(self, writes: Sequence[Note]) -> None:
@@ -34,9 +34,9 @@ class Whole(Locked):
         first and the last.
         """
         if len(writes) == 1:
-            marked(self._only, writes[0])
+            call_with_marks(self._only, writes[0])
         elif writes:
-            marked(self._first, writes[0])
+            call_with_marks(self._first, writes[0])
             make_all((*writes[1:], self._end))
 
     def refuse_torn(self) -> None:

@@ -111,7 +111,7 @@ def _receive(sock: socket.socket, n: int) -> bytearray:
     return data
 
 
-def connected(n: int) -> Iterator[dict[int, socket.socket]]:
+def socket_pairs(n: int) -> Iterator[dict[int, socket.socket]]:
     """For each rank, one after the other, its sockets; a pair is made for the first of its two."""
     ends: list[dict[int, socket.socket]] = [{} for _ in range(n)]
     try:

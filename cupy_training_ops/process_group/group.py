@@ -118,7 +118,7 @@ class ProcessGroup:
         if type(n) is not int or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
         seconds, known = _check_arguments(timeout, sizes, n)
-        ends = enumerate(list(embedded.connected(n)))
+        ends = enumerate(list(embedded.socket_pairs(n)))
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
         return [cls._over(engine, known, compares=False) for engine in engines]
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, pass_on, refuse, shown
-from ..waiting import MOST, Caller
 from .engine import GRACE, Engine, pack, quote
 
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
+MOST = 1e6  # seconds of a wait
 ENDED = "fault"  # the key of the words that end the group
 
 _made: Counter[str] = Counter()  # groups of the same ranks
@@ -167,3 +170,38 @@ def _tensor(data: bytearray) -> Any:
 
 def _delta(seconds: float) -> timedelta:
     return timedelta(seconds=min(seconds, MOST))
+
+
+# ---- calls that may never return -----------------------------------------------------------------
+
+
+class Caller:
+    """A thread that makes one call after the other; it ends by `end()` and with this.
+
+    Nothing ends a call that never returns, but nobody need wait for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._asked: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=_answer, args=(self._asked,), name=name, daemon=True).start()
+        self.end = weakref.finalize(self, self._asked.put, None)
+
+    def __call__(self, seconds: float, function: Callable[..., Any], *given: Any) -> Any:
+        """Return or raise as the function does; TimeoutError where it takes longer."""
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self._asked.put((answer, function, given))
+        try:
+            result, error = answer.get(timeout=min(seconds, MOST))
+        except Empty:
+            raise TimeoutError from None
+        if error is not None:
+            raise error
+        return result
+
+
+def _answer(asked: SimpleQueue[Any]) -> None:
+    for answer, function, given in iter(asked.get, None):
+        try:
+            answer.put((function(*given), None))
+        except BaseException as error:
+            answer.put((None, error))

@@ -29,7 +29,7 @@ def all_samples() -> Mapping[str, tuple[Sample, ...]]:
     return {name: (*samples, *of_mixed_alignment(samples)) for name, samples in tables.items()}
 
 
-def sampled() -> list[str]:
+def sampled_operators() -> list[str]:
     """The operators that have samples: those whose calls can be made alone."""
     return [name for name, samples in all_samples().items() if samples]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..errors import DtypeError, pass_on, refuse, shown
 from .ops import DOORS
-from .ops.doors import is_watched
-from .ops.losses import refuse_overwriting, scaled
+from .ops.dispatch import is_watched
+from .ops.losses import refuse_overwriting, scale_gradients
 
 __all__ = [
     "cross_entropy",
@@ -280,7 +280,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
-        return scaled("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 6
+        return scale_gradients("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 6
 
 
 class _Spent(torch.autograd.Function):  # type: ignore[misc]

@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""What the benchmark runs, by the family's family: operators at given sizes, peers beside them."""
+"""What the benchmark runs: operators at given sizes, and peers beside them."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupy_training_ops.registry import FAMILIES, get_op
+import numpy as np
 
+from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, Dtype
+from cupy_training_ops.registry import get_op
+
+MODULES = (
+    "activation", "batch_norm", "conv", "cross_entropy", "dropout", "elementwise", "gather",
+    "gist", "gradient", "layer_norm", "optimizer", "padding", "pooling", "reduction", "resize",
+    "softmax", "tensor",
+)  # fmt: skip
+SHORT: Mapping[Dtype, str] = {
+    FLOAT32: "f4", FLOAT16: "f2", FLOAT64: "f8", BFLOAT16: "bf2", BOOL: "bool",
+} | {np.dtype(t): t for t in ("u1", "i2", "i4", "i8")}  # fmt: skip
+Make = Callable[[Any], Sequence[Any]]
 # A peer takes the case's inputs as CuPy arrays and returns the call to time.
 Peer = Callable[..., Callable[[], Any]]
 
@@ -26,7 +38,7 @@ class Case:
 
     op: str
     label: str
-    make: Callable[[Any], Sequence[Any]]
+    make: Make
     attributes: Mapping[str, Any] = field(default_factory=dict)
     peers: Mapping[str, Peer] = field(default_factory=dict)
     nbytes: Callable[..., int] | None = None
@@ -46,9 +58,24 @@ class Case:
         return f"{self.op}[{self.label}]"
 
 
+def over(
+    types: Iterable[Dtype],
+    op: str,
+    make: Callable[[Dtype], Make],
+    label: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    peers: Mapping[str, Peer] | None = None,
+    **more: Any,
+) -> list[Case]:
+    """A case of an operator for each type, with what makes inputs of that type."""
+    return [
+        Case(op, SHORT[t] + label, make(t), attributes or {}, peers or {}, **more) for t in types
+    ]
+
+
 def all_cases() -> list[Case]:
     """The cases of every family that has some."""
-    modules = [importlib.import_module(f"{__name__}.{family}") for family in FAMILIES]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in MODULES]
     return [case for module in modules for case in module.CASES]
 
 
@@ -59,12 +86,3 @@ def chosen_cases(families: Collection[str], op: str = "", label: str = "") -> li
         for case in all_cases()
         if (not families or case.family in families) and op in case.op and label in case.label
     ]
-
-
-def as_torch(array: Any) -> Any:
-    """A CuPy array as a PyTorch tensor over the same memory."""
-    import torch
-
-    if array.dtype.name == "bfloat16":
-        return torch.from_dlpack(array.view("uint16")).view(torch.bfloat16)
-    return torch.from_dlpack(array)

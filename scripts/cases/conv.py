@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import cupy
-
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
 
-from . import Case, as_torch
-from .parameters import normal
+from . import Case
+from .parameters import images, normal
+from .peers import on_tensors, torch
 
 BATCH = 64
 
@@ -85,13 +84,6 @@ TYPES: Mapping[str, tuple[Dtype, bool]] = {
 }
 
 
-def _array(rng: Any, shape: tuple[int, ...], dtype: Dtype, last: bool) -> Any:
-    """Normal numbers; `last`: with the channels last in memory."""
-    if not last:
-        return normal(rng, shape, dtype)
-    return cupy.moveaxis(normal(rng, (shape[0], *shape[2:], shape[1]), dtype), -1, 1)
-
-
 def shapes(op: str, layer: Layer) -> dict[str, tuple[int, ...]]:
     """Shapes of all arrays; X of a transposed convolution has the layer's filters as channels."""
     channels, extents = layer.channels, (layer.side,) * 2
@@ -107,10 +99,10 @@ def shapes(op: str, layer: Layer) -> dict[str, tuple[int, ...]]:
 def _inputs(rng: Any, op: str, layer: Layer, dtype: Dtype, last: bool) -> tuple[Any, ...]:
     """X, W and B, or dY, X and W."""
     of = shapes(op, layer)
-    arrays = [_array(rng, of[name], dtype, last) for name in ("x", "w")]
+    arrays = [images(rng, of[name], dtype, last) for name in ("x", "w")]
     if not op.endswith("Grad"):
         return *arrays, normal(rng, of["b"], dtype)
-    return _array(rng, of["y"], dtype, last), *arrays
+    return images(rng, of["y"], dtype, last), *arrays
 
 
 def _nbytes(*arrays: Any) -> int:
@@ -120,17 +112,14 @@ def _nbytes(*arrays: Any) -> int:
 
 def _torch(*arrays: Any, op: str, layer: Layer, tf32: bool) -> Any:
     """cuDNN with the fastest of its algorithms."""
-    import torch
-
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = tf32
-    tensors = [as_torch(array) for array in arrays]
     stride, pads, dilation = ([n] * 2 for n in (layer.stride, layer.pad, layer.dilation))
     how = (stride, pads, dilation, "Transpose" in op, [0, 0], layer.group)
     if not op.endswith("Grad"):
-        return lambda: torch.ops.aten.convolution(*tensors, *how)
-    bias = [tensors[0].shape[1]]
-    return lambda: torch.ops.aten.convolution_backward(*tensors, bias, *how, [True] * 3)
+        return on_tensors(lambda *x: torch.ops.aten.convolution(*x, *how))(*arrays)
+    backward, bias = torch.ops.aten.convolution_backward, [arrays[0].shape[1]]
+    return on_tensors(lambda *x: backward(*x, bias, *how, [True] * 3))(*arrays)
 
 
 def _case(op: str, layer: Layer, label: str, last: bool = False) -> Case:

@@ -11,136 +11,107 @@ import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
-from .parameters import normal
+from . import Case, over
+from .parameters import normal, normals
+from .peers import on_tensors, torch
 
 SHAPE = 65_536, 1024
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
 RATIO, SCALE = 0.1, 1 / 0.9
-ROWS = {"is_inner_broadcast": True}
 
-Inputs = tuple[Any, ...]
+
+def _forward(dtype: Any) -> Any:
+    """In the training mode."""
+    return normals(dtype, SHAPE, then=(RATIO, True))
+
+
+def _biased(dtype: Any) -> Any:
+    def make(rng: Any) -> tuple[Any, ...]:
+        x, residual, bias = normals(dtype, SHAPE, SHAPE, SHAPE[1:])(rng)
+        return x, bias, residual, RATIO, True
+
+    return make
 
 
 def _mask(rng: Any) -> Any:
     return rng.random(SHAPE, dtype=cupy.float32) < 1 - RATIO
 
 
-def _forward(rng: Any, dtype: Any, moving: bool = False) -> Inputs:
-    """In the training mode; numbers, or a state on the device."""
-    state = (cupy.array([1, 2], np.uint64),) if moving else ()
-    return normal(rng, SHAPE, dtype), RATIO, True, *state
+def _bits(rng: Any) -> Any:
+    """Which PyTorch's integers have, too, if they have a sign."""
+    return cupy.packbits(_mask(rng), bitorder="little").view(np.uint32)
 
 
-def _biased(rng: Any, dtype: Any) -> Inputs:
-    x, residual = normal(rng, SHAPE, dtype), normal(rng, SHAPE, dtype)
-    return x, normal(rng, SHAPE[1:], dtype), residual, RATIO, True
+def _gradient(dtype: Any, mask: Any = _mask) -> Any:
+    return lambda rng: (normal(rng, SHAPE, dtype), mask(rng), RATIO)
 
 
-def _gradient(rng: Any, dtype: Any) -> Inputs:
-    return normal(rng, SHAPE, dtype), _mask(rng), RATIO
+def _softmax_gradient(dtype: Any) -> Any:
+    def make(rng: Any) -> tuple[Any, ...]:
+        return *_gradient(dtype)(rng)[:2], cupy.abs(normal(rng, SHAPE, dtype)), RATIO
 
-
-def _bits(rng: Any, dtype: Any) -> Inputs:
-    mask = cupy.packbits(_mask(rng), bitorder="little").view(np.uint32)
-    return normal(rng, SHAPE, dtype), mask, RATIO
-
-
-def _softmax(rng: Any, dtype: Any) -> Inputs:
-    return normal(rng, SHAPE, dtype), normal(rng, SHAPE, dtype), RATIO
-
-
-def _softmax_gradient(rng: Any, dtype: Any) -> Inputs:
-    return normal(rng, SHAPE, dtype), _mask(rng), cupy.abs(normal(rng, SHAPE, dtype)), RATIO
+    return make
 
 
 # ---- peers: functions of tensors, so that they compile to one graph ------------------------------
 
 
-def _as_bools(mask: Any) -> Any:
-    import torch
-
-    return as_torch(mask.view("uint8")).view(torch.bool)
-
-
-def _torch_dropout(x: Any, ratio: float, *_: Any) -> Any:
-    import torch
-
-    tensor = as_torch(x)
-    return lambda: torch.native_dropout(tensor, ratio, True)
+def _dropped(x: Any, ratio: float, *_: Any) -> Any:
+    return torch.native_dropout(x, ratio, True)
 
 
 def _torch_biased(x: Any, bias: Any, residual: Any, ratio: float, *_: Any) -> Any:
-    import torch
-
-    t, b, r = map(as_torch, (x, bias, residual))
-
-    def dropout() -> Any:
-        output, mask = torch.native_dropout(t + b, ratio, True)
-        return output + r, mask
-
-    return dropout
+    output, mask = torch.native_dropout(x + bias, ratio, True)
+    return output + residual, mask
 
 
-def _torch_gradient(dy: Any, mask: Any, *_: Any) -> Any:
-    import torch
-
-    slope, kept = as_torch(dy), _as_bools(mask)
-    return lambda: torch.ops.aten.native_dropout_backward(slope, kept, SCALE)
+def _torch_gradient(slope: Any, mask: Any, *_: Any) -> Any:
+    return torch.ops.aten.native_dropout_backward(slope, mask, SCALE)
 
 
-def _torch_of_bits(dy: Any, mask: Any, *_: Any) -> Any:
+def _torch_of_bits(dy: Any, mask: Any, ratio: float) -> Any:
     """The bits taken apart first."""
-    import torch
-
-    slope, words = as_torch(dy), as_torch(mask.view("int32"))
-    places = torch.arange(32, device="cuda", dtype=torch.int32)
-
-    def gradient() -> Any:
-        kept = (words[:, None] >> places & 1).to(torch.bool).reshape(slope.shape)
-        return torch.ops.aten.native_dropout_backward(slope, kept, SCALE)
-
-    return gradient
+    peer = on_tensors(
+        lambda slope, words, _, places: _torch_gradient(
+            slope, (words[:, None] >> places & 1).to(torch.bool).reshape(slope.shape)
+        ),
+        lambda *_: torch.arange(32, device="cuda", dtype=torch.int32),
+    )
+    return peer(dy, mask.view("int32"), ratio)
 
 
 def _torch_softmax(x: Any, bias: Any, ratio: float) -> Any:
-    import torch
-
-    t, b = as_torch(x), as_torch(bias)
-
-    def dropout() -> Any:
-        p = torch.softmax(t + b, -1)
-        return *torch.native_dropout(p, ratio, True), p
-
-    return dropout
+    p = torch.softmax(x + bias, -1)
+    return *torch.native_dropout(p, ratio, True), p
 
 
-def _torch_softmax_gradient(dy: Any, mask: Any, y: Any, _ratio: float) -> Any:
-    import torch
-
-    slope, kept, p = as_torch(dy), _as_bools(mask), as_torch(y)
-
-    def gradient() -> Any:
-        through = torch.ops.aten.native_dropout_backward(slope, kept, SCALE)
-        return torch._softmax_backward_data(through, p, -1, p.dtype)
-
-    return gradient
+def _torch_softmax_gradient(slope: Any, mask: Any, p: Any, _ratio: float) -> Any:
+    return torch._softmax_backward_data(_torch_gradient(slope, mask), p, -1, p.dtype)
 
 
-KINDS = (
-    ("Dropout", _forward, {}, _torch_dropout),
-    ("BitmaskDropout", _forward, {}, _torch_dropout),
-    ("BiasDropout", _biased, {}, _torch_biased),
-    ("DropoutGrad", _gradient, {}, _torch_gradient),
-    ("BitmaskDropoutGrad", _bits, {}, _torch_of_bits),
-    ("BiasSoftmaxDropout", _softmax, ROWS, _torch_softmax),
-    ("SoftmaxDropoutGrad", _softmax_gradient, {"axis": 1}, _torch_softmax_gradient),
+ROWS = {"is_inner_broadcast": True}
+KINDS: tuple[tuple[str, Any, dict[str, Any], Any], ...] = (
+    ("Dropout", _forward, {}, on_tensors(_dropped)),
+    ("BitmaskDropout", _forward, {}, on_tensors(_dropped)),
+    ("BiasDropout", _biased, {}, on_tensors(_torch_biased)),
+    ("DropoutGrad", _gradient, {}, on_tensors(_torch_gradient)),
+    ("BitmaskDropoutGrad", partial(_gradient, mask=_bits), {}, _torch_of_bits),
+    (
+        "BiasSoftmaxDropout",
+        lambda t: normals(t, SHAPE, SHAPE, then=(RATIO,)),
+        ROWS,
+        on_tensors(_torch_softmax),
+    ),
+    ("SoftmaxDropoutGrad", _softmax_gradient, {"axis": 1}, on_tensors(_torch_softmax_gradient)),
 )
 CASES = [
     *(
-        Case(op, t, partial(make, dtype=dtype), attributes, {"torch": peer})
+        case
         for op, make, attributes, peer in KINDS
-        for dtype, t in SHORT.items()
+        for case in over((FLOAT32, FLOAT16, BFLOAT16), op, make, "", attributes, {"torch": peer})
     ),
-    Case("Dropout", "f2,state in memory", partial(_forward, dtype=FLOAT16, moving=True)),
+    Case(
+        "Dropout",
+        "f2,state in memory",
+        lambda rng: (*_forward(FLOAT16)(rng), cupy.array([1, 2], np.uint64)),
+    ),
 ]

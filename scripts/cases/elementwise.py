@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import cupy
 import numpy as np
 
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
+from cupy_training_ops.dtypes import FLOAT32, FLOATS
 
-from . import Case, as_torch
+from . import SHORT, Case
+from .parameters import normal, normals
+from .peers import like, on_tensors, torch
 
 ROWS, COLUMNS = 65_536, 1024
 N = ROWS * COLUMNS
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", FLOAT64: "f8", BFLOAT16: "bf2"}
 SCALES = {"scale_0": 0.5, "scale_1": 2.0}
-
 # label of a broadcast B, its shape and that of A
-DIVISIONS = (
+DIVISIONS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
     ("", (ROWS, COLUMNS), (ROWS, COLUMNS)),
     (",row", (ROWS, COLUMNS), (COLUMNS,)),
     (",column", (ROWS, COLUMNS), (ROWS, 1)),
@@ -29,116 +27,61 @@ DIVISIONS = (
 )
 
 
-def _normal(rng: Any, dtype: Any, *shape: int) -> Any:
-    return rng.standard_normal(shape, dtype=cupy.float32).astype(dtype)
+def _div_grad(dy: Any, a: Any, b: Any) -> Any:
+    da = dy / b
+    return da, (-da * (a / b)).sum_to_size(b.shape)
 
 
-def _arrays(rng: Any, dtype: Any, count: int, hosts: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    return (*(_normal(rng, dtype, N) for _ in range(count)), *hosts)
-
-
-def _masked(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return _normal(rng, dtype, N), rng.random(N, dtype=cupy.float32) < 0.8
-
-
-def _by_factor(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return _normal(rng, dtype, N), cupy.full(1, -1, cupy.float32)
-
-
-def _division(rng: Any, dtype: Any, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[Any, ...]:
-    shapes = (np.broadcast_shapes(a, b), a, b)
-    return tuple(_normal(rng, dtype, *shape) for shape in shapes)
-
-
-def _torch_scale(x: Any, scale: float) -> Callable[[], Any]:
-    import torch
-
-    tensor = as_torch(x)
-    out = torch.empty_like(tensor)
-    return lambda: torch.mul(tensor, scale, out=out)
-
-
-def _torch_mul_(x: Any, factor: Any) -> Callable[[], Any]:
-    tensor, number = as_torch(x), as_torch(factor)
-    return lambda: tensor.mul_(number)
-
-
-def _torch_batch_scale(x: Any) -> Callable[[], Any]:
-    import torch
-
-    tensor = as_torch(x)
-    outs = [torch.empty_like(tensor) for _ in SCALES]
-    pairs = tuple(zip(SCALES.values(), outs, strict=True))
-    return lambda: [torch.mul(tensor, scale, out=out) for scale, out in pairs]
-
-
-def _torch_scaled_sum(x: Any, y: Any) -> Callable[[], Any]:
-    a, b = as_torch(x), as_torch(y)
-    return lambda: (a * SCALES["scale_0"]).add_(b, alpha=SCALES["scale_1"])
-
-
-def _torch_div_grad(dy: Any, a: Any, b: Any) -> Callable[[], Any]:
-    t_dy, t_a, t_b = map(as_torch, (dy, a, b))
-
-    def gradient() -> Any:
-        da = t_dy / t_b
-        db = -da * (t_a / t_b)
-        return da, db.sum_to_size(t_b.shape)
-
-    return gradient
-
-
-def _torch_fake_quant(x: Any, scale: float, zero_point: float) -> Callable[[], Any]:
-    import torch
-
-    tensor, number = as_torch(x), int(zero_point)
-    s, z = torch.tensor(scale, device="cuda"), torch.tensor(number, device="cuda").int()
-    on = torch.ones((), device="cuda", dtype=torch.int64)
+def _fake_quant(x: Any, _scale: float, _zero: float, numbers: Any) -> Any:
     quantise = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams
-    return lambda: quantise(tensor, s, z, on, 0, 255)
+    return quantise(x, *numbers, 0, 255)
 
 
-def _torch_fake_quant_grad(dy: Any, mask: Any) -> Callable[[], Any]:
-    import torch
+def _quant_numbers(_x: Any, scale: float, zero_point: float) -> Any:
+    """Scale, zero point, and that it is on."""
+    s, z = torch.tensor(scale, device="cuda"), torch.tensor(int(zero_point), device="cuda").int()
+    return s, z, torch.ones((), device="cuda", dtype=torch.int64)
 
-    t_dy, t_mask = as_torch(dy), as_torch(mask.view("uint8")).view(torch.bool)
-    return lambda: t_dy * t_mask
 
-
-def _torch_is_finite(x: Any) -> Callable[[], Any]:
-    import torch
-
-    tensor = as_torch(x)
-    return lambda: torch.isfinite(tensor)
+SCALE = on_tensors(lambda x, scale, out: torch.mul(x, scale, out=out), like)
+BATCH_SCALE = on_tensors(
+    lambda x, outs: [
+        torch.mul(x, scale, out=out) for scale, out in zip(SCALES.values(), outs, strict=True)
+    ],
+    lambda x: [torch.empty_like(x) for _ in SCALES],
+)
+SUM = on_tensors(lambda x, y: (x * SCALES["scale_0"]).add_(y, alpha=SCALES["scale_1"]))
 
 
 def _cases(dtype: Any) -> list[Case]:
     t = SHORT[dtype]
 
-    def inputs(count: int, *hosts: Any) -> Any:
-        return partial(_arrays, dtype=dtype, count=count, hosts=hosts)
+    def inputs(count: int, *then: Any) -> Any:
+        return normals(dtype, *[(N,)] * count, then=then)
 
-    quant = {"torch": _torch_fake_quant} if dtype == FLOAT32 else {}
+    def by_factor(rng: Any) -> tuple[Any, ...]:
+        return normal(rng, (N,), dtype), cupy.full(1, -1, cupy.float32)
+
+    def masked(rng: Any) -> tuple[Any, ...]:
+        return normal(rng, (N,), dtype), rng.random(N, dtype=cupy.float32) < 0.8
+
+    quant = {"torch": on_tensors(_fake_quant, _quant_numbers)} if dtype == FLOAT32 else {}
+    product, finite = on_tensors(lambda x, y: x * y), on_tensors(lambda x: torch.isfinite(x))
     return [
-        Case("Scale", t, inputs(1, 2.0), peers={"torch": _torch_scale}),
+        Case("Scale", t, inputs(1, 2.0), peers={"torch": SCALE}),
         Case("Scale", f"{t},down", inputs(1, 3.0), {"scale_down": True}),
-        Case("ScaleInPlace", t, partial(_by_factor, dtype=dtype), peers={"torch": _torch_mul_}),
-        Case("BatchScale", t, inputs(1), SCALES, {"torch": _torch_batch_scale}),
-        Case("ScaledSum", t, inputs(2), SCALES, {"torch": _torch_scaled_sum}),
+        Case("ScaleInPlace", t, by_factor, {}, {"torch": on_tensors(lambda x, s: x.mul_(s))}),
+        Case("BatchScale", t, inputs(1), SCALES, {"torch": BATCH_SCALE}),
+        Case("ScaledSum", t, inputs(2), SCALES, {"torch": SUM}),
         Case("FakeQuant", t, inputs(1, 0.075, 128.0), peers=quant),
-        Case(
-            "FakeQuantGrad",
-            t,
-            partial(_masked, dtype=dtype),
-            peers={"torch": _torch_fake_quant_grad},
-        ),
-        Case("IsFinite", t, inputs(1), peers={"torch": _torch_is_finite}),
+        Case("FakeQuantGrad", t, masked, peers={"torch": product}),
+        Case("IsFinite", t, inputs(1), peers={"torch": finite}),
         *(
             Case(
                 "DivGrad",
                 t + label,
-                partial(_division, dtype=dtype, a=a, b=b),
-                peers={"torch": _torch_div_grad},
+                normals(dtype, np.broadcast_shapes(a, b), a, b),
+                peers={"torch": on_tensors(_div_grad)},
             )
             for label, a, b in DIVISIONS
         ),

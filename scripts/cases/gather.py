@@ -10,105 +10,81 @@ import cupy
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 
-from . import Case, as_torch
-from .parameters import normal
+from . import Case, over
+from .parameters import integers, normal
+from .peers import as_torch, on_tensors, torch
 
 VOCABULARY, HIDDEN, TOKENS = 50257, 1024, 32768
 ROWS = 65536
-SHORT = {FLOAT32: "f4", FLOAT16: "f2"}
 
 
-def _indices(rng: Any, kind: str, n: Any, extent: int) -> Any:
-    """Uniform, Zipf(1.2) clipped, or all 7."""
-    if kind == "same":
-        return cupy.full(n, 7, cupy.int64)
-    if kind == "zipf":
-        return cupy.minimum(cupy.random.zipf(1.2, n), extent).astype(cupy.int64) - 1
-    # A generator's kernels were seen to run before others of the null stream were done with memory
-    # that they reuse: normal values stood in the indices.
-    cupy.cuda.Device().synchronize()
-    indices = rng.integers(0, extent, n, dtype=cupy.int64)
-    cupy.cuda.Device().synchronize()
-    return indices
+def _gather(dtype: Any, kind: str) -> Any:
+    """Indices are uniform, Zipf(1.2) clipped, or all 7."""
 
+    def make(rng: Any) -> tuple[Any, ...]:
+        if kind == "same":
+            indices = cupy.full(TOKENS, 7, cupy.int64)
+        elif kind == "zipf":
+            drawn = cupy.random.zipf(1.2, TOKENS)
+            indices = cupy.minimum(drawn, VOCABULARY).astype(cupy.int64) - 1
+        else:
+            indices = integers(rng, VOCABULARY, TOKENS)
+        return (VOCABULARY, HIDDEN), indices, normal(rng, (TOKENS, HIDDEN), dtype)
 
-def _gather(rng: Any, kind: str, dtype: Any) -> tuple[Any, ...]:
-    indices = _indices(rng, kind, TOKENS, VOCABULARY)
-    return (VOCABULARY, HIDDEN), indices, normal(rng, (TOKENS, HIDDEN), dtype)
+    return make
 
 
 def _gather_nd(rng: Any) -> tuple[Any, ...]:
-    indices = _indices(rng, "ids", (ROWS, 1), ROWS)
+    indices = integers(rng, ROWS, (ROWS, 1))
     return (ROWS, HIDDEN), indices, normal(rng, (ROWS, HIDDEN), FLOAT32)
 
 
 def _gather_elements(rng: Any) -> tuple[Any, ...]:
-    indices = _indices(rng, "ids", (ROWS, HIDDEN), ROWS)
+    indices = integers(rng, ROWS, (ROWS, HIDDEN))
     return normal(rng, (ROWS, HIDDEN), FLOAT32), (ROWS, HIDDEN), indices
 
 
-def _index_put(shape: tuple[int, ...], indices: Any, dy: Any) -> Any:
-    """Sorted, as autograd's own way."""
-    import torch
-
-    dx, rows, values = (
-        as_torch(cupy.empty(shape, dy.dtype)),
-        as_torch(indices.ravel()),
-        as_torch(dy),
-    )
-    return lambda: torch.Tensor.index_put_(dx.zero_(), (rows,), values, accumulate=True)
-
-
-def _index_add(shape: tuple[int, ...], indices: Any, dy: Any) -> Any:
-    """Atomics."""
-    dx, rows, values = (
-        as_torch(cupy.empty(shape, dy.dtype)),
-        as_torch(indices.ravel()),
-        as_torch(dy),
-    )
+def _rows(shape: tuple[int, ...], indices: Any, dy: Any, sorts: bool) -> Any:
+    """Sorted, as autograd's own way, or by atomics."""
+    dx = as_torch(cupy.empty(shape, dy.dtype))
+    rows, values = as_torch(indices.ravel()), as_torch(dy)
+    if sorts:
+        return lambda: dx.zero_().index_put_((rows,), values, accumulate=True)
     return lambda: dx.zero_().index_add_(0, rows, values)
 
 
-def _scatter_add(dy: Any, shape: tuple[int, ...], indices: Any) -> Any:
-    """Atomics."""
-    dx, rows, values = as_torch(cupy.empty(shape, dy.dtype)), as_torch(indices), as_torch(dy)
-    return lambda: dx.zero_().scatter_add_(0, rows, values)
+def _zeros(dy: Any, shape: tuple[int, ...], _: Any) -> Any:
+    return torch.zeros(shape, dtype=dy.dtype, device=dy.device)
 
 
-def _index_put_elements(dy: Any, shape: tuple[int, ...], indices: Any) -> Any:
-    """Sorted: PyTorch's way to the same sums run after run."""
-    import torch
-
-    dx, rows, values = as_torch(cupy.empty(shape, dy.dtype)), as_torch(indices), as_torch(dy)
-    columns = torch.arange(shape[1], device="cuda")
-    return lambda: torch.Tensor.index_put_(dx.zero_(), (rows, columns), values, accumulate=True)
-
-
-ROW_PEERS = {"torch index_put": _index_put, "torch index_add": _index_add}
+SCATTER = on_tensors(lambda dy, _, rows, dx: dx.zero_().scatter_add_(0, rows, dy), _zeros)
+SORTED = on_tensors(  # PyTorch's way to the same sums run after run
+    lambda dy, _, rows, dx, columns: dx.zero_().index_put_((rows, columns), dy, accumulate=True),
+    _zeros,
+    lambda _, shape, __: torch.arange(shape[1], device="cuda"),
+)
+ROW_PEERS = {
+    "torch index_put": partial(_rows, sorts=True),
+    "torch index_add": partial(_rows, sorts=False),
+}
 ATOMIC = {"deterministic": False}
 
 CASES = [
     *(
-        Case("GatherGrad", f"{t},{kind}", partial(_gather, kind=kind, dtype=dtype), {}, ROW_PEERS)
-        for dtype, t in SHORT.items()
+        case
         for kind in ("ids", "zipf", "same")
+        for case in over(
+            (FLOAT32, FLOAT16), "GatherGrad", partial(_gather, kind=kind), f",{kind}", {}, ROW_PEERS
+        )
     ),
-    Case(
-        "GatherGrad",
-        "f2,ids,not deterministic",
-        partial(_gather, kind="ids", dtype=FLOAT16),
-        ATOMIC,
-        ROW_PEERS,
-    ),
+    Case("GatherGrad", "f2,ids,not deterministic", _gather(FLOAT16, "ids"), ATOMIC, ROW_PEERS),
     Case("GatherNDGrad", "f4", _gather_nd, {}, ROW_PEERS),
-    Case(
-        "GatherElementsGrad", "f4,atomic", _gather_elements, ATOMIC, {"torch scatter": _scatter_add}
-    ),
+    Case("GatherElementsGrad", "f4,atomic", _gather_elements, ATOMIC, {"torch scatter": SCATTER}),
     Case(
         "GatherElementsGrad",
         "f4",
         _gather_elements,
         {},
-        {"torch scatter": _scatter_add, "torch index_put": _index_put_elements},
+        {"torch scatter": SCATTER, "torch index_put": SORTED},
     ),
 ]

@@ -1,100 +1,176 @@
 # SPDX-License-Identifier: MIT
-"""Gist codecs at 64 Mi elements; PyTorch's casts and CuPy's packbits as peers."""
+"""Codecs at 64 Mi elements; PyTorch's casts and CuPy's packbits as peers.
+
+FP10, 4-bit indices and scaled 8-bit floats have no other library; PyTorch's cast to FP8 without a
+scale stands beside those with. Of sparse codes, half of them zero, bytes are those of the code, not
+its room; of the encoder that measures its error array and codes: the sample is read twice.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import cupy
 import numpy as np
 
-from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, to_dtype
+from cupy_training_ops import get_op
+from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOATS, UINT8, to_dtype
 from cupy_training_ops.families.gist.operators import OPS
+from cupy_training_ops.families.gist_narrow.operators import OPS as NARROW
+from cupy_training_ops.families.gist_sparse.operators import OPS as SPARSE
 
-from . import Case, as_torch
+from . import SHORT, Case, over
 from .activation import backward
+from .parameters import normal, normals
+from .peers import cast, on_tensors, torch
 
 N = 2**26
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", FLOAT64: "f8", BFLOAT16: "bf2", BOOL: "bool"}
 
 
-def _normal(rng: Any, dtype: Any) -> Any:
-    values = rng.standard_normal(N, dtype=cupy.float32)
-    return values > 0 if dtype == BOOL else values.astype(dtype)
+def _numbers(rng: Any, dtype: Any) -> Any:
+    return normal(rng, (N,), FLOAT32) > 0 if dtype == BOOL else normal(rng, (N,), dtype)
 
 
 def _codes(rng: Any, dtype: Any, n: int) -> Any:
     if dtype == BOOL:
         return rng.random(n, dtype=cupy.float32) < 0.5
-    if dtype == FLOAT16:
-        return rng.standard_normal(n, dtype=cupy.float32).astype(dtype)
-    return rng.integers(0, 256, n, dtype=cupy.uint8)
-
-
-def _torch_greater(x: Any) -> Any:
-    import torch
-
-    tensor = as_torch(x)
-    out = torch.empty_like(tensor, dtype=torch.bool)
-    return lambda: torch.gt(tensor, 0, out=out)
-
-
-def _torch_cast(x: Any, to: str, view: str = "") -> Any:
-    """A cast into an existing tensor, from codes seen as dtype `view`."""
-    import torch
-
-    tensor = as_torch(x)
-    if view:
-        tensor = tensor.view(getattr(torch, view))
-    out = torch.empty_like(tensor, dtype=getattr(torch, to))
-    return lambda: out.copy_(tensor)
-
-
-def _cupy_packbits(x: Any) -> Any:
-    return lambda: cupy.packbits(x if x.dtype == BOOL else x > 0)
-
-
-def _cupy_unpackbits(x: Any, to: Any) -> Any:
-    if to == BOOL:
-        return lambda: cupy.unpackbits(x).view(BOOL)
-    return lambda: cupy.unpackbits(x).astype(to)
+    return normal(rng, (n,), dtype) if dtype == FLOAT16 else rng.integers(0, 256, n, cupy.uint8)
 
 
 def _peers(name: str, dtype: Any) -> dict[str, Any]:
-    codec = name.removeprefix("Gist").removesuffix("Encoder").removesuffix("Decoder")
     t = "bool" if dtype == BOOL else dtype.name
+
+    def packbits(x: Any) -> Any:
+        return lambda: cupy.packbits(x if x.dtype == BOOL else x > 0)
+
+    def unpackbits(x: Any) -> Any:
+        if dtype == BOOL:
+            return lambda: cupy.unpackbits(x).view(BOOL)
+        return lambda: cupy.unpackbits(x).astype(dtype)
+
+    greater = on_tensors(
+        lambda x, out: torch.gt(x, 0, out=out), lambda x: torch.empty_like(x, dtype=torch.bool)
+    )
     return {
-        "BinarizeEncoder": {"torch >": _torch_greater},
-        "BinarizeDecoder": {"torch copy": partial(_torch_cast, to=t)},
-        "Pack1Encoder": {"cupy packbits": _cupy_packbits},
-        "Pack1Decoder": {"cupy unpackbits": partial(_cupy_unpackbits, to=dtype)},
-        "Pack8Encoder": {"torch to e5m2": partial(_torch_cast, to="float8_e5m2")},
-        "Pack8Decoder": {"torch from e5m2": partial(_torch_cast, to=t, view="float8_e5m2")},
-        "Pack16Encoder": {"torch half": partial(_torch_cast, to="float16")},
-        "Pack16Decoder": {"torch from half": partial(_torch_cast, to=t)},
-    }.get(codec + name[-7:], {})
+        "GistBinarizeEncoder": {"torch >": greater},
+        "GistBinarizeDecoder": {"torch copy": cast(t)},
+        "GistPack1Encoder": {"cupy packbits": packbits},
+        "GistPack1Decoder": {"cupy unpackbits": unpackbits},
+        "GistPack8Encoder": {"torch to e5m2": cast("float8_e5m2")},
+        "GistPack8Decoder": {"torch from e5m2": cast(t, view="float8_e5m2")},
+        "GistPack16Encoder": {"torch half": cast("float16")},
+        "GistPack16Decoder": {"torch from half": cast(t)},
+        "GistBlockE4m3Encoder": {"torch to e4m3, no scale": cast("float8_e4m3fn")},
+        "GistBlockE5m2Encoder": {"torch to e5m2, no scale": cast("float8_e5m2")},
+    }.get(name, {})
 
 
-def _cases(name: str) -> list[Case]:
+def _plain(name: str) -> list[Case]:
+    """A codec whose codes can be drawn."""
     cases = []
     for dtype in OPS[name].types["T"]:
-        if "Encoder" in name:
-            make, attributes = partial(_inputs, _normal, dtype), {}
-        else:
-            code = to_dtype(OPS[name].inputs[0].type)
-            n = N // 8 if "Pack1D" in name else N
-            make, attributes = partial(_inputs, _codes, code, n=n), {"to": dtype}
+        make, attributes = lambda rng, t=dtype: (_numbers(rng, t),), {}
+        if "Decoder" in name:
+            code, n = to_dtype(OPS[name].inputs[0].type), N // 8 if "Pack1D" in name else N
+            make = lambda rng, t=code, n=n: (_codes(rng, t, n),)  # noqa: E731
+            attributes = {"to": dtype}
         cases.append(Case(name, SHORT[dtype], make, attributes, _peers(name, dtype)))
     return cases
 
 
-def _inputs(maker: Any, dtype: Any, rng: Any, **size: Any) -> tuple[Any, ...]:
-    return (maker(rng, dtype, **size),)
+def _encoded(name: str, x: Any) -> Any:
+    return get_op(name.replace("Decoder", "Encoder"))()(x)
 
 
-def _gradient(dtype: Any, rng: Any) -> tuple[Any, ...]:
-    return _normal(rng, dtype), _codes(rng, np.dtype(np.uint8), N // 8)
+def _restored(name: str, dtype: Any) -> dict[str, Any]:
+    """Attributes: a code alone says neither."""
+    return {} if "Encoder" in name else {"to": dtype, "shape": (N,)}
+
+
+# ---- narrow --------------------------------------------------------------------------------------
+
+
+def _narrow_inputs(name: str, dtype: Any, rng: Any) -> tuple[Any, ...]:
+    """Numbers, or for a decoder the codes of some."""
+    if "Index4" in name:
+        x = rng.integers(0, 16, N, dtype=cupy.uint8).astype(dtype)
+    else:
+        x = normal(rng, (N,), dtype)
+    return (x if "Encoder" in name else _encoded(name, x),)
+
+
+def _narrow(name: str, dtype: Any) -> Case:
+    make = partial(_narrow_inputs, name, dtype)
+    return Case(name, SHORT[dtype], make, _restored(name, dtype), _peers(name, dtype))
+
+
+INDICES = tuple(map(np.dtype, ("u1", "i2", "i4", "i8")))  # one of each size
+
+# ---- sparse --------------------------------------------------------------------------------------
+
+
+def _sparse_inputs(name: str, dtype: Any, zeros: float, rng: Any) -> tuple[Any, ...]:
+    """Numbers, or for a decoder their code."""
+    x = normal(rng, (N,), FLOAT32) * 8
+    x[rng.random(N, dtype=cupy.float32) < zeros] = 0
+    x = (x != 0 if dtype == UINT8 else x).astype(dtype)
+    if "Encoder" in name:
+        return (x,)
+    code = _encoded(name, x)
+    return (code[: _length(code)].copy(),)
+
+
+def _length(code: Any) -> int:
+    return int(code[:8].get().view(np.int64)[0])
+
+
+def _sparse_nbytes(name: str, dtype: Any, *inputs: Any) -> int:
+    """An array and its code, each moved once."""
+    if "Encoder" in name:
+        return int(inputs[0].nbytes) + _length(get_op(name)()(inputs[0]))
+    return int(inputs[0].nbytes) + N * dtype.itemsize
+
+
+def _sparse(name: str, dtype: Any, zeros: float = 0.5, label: str = "") -> Case:
+    return Case(
+        name,
+        SHORT[dtype] + label,
+        partial(_sparse_inputs, name, dtype, zeros),
+        _restored(name, dtype),
+        nbytes=partial(_sparse_nbytes, name, dtype),
+    )
+
+
+def _sparse_cases(name: str) -> list[Case]:
+    """With half of zeros; of a network's late layers; and without any."""
+    dtypes = (*FLOATS, UINT8) if name in ("GistSparseEncoder", "GistSparseDecoder") else FLOATS
+    shares = {",90%": 0.9, ",none": 0.0}
+    others = [_sparse(name, FLOATS[0], zeros, label) for label, zeros in shares.items()]
+    return [_sparse(name, dtype) for dtype in dtypes] + others
+
+
+# ---- guarded -------------------------------------------------------------------------------------
+
+GUARDED = "GistGuardedMsfp15Encoder"
+# What a layer norm of 768, 4,096 and 8,192 features centres, a linear layer's features, and the
+# channels of images of 56 x 56, 14 x 14 and 7 x 7.
+GROUPINGS = {
+    "rows 768": (1, N // 768, 768),
+    "rows 4096": (1, N // 4096, 4096),
+    "rows 8192": (1, N // 8192, 8192),
+    "features 768": (N // 768, 768, 1),
+    "features 8192": (N // 8192, 8192, 1),
+    "channels 56x56": (256, 83, 3136),
+    "channels 14x14": (256, 1024, 196),
+    "channels 7x7": (256, 2048, 49),
+}
+
+
+def _whole(dtype: Any, n: int = N) -> Any:
+    return normals(dtype, (n,))
 
 
 def _threshold(dy: Any, _: Any) -> Any:
@@ -102,34 +178,34 @@ def _threshold(dy: Any, _: Any) -> Any:
     return backward("threshold_backward", dy, dy[::-1].copy(), threshold=0)
 
 
-def _torch_relu(x: Any) -> Any:
-    """Which keeps its result whole for the gradient, not its bits."""
-    import torch
-
-    tensor = as_torch(x)
-    return lambda: torch.relu(tensor)
-
-
-def _kept(dtype: Any) -> Case:
-    """What keeps signs."""
-    make, name = partial(_inputs, _normal, dtype), "GistPackMsfp15Encoder"
-    return Case(name, f"{SHORT[dtype]},signs", make, {"keep_sign": True})
-
-
-CODECS = [name for name in OPS if "Encoder" in name or "Decoder" in name]
-CASES = [case for name in CODECS for case in _cases(name)]
-CASES += [_kept(dtype) for dtype in FLOATS]
-CASES += [
-    Case(
+RELU = on_tensors(lambda x: torch.relu(x))  # which keeps its result for the gradient, not its bits
+SIGNS = {"keep_sign": True}
+CASES = [
+    *(case for name in OPS if name.endswith(("Encoder", "Decoder")) for case in _plain(name)),
+    *over(FLOATS, "GistPackMsfp15Encoder", _whole, ",signs", SIGNS),
+    *over(
+        FLOATS,
         "ReluGradFromBits",
-        SHORT[dtype],
-        partial(_gradient, dtype),
-        {},
-        {"torch threshold": _threshold},
-    )
-    for dtype in FLOATS
-]
-CASES += [
-    Case("ReluWithBits", SHORT[t], partial(_inputs, _normal, t), {}, {"torch relu": _torch_relu})
-    for t in FLOATS
+        lambda t: lambda rng: (normal(rng, (N,), t), _codes(rng, UINT8, N // 8)),
+        peers={"torch threshold": _threshold},
+    ),
+    *over(FLOATS, "ReluWithBits", _whole, peers={"torch relu": RELU}),
+    *(_narrow(name, t) for name in NARROW for t in (INDICES if "Index4" in name else FLOATS)),
+    *(case for name in SPARSE for case in _sparse_cases(name)),
+    *(
+        replace(_sparse("GistSparseMsfp15Encoder", t, label=",signs"), attributes=SIGNS)
+        for t in FLOATS
+    ),
+    *over(FLOATS, GUARDED, _whole, attributes={"grouping": None}),
+    *(
+        case
+        for label, grouping in GROUPINGS.items()
+        for case in over(
+            (FLOAT32, FLOAT16),
+            GUARDED,
+            partial(_whole, n=math.prod(grouping)),
+            f",{label}",
+            {"grouping": grouping},
+        )
+    ),
 ]

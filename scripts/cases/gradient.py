@@ -4,42 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
+from . import SHORT, Case, over
 from .parameters import normal, parameters
+from .peers import on_tensors, torch
 
 N = 2**26
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
+TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 PAIRS = (
     (FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (FLOAT16, FLOAT16), (FLOAT16, FLOAT32),
     (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT32),
 )  # fmt: skip
-
-
-def _pair(rng: Any, t: Any, value: Any) -> tuple[Any, ...]:
-    return normal(rng, (N,), t), normal(rng, (N,), value)
-
-
-def _model_pair(rng: Any, t: Any, value: Any) -> tuple[Any, ...]:
-    return parameters(rng, t), parameters(rng, value)
-
-
-def _gradient(rng: Any, t: Any) -> tuple[Any, ...]:
-    return normal(rng, (N,), t), cupy.ones(1, cupy.float32)
-
-
-def _scaled(rng: Any, t: Any) -> tuple[Any, ...]:
-    return cupy.full(1, 0.5, cupy.float32), [normal(rng, (N,), t)]
-
-
-def _model_scaled(rng: Any, t: Any) -> tuple[Any, ...]:
-    return cupy.full(1, 0.5, cupy.float32), parameters(rng, t)
 
 
 def _moved(old_sum: Any, value: Any) -> int:
@@ -47,76 +27,74 @@ def _moved(old_sum: Any, value: Any) -> int:
     return int(2 * old_sum.nbytes + value.nbytes)
 
 
-def _model_moved(old_sums: list[Any], values: list[Any]) -> int:
-    return sum(map(_moved, old_sums, values))
+def _accumulators(t: Any, value: Any) -> Iterator[Case]:
+    def pair(rng: Any) -> tuple[Any, ...]:
+        return normal(rng, (N,), t), normal(rng, (N,), value)
+
+    def model(rng: Any) -> tuple[Any, ...]:
+        return parameters(rng, t), parameters(rng, value)
+
+    label, add = f"{SHORT[t]},{SHORT[value]}", {"torch add_": on_tensors(lambda x, y: x.add_(y))}
+    for op in ("InPlaceAccumulator", "InPlaceAccumulatorV2"):
+        yield Case(op, label, pair, peers=add, nbytes=_moved)
+    if FLOAT32 in (t, value):
+        yield Case(
+            "InPlaceAccumulatorList",
+            f"{label},model",
+            model,
+            peers={"torch foreach_add_": on_tensors(lambda x, y: torch._foreach_add_(x, y))},
+            nbytes=lambda sums, values: sum(map(_moved, sums, values)),
+            eager=True,
+        )
 
 
-def _written(gradient: Any, _signal: Any) -> int:
-    return int(gradient.nbytes)
+def _scaled(t: Any, of_model: bool = False) -> Any:
+    return lambda rng: (
+        cupy.full(1, 0.5, cupy.float32),
+        parameters(rng, t) if of_model else [normal(rng, (N,), t)],
+    )
 
 
-def _torch_add(old_sum: Any, value: Any) -> Any:
-    sum_, added = as_torch(old_sum), as_torch(value)
-    return lambda: sum_.add_(added)
-
-
-def _torch_foreach_add(old_sums: list[Any], values: list[Any]) -> Any:
-    import torch
-
-    sums, added = ([as_torch(x) for x in xs] for xs in (old_sums, values))
-    return lambda: torch._foreach_add_(sums, added)
-
-
-def _torch_zero(gradient: Any, _signal: Any) -> Any:
-    tensor = as_torch(gradient)
-    return lambda: tensor.zero_()
-
-
-def _torch_scale(s: Any, xs: list[Any], to: str) -> Any:
+def _torch_scale(to: str) -> Any:
     """Multiply by the scale, then cast; in one operator where the type stays."""
-    import torch
 
-    scale, tensors, dtype = as_torch(s), [as_torch(x) for x in xs], getattr(torch, to)
-    if tensors[0].dtype == dtype and len(tensors) > 1:
-        return lambda: torch._foreach_mul(tensors, scale.reshape(()))
-    if tensors[0].dtype == dtype:
-        return lambda: tensors[0] * scale.reshape(())
-    return lambda: [(x * scale.reshape(())).to(dtype) for x in tensors]
+    def scale(s: Any, xs: list[Any]) -> Any:
+        dtype = getattr(torch, to)
+        if xs[0].dtype != dtype:
+            return [(x * s.reshape(())).to(dtype) for x in xs]
+        return torch._foreach_mul(xs, s.reshape(())) if len(xs) > 1 else xs[0] * s.reshape(())
 
-
-def _accumulators() -> Iterator[Case]:
-    for t, value in PAIRS:
-        label = f"{SHORT[t]},{SHORT[value]}"
-        pair, model = (partial(maker, t=t, value=value) for maker in (_pair, _model_pair))
-        add, foreach = {"torch add_": _torch_add}, {"torch foreach_add_": _torch_foreach_add}
-        yield Case("InPlaceAccumulator", label, pair, peers=add, nbytes=_moved)
-        yield Case("InPlaceAccumulatorV2", label, pair, peers=add, nbytes=_moved)
-        if FLOAT32 in (t, value):
-            listed = f"{label},model"
-            yield Case("InPlaceAccumulatorList", listed, model, {}, foreach, _model_moved, True)
-
-
-def _scales() -> Iterator[Case]:
-    for x in SHORT:
-        for y in SHORT:
-            label, attributes = f"{SHORT[x]}->{SHORT[y]}", {"to": y}
-            peers = {"torch mul, to": partial(_torch_scale, to=y.name)}
-            yield Case("MixedPrecisionScale", label, partial(_scaled, t=x), attributes, peers)
-    for x, y in ((FLOAT32, FLOAT16), (FLOAT16, FLOAT16)):
-        label, peers = f"{SHORT[x]}->{SHORT[y]},model", {"torch": partial(_torch_scale, to=y.name)}
-        make = partial(_model_scaled, t=x)
-        yield Case("MixedPrecisionScale", label, make, {"to": y}, peers, eager=True)
-
-
-def _zeros() -> Iterator[Case]:
-    peers = {"torch zero_": _torch_zero}
-    for t in (FLOAT32, FLOAT16):
-        make = partial(_gradient, t=t)
-        yield Case("ZeroGradient", SHORT[t], make, peers=peers, nbytes=_written)
+    return on_tensors(scale)
 
 
 CASES = [
-    *_accumulators(),
-    *_scales(),
-    *_zeros(),
+    *(case for pair in PAIRS for case in _accumulators(*pair)),
+    *(
+        case
+        for y in TYPES
+        for case in over(
+            TYPES,
+            "MixedPrecisionScale",
+            _scaled,
+            f"->{SHORT[y]}",
+            {"to": y},
+            {"torch mul, to": _torch_scale(y.name)},
+        )
+    ),
+    *over(
+        (FLOAT32, FLOAT16),
+        "MixedPrecisionScale",
+        lambda t: _scaled(t, of_model=True),
+        "->f2,model",
+        {"to": FLOAT16},
+        {"torch": _torch_scale("float16")},
+        eager=True,
+    ),
+    *over(
+        (FLOAT32, FLOAT16),
+        "ZeroGradient",
+        lambda t: lambda rng: (normal(rng, (N,), t), cupy.ones(1, cupy.float32)),
+        peers={"torch zero_": on_tensors(lambda x, _: x.zero_())},
+        nbytes=lambda gradient, _: int(gradient.nbytes),
+    ),
 ]

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from . import as_torch
+from .peers import as_torch
 
 Call = Callable[[], Any]
 

@@ -1,112 +1,225 @@
 # SPDX-License-Identifier: MIT
-"""Gradient descent, norms of gradients and clipping; PyTorch's foreach operators as peers."""
+"""Optimizers over a transformer's parameters, norms of gradients and clipping, and the whole step
+of mixed-precision training.
+
+PyTorch's foreach operators and its fused AdamW are the peers; of a whole step GradScaler's check
+and unscaling, the clipping of clip_grad_norm_ and the fused step, one after the other. LAMB has
+none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import cupy
 
+from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
-from .parameters import normal, parameters
+from . import Case, over
+from .parameters import normals, parameters
+from .peers import norm, on_tensors, ready, torch, unscaled
 
 N = 2**24
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
-RATE = 1e-3
+RATE, SCALE, MOST = 1e-3, 1024.0, 1.0  # of learning, of the loss, and of the norm
+ADAM = ("new_T", "new_moment_1", "new_moment_2", "new_weights")
+LAMB = ("new_step", "new_weights", "new_moment_1", "new_moment_2")
+COPIES = "new_mixed_precision_weights"
+
+
+def _number(value: float) -> Any:
+    return cupy.full(1, value, cupy.float32)
 
 
 def _one(rng: Any) -> tuple[Any, ...]:
-    return cupy.full(1, RATE, cupy.float32), *(normal(rng, (N,), FLOAT32) for _ in range(2))
+    """Weights, gradients and moments of one array."""
+    w, g, m, v = normals(FLOAT32, *[(N,)] * 4)(rng)
+    return w, g, m, cupy.abs(v)
 
 
-def _model(rng: Any, grad: Any) -> tuple[Any, ...]:
-    return RATE, parameters(rng, FLOAT32), parameters(rng, grad)
+def _mixed_one(rng: Any) -> tuple[Any, ...]:
+    """With all that AdamOptimizer takes, as in mixed-precision training."""
+    w, *others = _one(rng)
+    numbers = w.astype(FLOAT16), _number(SCALE), _number(2 * SCALE)
+    return _number(RATE), 3, w, *others, *numbers
 
 
-def _gradients(rng: Any, grad: Any) -> tuple[Any, ...]:
-    return (parameters(rng, grad),)
+def _model(rng: Any, grad: Any = FLOAT32, copies: bool = False) -> tuple[Any, ...]:
+    """The same of all parameters, in lists."""
+    weights, gradients = parameters(rng, FLOAT32), parameters(rng, grad)
+    moments = ([cupy.zeros_like(w) for w in weights] for _ in range(2))
+    return weights, gradients, *moments, *([[w.astype(FLOAT16) for w in weights]] * copies)
 
 
-def _clipped(gradients: list[Any]) -> int:
-    """Read for the norm, then read and written."""
-    return 3 * sum(g.nbytes for g in gradients)
+def _adam_model(rng: Any, **kind: Any) -> tuple[Any, ...]:
+    return RATE, 3, *_model(rng, **kind)
 
 
-def _torch_step(_eta: Any, w: Any, g: Any) -> Any:
-    weights, gradients = as_torch(w), as_torch(g)
-    return lambda: weights.add_(gradients, alpha=-RATE)
+def _lamb_model(rng: Any, **kind: Any) -> tuple[Any, ...]:
+    return None, None, None, RATE, 3, *_model(rng, **kind)
 
 
-def _torch_foreach(_lr: float, weights: list[Any], gradients: list[Any]) -> Any:
-    import torch
-
-    ws, gs = ([as_torch(x) for x in xs] for xs in (weights, gradients))
-    return lambda: torch._foreach_add_(ws, gs, alpha=-RATE)
+def _gradients(dtype: Any) -> Any:
+    return lambda rng: (parameters(rng, dtype),)
 
 
-def torch_norm(gradients: list[Any]) -> Any:
-    """The norm of all gradients."""
-    import torch
-
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+# ---- bytes ---------------------------------------------------------------------------------------
 
 
-def _torch_norm_and_check(gradients: list[Any]) -> Any:
-    """The norm, and mixed-precision training's check, which also scales (by one) in place."""
-    import torch
-
-    gs = [as_torch(g) for g in gradients]
-    found, scale = (torch.full((1,), v, device="cuda") for v in (0.0, 1.0))
-    check = torch._amp_foreach_non_finite_check_and_unscale_
-    return lambda: (check(gs, found, scale), torch_norm(gs))
+def _copied(_r: Any, _t: Any, w: Any, g: Any, *rest: Any) -> int:
+    """Weights and moments read and written, gradients read, copies written."""
+    return sum(24 * x.size for x in w) + sum(x.nbytes for x in (*g, *rest[-1]))
 
 
-def torch_clip(gradients: list[Any], most: float) -> None:
+def _copied_one(_r: Any, _t: Any, w: Any, g: Any, *_: Any) -> int:
+    return 24 * w.size + 2 * g.nbytes + 2 * w.size
+
+
+def _of_each(nbytes: int, place: int) -> Callable[..., int]:
+    """So many for each element of the list at this place."""
+    return lambda *inputs: nbytes * sum(w.size for w in inputs[place])
+
+
+# ---- a whole step --------------------------------------------------------------------------------
+
+
+def _whole_step(op: Any, r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
+    """Norm and check in one pass; unscaling, clipping and update in another."""
+    norm_of = get_op("GradientNorm")()
+    found = norm_of(lists[1])
+    scale, step = _number(SCALE), cupy.full(1, t, cupy.int64)
+
+    def run() -> None:
+        size, finite = norm_of(lists[1], out=found)
+        op(r, step, *lists, None, scale, size, finite, MOST, outputs=ADAM)
+
+    return run
+
+
+def _fused(_r: Any, t: Any, *lists: Any, found_inf: Any = None) -> Callable[[], Any]:
+    """PyTorch's step of lists of tensors, or of tensors."""
+    weights, gradients, m, v = (x if isinstance(x, list) else [x] for x in lists[:4])
+    steps = [torch.full((), float(t), device="cuda") for _ in weights]
+    numbers = {"lr": RATE, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8}
+    flags = {"amsgrad": False, "maximize": False, "found_inf": found_inf}
+    step = partial(torch._fused_adamw_, weights, gradients, m, v, [], steps)
+    return lambda: step(**numbers, **flags)
+
+
+def _clip(gradients: list[Any]) -> None:
     """clip_grad_norm_, whose wait for the device it has not."""
-    import torch
-
-    factor = (most / (torch_norm(gradients) + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, factor)
+    torch._foreach_mul_(gradients, (MOST / (norm(gradients) + 1e-6)).clamp(max=1.0))
 
 
-def _torch_clip(gradients: list[Any]) -> Any:
-    gs = [as_torch(g) for g in gradients]
-    return lambda: torch_clip(gs, 1.0)
+def _torch_whole(r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
+    found, check = unscaled(lists[1], 1 / SCALE)
+    step = _fused(r, t, *lists, found_inf=found)
+
+    def run() -> None:
+        check()
+        _clip(lists[1])
+        step()
+
+    return run
 
 
+def _checked(gradients: list[Any]) -> Callable[[], Any]:
+    """The norm, and the check."""
+    _, check = unscaled(gradients)
+    return lambda: (check(), norm(gradients))
+
+
+FUSED = {"torch fused adamw": ready(_fused)}
+NORM, CLIP = ready(_checked), on_tensors(_clip)
+ADD = on_tensors(lambda _, w, g: w.add_(g, alpha=-RATE))
+FOREACH = on_tensors(lambda _, ws, gs: torch._foreach_add_(ws, gs, alpha=-RATE))
 CASES = [
-    Case("SGDOptimizer", "f4", _one, peers={"torch add_": _torch_step}, outputs=("NW",)),
+    Case(
+        "SGDOptimizer",
+        "f4",
+        lambda rng: (_number(RATE), *normals(FLOAT32, (N,), (N,))(rng)),
+        peers={"torch add_": ADD},
+        outputs=("NW",),
+    ),
     Case(
         "SGDOptimizerV2",
         "f4,model",
-        partial(_model, grad=FLOAT32),
-        peers={"torch foreach_add_": _torch_foreach},
+        lambda rng: (RATE, *_model(rng)[:2]),
+        peers={"torch foreach_add_": FOREACH},
         eager=True,
     ),
-    Case("SGDOptimizerV2", "f4,f2,model", partial(_model, grad=FLOAT16)),
-    *(
-        Case(
-            "GradientNorm",
-            f"{SHORT[t]},model",
-            partial(_gradients, grad=t),
-            peers={"torch amp check, norm": _torch_norm_and_check},
-            eager=True,
-        )
-        for t in (FLOAT32, FLOAT16, BFLOAT16)
+    Case("SGDOptimizerV2", "f4,f2,model", lambda rng: (RATE, *_model(rng, FLOAT16)[:2])),
+    *over(
+        (FLOAT32, FLOAT16, BFLOAT16),
+        "GradientNorm",
+        _gradients,
+        ",model",
+        peers={"torch amp check, norm": NORM},
+        eager=True,
     ),
-    *(
-        Case(
-            "InplaceClipGradNorm",
-            f"{SHORT[t]},model",
-            partial(_gradients, grad=t),
-            {"max_norm": 1.0},
-            {"torch clip": _torch_clip},
-            _clipped,
-            eager=True,
-        )
-        for t in (FLOAT32, FLOAT16)
+    *over(
+        (FLOAT32, FLOAT16),
+        "InplaceClipGradNorm",
+        _gradients,
+        ",model",
+        {"max_norm": MOST},
+        {"torch clip": CLIP},
+        nbytes=lambda gradients: 3 * sum(g.nbytes for g in gradients),  # read twice, written
+        eager=True,
     ),
-]
+    Case(
+        "AdamOptimizer",
+        "f4",
+        lambda rng: (_number(RATE), 3, *_one(rng)),
+        peers=FUSED,
+        outputs=ADAM,
+    ),
+    Case(
+        "AdamOptimizer",
+        "f4,mode1,clip,copy",
+        _mixed_one,
+        {"weight_decay_mode": 1, "lambda_": 0.01},
+        FUSED,
+        _copied_one,
+    ),
+    Case("AdamWOptimizer", "f4,model", _adam_model, peers=FUSED, eager=True),
+    Case("AdamOptimizerList", "f4,model", _adam_model, peers=FUSED, eager=True, outputs=ADAM),
+    Case(
+        "AdamOptimizerList",
+        "f4,f2,copy,model",
+        partial(_adam_model, grad=FLOAT16, copies=True),
+        nbytes=_copied,
+        outputs=(*ADAM, COPIES),
+    ),
+    Case(
+        "AdamOptimizerList",
+        "f4,whole step,model",
+        _adam_model,
+        peers={"torch unscale, clip, fused adamw": ready(_torch_whole)},
+        nbytes=_of_each(32, 2),  # 28 of the update, and the gradients read for their norm
+        eager=True,
+        outputs=ADAM,
+        run=_whole_step,
+    ),
+    # Directions go through memory: 28 bytes for these and moments, 12 for the weights; in half
+    # precision two less for the gradient and each way of the direction, two more for the copy.
+    Case(
+        "LambOptimizer",
+        "f4,one",
+        lambda rng: (
+            True, _number(1), _number(0.5), RATE, 3, *([array] for array in _one(rng)),
+        ),
+        nbytes=_of_each(40, 5),
+        outputs=LAMB,
+    ),
+    Case("LambOptimizer", "f4,model", _lamb_model, nbytes=_of_each(40, 5), outputs=LAMB),
+    Case(
+        "LambOptimizer",
+        "f4,f2,copy,model",
+        partial(_lamb_model, grad=FLOAT16, copies=True),
+        nbytes=_of_each(36, 5),
+        outputs=(*LAMB, COPIES),
+    ),
+]  # fmt: skip

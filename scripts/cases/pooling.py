@@ -3,62 +3,44 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
-
-import cupy
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 from cupy_training_ops.families.pooling.operators import AveragePool, MaxPool
 
-from . import Case, as_torch
+from . import Case, over
+from .parameters import normals
+from .peers import on_tensors, torch
 
 IMAGES = (64, 64, 112, 112)
-SHORT = {FLOAT32: "f4", FLOAT16: "f2"}
 OVERLAPPING = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}
 APART = {"kernel_shape": (2, 2), "strides": (2, 2)}
 
 
-def _images(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return (rng.standard_normal(IMAGES, dtype=cupy.float32).astype(dtype),)
+def _images(dtype: Any) -> Any:
+    return normals(dtype, IMAGES)
 
 
-def _max_gradients(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    y, indices = MaxPool(**OVERLAPPING)(*_images(rng, dtype))
-    return y, indices, IMAGES
+def _max_gradients(dtype: Any) -> Any:
+    return lambda rng: (*MaxPool(**OVERLAPPING)(*_images(dtype)(rng)), IMAGES)
 
 
-def _average_gradients(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return AveragePool(**APART)(*_images(rng, dtype)), IMAGES
+def _average_gradients(dtype: Any) -> Any:
+    return lambda rng: (AveragePool(**APART)(*_images(dtype)(rng)), IMAGES)
 
 
-def _torch_max(x: Any) -> Any:
-    import torch
-
-    images = as_torch(x)
-    return lambda: torch.ops.aten.max_pool2d_with_indices(images, [3, 3], [2, 2], [1, 1])
-
-
-def _torch_average(x: Any) -> Any:
-    import torch
-
-    images = as_torch(x)
-    return lambda: torch.ops.aten.avg_pool2d(images, [2, 2], [2, 2])
-
-
-def _torch_global(x: Any) -> Any:
-    images = as_torch(x)
-    return lambda: images.mean((2, 3), keepdim=True)
-
-
-CASES = [
-    Case(name, SHORT[dtype], partial(make, dtype=dtype), attributes, peers)
-    for dtype in SHORT
-    for name, make, attributes, peers in (
-        ("AveragePool", _images, APART, {"torch": _torch_average}),
-        ("AveragePoolGrad", _average_gradients, APART, {}),
-        ("GlobalAveragePool", _images, {}, {"torch": _torch_global}),
-        ("MaxPool", _images, OVERLAPPING, {"torch": _torch_max}),
-        ("MaxPoolGrad", _max_gradients, OVERLAPPING, {}),
-    )
+AVERAGE = on_tensors(lambda x: torch.ops.aten.avg_pool2d(x, [2, 2], [2, 2]))
+GLOBAL = on_tensors(lambda x: x.mean((2, 3), keepdim=True))
+MAX = on_tensors(lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1]))
+KINDS: tuple[tuple[str, Any, dict[str, Any], dict[str, Any]], ...] = (
+    ("AveragePool", _images, APART, {"torch": AVERAGE}),
+    ("AveragePoolGrad", _average_gradients, APART, {}),
+    ("GlobalAveragePool", _images, {}, {"torch": GLOBAL}),
+    ("MaxPool", _images, OVERLAPPING, {"torch": MAX}),
+    ("MaxPoolGrad", _max_gradients, OVERLAPPING, {}),
+)
+CASES: list[Case] = [
+    case
+    for op, make, attributes, peers in KINDS
+    for case in over((FLOAT32, FLOAT16), op, make, "", attributes, peers)
 ]

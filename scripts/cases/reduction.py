@@ -3,109 +3,70 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
-from .parameters import normal, parameters
+from . import Case, over
+from .parameters import normal, normals, parameters
+from .peers import norm, on_tensors, ready, torch, unscaled
 
 ROWS, COLUMNS = 65_536, 1024
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
+TYPES = (FLOAT32, FLOAT16, BFLOAT16)
+SUMS = {
+    "rows": ((ROWS, COLUMNS), 1),
+    "cols": ((ROWS, COLUMNS), 0),
+    "one row": ((1, ROWS * COLUMNS), 1),
+    "short rows": ((ROWS * 64, 16), 1),
+    "few long rows": ((16, ROWS * 64), 1),
+    "narrow cols": ((ROWS * 64, 16), 0),
+    "wide cols": ((16, ROWS * 64), 0),
+    "rows of one": ((ROWS * COLUMNS, 1), 1),
+}
 
 
-def _matrix(rng: Any, dtype: Any, shape: tuple[int, int], axis: int) -> tuple[Any, ...]:
-    return normal(rng, shape, dtype), (axis,)
+def _one(dtype: Any) -> Any:
+    return lambda rng: ([normal(rng, (ROWS * COLUMNS,), dtype)],)
 
 
-def _one(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return ([normal(rng, (ROWS * COLUMNS,), dtype)],)
+def _model(dtype: Any) -> Any:
+    return lambda rng: (parameters(rng, dtype),)
 
 
-def _model(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return (parameters(rng, dtype),)
-
-
-def _bools(_rng: Any) -> tuple[Any, ...]:
-    return (cupy.ones(ROWS * COLUMNS, cupy.bool_),)
-
-
-def _torch_sum(x: Any, axes: tuple[int, ...]) -> Any:
-    import torch
-
-    tensor = as_torch(x)
-    out = torch.empty_like(tensor.sum(axes, keepdim=True))
-    return lambda: torch.sum(tensor, axes, keepdim=True, out=out)
-
-
-def _torch_norm(xs: list[Any]) -> Any:
-    import torch
-
-    tensors = [as_torch(x) for x in xs]
-    if len(tensors) == 1:
-        return lambda: torch.linalg.vector_norm(tensors[0])
-    return lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-
-
-def _torch_check(xs: list[Any]) -> Any:
-    """The check of mixed-precision training, which also scales (by one) in place."""
-    import torch
-
-    tensors = [as_torch(x) for x in xs]
-    found, scale = (torch.full((1,), v, device="cuda") for v in (0.0, 1.0))
-    check = torch._amp_foreach_non_finite_check_and_unscale_
-    return lambda: check(tensors, found, scale)
-
-
-def _torch_all(x: Any) -> Any:
-    tensor = as_torch(x)
-    return lambda: tensor.all()
-
-
-def _sums() -> list[Case]:
-    shapes = {
-        "rows": ((ROWS, COLUMNS), 1),
-        "cols": ((ROWS, COLUMNS), 0),
-        "one row": ((1, ROWS * COLUMNS), 1),
-        "short rows": ((ROWS * 64, 16), 1),
-        "few long rows": ((16, ROWS * 64), 1),
-        "narrow cols": ((ROWS * 64, 16), 0),
-        "wide cols": ((16, ROWS * 64), 0),
-        "rows of one": ((ROWS * COLUMNS, 1), 1),
-    }
-    return [
-        Case(
-            "ReduceSumTraining",
-            f"{SHORT[dtype]},{label}",
-            partial(_matrix, dtype=dtype, shape=shape, axis=axis),
-            peers={"torch sum": _torch_sum},
-        )
-        for dtype in (FLOAT32, FLOAT16)
-        for label, (shape, axis) in shapes.items()
-    ]
-
-
-def _lists(op: str, dtypes: Any, peers: dict[str, Any]) -> list[Case]:
-    makers = {"": _one, ",model": _model}
-    return [
-        Case(
-            op,
-            SHORT[dtype] + label,
-            partial(maker, dtype=dtype),
-            peers=peers,
-            eager=maker is _model,
-        )
-        for label, maker in makers.items()
-        for dtype in dtypes
-    ]
-
-
+SUM = on_tensors(
+    lambda x, axes, out: torch.sum(x, axes, keepdim=True, out=out),
+    lambda x, axes: torch.empty_like(x.sum(axes, keepdim=True)),
+)
+LISTS = {
+    "ReduceAllL2": {"torch norm": on_tensors(norm)},
+    "IsAllFinite": {"torch amp check+unscale": ready(lambda xs: unscaled(xs)[1])},
+}
 CASES = [
-    *_sums(),
-    *_lists("ReduceAllL2", SHORT, {"torch norm": _torch_norm}),
-    *_lists("IsAllFinite", SHORT, {"torch amp check+unscale": _torch_check}),
-    Case("All", "bool", _bools, peers={"torch all": _torch_all}),
+    *(
+        case
+        for label, (shape, axis) in SUMS.items()
+        for case in over(
+            (FLOAT32, FLOAT16),
+            "ReduceSumTraining",
+            lambda t, shape=shape, axis=axis: normals(t, shape, then=((axis,),)),
+            f",{label}",
+            peers={"torch sum": SUM},
+        )
+    ),
+    *(
+        case
+        for op, peers in LISTS.items()
+        for case in (
+            *over(TYPES, op, _one, peers=peers),
+            *over(TYPES, op, _model, ",model", peers=peers, eager=True),
+        )
+    ),
+    Case(
+        "All",
+        "bool",
+        lambda _: (cupy.ones(ROWS * COLUMNS, cupy.bool_),),
+        peers={"torch all": on_tensors(lambda x: x.all())},
+    ),
 ]

@@ -4,75 +4,46 @@ as peers."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch, liger
-from .parameters import normal
-
-ELEMENTS = 65_536 * 1024
-SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
-LENGTHS = (64, 256, 1024, 1025, 4096, 4097, 32_768)
+from . import Case, Peer, liger, over
+from .parameters import normals, rows
+from .peers import on_tensors, torch
 
 
-def _shape(length: int) -> tuple[int, int]:
-    """Whole multiples of 32 rows, so that odd lengths start at every alignment."""
-    return ELEMENTS // length // 32 * 32, length
+def _torch_gradient(dy: Any, y: Any) -> Any:
+    return torch._softmax_backward_data(dy, y, -1, y.dtype)
 
 
-def _two(rng: Any, length: int, dtype: Any) -> tuple[Any, ...]:
-    return normal(rng, _shape(length), dtype), normal(rng, _shape(length), dtype)
+def _torch_log_gradient(dy: Any, y: Any) -> Any:
+    return torch._log_softmax_backward_data(dy, y, -1, y.dtype)
 
 
-def _one(rng: Any, length: int, dtype: Any) -> tuple[Any, ...]:
-    return (normal(rng, _shape(length), dtype),)
+def _cases(op: str, n_inputs: int, lengths: Sequence[int], peers: dict[str, Peer]) -> list[Case]:
+    return [
+        case
+        for length in lengths
+        for case in over(
+            (FLOAT32, FLOAT16, BFLOAT16),
+            op,
+            lambda t, length=length: normals(t, *[rows(length)] * n_inputs),
+            f",{length}",
+            peers=peers,
+        )
+    ]
 
 
-def _torch_gradient(dy: Any, y: Any, log: bool) -> Any:
-    import torch
-
-    function = torch._log_softmax_backward_data if log else torch._softmax_backward_data
-    slope, forward = as_torch(dy), as_torch(y)
-    return lambda: function(slope, forward, -1, forward.dtype)
-
-
-def _torch_forward(x: Any, log: bool) -> Any:
-    import torch
-
-    function = torch.log_softmax if log else torch.softmax
-    tensor = as_torch(x)
-    return lambda: function(tensor, -1)
-
-
+GRADIENT_LENGTHS, LENGTHS = (64, 256, 1024, 1025, 4096, 4097, 32_768), (1024, 32_768)
+SOFTMAX = {"torch": on_tensors(lambda x: torch.softmax(x, -1)), "Liger": liger.softmax}
+GRADIENT = {"torch": on_tensors(_torch_gradient), "Liger": liger.softmax_grad}
+LOG_SOFTMAX = {"torch": on_tensors(lambda x: torch.log_softmax(x, -1))}
+LOG_GRADIENT = {"torch": on_tensors(_torch_log_gradient)}
 CASES = [
-    *(
-        Case(
-            op,
-            f"{t},{length}",
-            partial(_two, length=length, dtype=dtype),
-            peers={
-                "torch": partial(_torch_gradient, log=op.startswith("Log")),
-                **({"Liger": liger.softmax_grad} if op == "SoftmaxGrad_13" else {}),
-            },
-        )
-        for op in ("SoftmaxGrad_13", "LogSoftmaxGrad_13")
-        for dtype, t in SHORT.items()
-        for length in LENGTHS
-    ),
-    *(
-        Case(
-            op,
-            f"{t},{length}",
-            partial(_one, length=length, dtype=dtype),
-            peers={
-                "torch": partial(_torch_forward, log=op.startswith("Log")),
-                **({"Liger": liger.softmax} if op == "Softmax" else {}),
-            },
-        )
-        for op in ("Softmax", "LogSoftmax")
-        for dtype, t in SHORT.items()
-        for length in (1024, 32_768)
-    ),
+    *_cases("SoftmaxGrad_13", 2, GRADIENT_LENGTHS, GRADIENT),
+    *_cases("LogSoftmaxGrad_13", 2, GRADIENT_LENGTHS, LOG_GRADIENT),
+    *_cases("Softmax", 1, LENGTHS, SOFTMAX),
+    *_cases("LogSoftmax", 1, LENGTHS, LOG_SOFTMAX),
 ]

@@ -1,50 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Joining, splitting and viewing matrices of 1,024 rows; PyTorch's cat and split as peers."""
+"""Joining and splitting matrices of 1,024 rows; PyTorch's cat and split as peers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
-
-import cupy
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 
-from . import Case, as_torch
+from . import Case
+from .parameters import normals
+from .peers import on_tensors, torch
 
 ROWS = 1024
 
 
-def _matrix(rng: Any, width: int, dtype: Any) -> Any:
-    return rng.standard_normal((ROWS, width), dtype=cupy.float32).astype(dtype)
+def _parts(widths: Sequence[int], dtype: Any) -> Any:
+    return lambda rng: (list(normals(dtype, *((ROWS, width) for width in widths))(rng)),)
 
 
-def _parts(rng: Any, widths: Sequence[int], dtype: Any) -> tuple[Any, ...]:
-    return ([_matrix(rng, width, dtype) for width in widths],)
-
-
-def _whole(rng: Any, widths: Sequence[int], dtype: Any) -> tuple[Any, ...]:
-    return _matrix(rng, sum(widths), dtype), tuple(widths)
-
-
-def _views(rng: Any, widths: Sequence[int], dtype: Any) -> tuple[Any, ...]:
-    return _matrix(rng, sum(widths), dtype), [(ROWS, width) for width in widths]
-
-
-def _torch_cat(parts: Sequence[Any]) -> Any:
-    import torch
-
-    tensors = list(map(as_torch, parts))
-    out = torch.cat(tensors, 1)
-    return lambda: torch.cat(tensors, 1, out=out)
-
-
-def _torch_split(x: Any, split: Sequence[int]) -> Any:
-    import torch
-
-    tensor = as_torch(x)
-    return lambda: torch.split_with_sizes_copy(tensor, list(split), 1)
+def _whole(widths: Sequence[int], dtype: Any) -> Any:
+    return normals(dtype, (ROWS, sum(widths)), then=(tuple(widths),))
 
 
 SIZES: tuple[tuple[str, tuple[int, ...], Any], ...] = (
@@ -55,22 +31,22 @@ SIZES: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("f4,4096x narrow", (16,) * 4096, FLOAT32),
 )
 AXIS = {"axis": 1}
-
+CAT = on_tensors(lambda x, out: torch.cat(x, 1, out=out), lambda x: torch.cat(x, 1))
+SPLIT = on_tensors(lambda x, widths: torch.split_with_sizes_copy(x, list(widths), 1))
 CASES = [
     *(
         Case(
             "ConcatTraining",
             label,
-            partial(_parts, widths=widths, dtype=dtype),
+            _parts(widths, dtype),
             AXIS,
-            {"torch cat": _torch_cat},
+            {"torch cat": CAT},
             eager=len(widths) == 64,
         )
         for label, widths, dtype in SIZES
     ),
     *(
-        Case("SplitTraining", label, partial(_whole, widths=widths, dtype=dtype), AXIS, peers)
-        for peers in ({"torch split copy": _torch_split},)
-        for label, widths, dtype in (("f4,8", (8192,) * 8, FLOAT32), *SIZES[1:])
+        Case("SplitTraining", label, _whole(widths, dtype), AXIS, {"torch split copy": SPLIT})
+        for label, widths, dtype in (("f4,8", *SIZES[0][1:]), *SIZES[1:])
     ),
 ]

@@ -24,14 +24,14 @@ from cupy_training_ops.cli import machine, main
 from cupy_training_ops.cli.compile import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.declare.type_rows import combinations
-from cupy_training_ops.device import offline
+from cupy_training_ops.device import compiler
 from cupy_training_ops.device.source import Source, load
 from cupy_training_ops.dtypes import element_type
 from cupy_training_ops.registry import FAMILIES, classes
 from cupy_training_ops.testing.idle import IdleBackend, Module, launches, modules
 from cupy_training_ops.testing.samples import all_samples
 
-HOPPER = offline.device("90")
+HOPPER = compiler.device_of("90")
 OP = "GistBinarizeEncoder"
 ARGUMENTS = ("--op", "IsAllFinite", "--arch", "90")  # whose source compiles sooner
 # Families whose samples launch their own kernels, all of them.
@@ -89,7 +89,7 @@ def test_a_dry_run_writes_nothing():
 @pytest.fixture
 def _nvrtc() -> None:
     try:
-        offline.supported_architectures()
+        compiler.supported_architectures()
     except ProviderError as error:
         pytest.skip(str(error))
 
@@ -106,8 +106,8 @@ def test_what_does_not_compile_is_a_failed_check(monkeypatch):
         if "-DCTO_T=double" in options:
             raise CompileError(f"{source.name}.cu did not compile for sm_{architecture}")
 
-    monkeypatch.setattr(offline, "supported_architectures", lambda: ("80", "90"))
-    monkeypatch.setattr(offline, "compile_for", fails_for_double)
+    monkeypatch.setattr(compiler, "supported_architectures", lambda: ("80", "90"))
+    monkeypatch.setattr(compiler, "compile_for", fails_for_double)
     result = call("--op", OP, "--arch", "all")
     assert result.exit_code == 1
     for arch in ("80", "90"):

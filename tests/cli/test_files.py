@@ -19,7 +19,7 @@ from cupy_training_ops import Packed, compress
 from cupy_training_ops.cli import encode_decode, main
 from cupy_training_ops.cli.inputs import Member
 from cupy_training_ops.cli.roundtrip import OF_FLOATS
-from cupy_training_ops.codecs import numpy_file, parts
+from cupy_training_ops.codecs import numpy_file
 from cupy_training_ops.dtypes import BFLOAT16
 
 ROOT = Path(__file__).parents[2]
@@ -280,7 +280,7 @@ def test_decode_writes_what_numpy_would(shape, rng, tmp_path):
 
 
 def test_memory_is_that_of_the_codes_and_of_a_part(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "PART", 1 << 17)
+    monkeypatch.setattr("cupy_training_ops.codecs.packed.PART", 1 << 17)
     x, packed, out = (tmp_path / name for name in ("x.npy", "x.packed", "y.npy"))
     np.save(x, rng.standard_normal(4_000_000, np.float32))
     call("roundtrip", "--shape", "100000", "--provider", "cpu")  # imports, room

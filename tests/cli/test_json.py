@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from cupy_training_ops import __version__, compress
 from cupy_training_ops.cli import main, roundtrip, verify
-from cupy_training_ops.cli.json_lines import SCHEMA
+from cupy_training_ops.cli.terminal import SCHEMA
 
 from .test_verify import StandIn
 

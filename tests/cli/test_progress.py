@@ -24,7 +24,7 @@ def test_the_bar_comes_after_a_second_and_to_a_terminal(stderr, second, shown, m
     now = [5.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", stderr())
-    with terminal.advancing(1000, "encoding") as advance:
+    with terminal.progress_bar(1000, "encoding") as advance:
         advance(300)
         assert not sys.stderr.getvalue()
         now[0] += second

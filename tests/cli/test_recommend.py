@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops.cli import main
-from cupy_training_ops.cli.summary import ENOUGH_DB, recommend
-from cupy_training_ops.cli.trial import Quality
+from cupy_training_ops.cli.trial import ENOUGH_DB, Quality, recommend
 from cupy_training_ops.codecs.fidelity import Fidelity, measure
 
 DIGITS = Path(__file__).parents[2] / "tests" / "data" / "digits_cnn_activations.npz"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`replacing`: all of a file or none of it, and what was at its place stays what it was."""
+"""`atomic_write`: all of a file or none of it, and what was at its place stays what it was."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops.codecs import atomic_file
-from cupy_training_ops.codecs.atomic_file import replacing
+from cupy_training_ops.codecs.atomic_file import atomic_write
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def mode(path: Path) -> int:
 
 
 def write(path: Path, content: bytes) -> None:
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(content)
 
 
 def break_off(path: Path, content: bytes, error: type[BaseException]) -> None:
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(content)
         raise error
 
@@ -50,7 +50,7 @@ def test_a_file_keeps_its_mode_while_and_after_it_is_written(content, tmp_path, 
     path = tmp_path / "x"
     path.touch()
     path.chmod(kept)
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(content)
         assert [mode(there) for there in tmp_path.iterdir()] == [kept, kept]
     assert (path.read_bytes(), mode(path), names(tmp_path)) == (content, kept, ["x"])
@@ -118,7 +118,7 @@ def piped(path: Path) -> tuple[threading.Thread, list[bytes]]:
 def test_a_pipe_gets_the_bytes_of_any_writer_and_stays(rng, tmp_path) -> None:
     x = rng.standard_normal(100)
     reader, came = piped(tmp_path / "pipe")
-    with replacing(tmp_path / "pipe") as stream:
+    with atomic_write(tmp_path / "pipe") as stream:
         np.savez(stream, x=x)  # which goes back to fill in lengths, as no pipe can
     reader.join(timeout=60)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
@@ -239,7 +239,7 @@ def test_a_descriptor_of_ours_is_written_where_it_stands(content, tmp_path, way)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_an_error_names_the_file_that_was_asked_for(content, tmp_path) -> None:
     def no_space(path: Path) -> None:
-        with replacing(path) as stream:
+        with atomic_write(path) as stream:
             stream.write(content)
             raise OSError(28, "No space left on device")
 
@@ -255,7 +255,7 @@ def test_an_error_names_the_file_that_was_asked_for(content, tmp_path) -> None:
 
 
 def test_what_a_signal_left_is_removed(content, tmp_path) -> None:
-    with replacing(tmp_path / "x") as stream:
+    with atomic_write(tmp_path / "x") as stream:
         stream.write(content)
         atomic_file.remove_unfinished()
         assert names(tmp_path) == []
@@ -300,14 +300,14 @@ def test_what_a_killed_writer_left_is_removed_after_a_day(content, tmp_path) -> 
 def test_what_a_slow_writer_holds_stays(content, tmp_path) -> None:
     """Of another process, which has stopped for two days, and of a thread of this one."""
     path = tmp_path / "x"
-    with replacing(path) as stream:
+    with atomic_write(path) as stream:
         (new,) = tmp_path.iterdir()
         os.utime(new, (0, 0))
         child = f"""
 import sys
 from pathlib import Path
-from {replacing.__module__} import replacing
-with replacing(Path(sys.argv[1])) as stream:
+from {atomic_write.__module__} import atomic_write
+with atomic_write(Path(sys.argv[1])) as stream:
     stream.write(b"theirs")
 """
         for other in ("y", "z"):
@@ -323,8 +323,8 @@ def test_a_writer_that_is_killed_leaves_what_the_next_one_removes(content, tmp_p
     killed = f"""
 import os, signal
 from pathlib import Path
-from {replacing.__module__} import replacing
-with replacing(Path({str(tmp_path / "x")!r})) as stream:
+from {atomic_write.__module__} import atomic_write
+with atomic_write(Path({str(tmp_path / "x")!r})) as stream:
     stream.write(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -355,7 +355,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_after(
     rename = os.replace
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    with replacing(tmp_path / "x", sync) as stream:
+    with atomic_write(tmp_path / "x", sync) as stream:
         stream.write(content)
     assert steps == ([f"{len(content)} bytes", "rename", "folder"] if sync else ["rename"])
 

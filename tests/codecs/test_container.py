@@ -177,7 +177,7 @@ def test_no_memory_is_taken_for_what_a_header_promises(monkeypatch, shape, kind)
     lying += whole[128:]
     stream = io.BytesIO(lying) if kind == "npy" else archive(x=lying)
     monkeypatch.setattr(numpy_file.npy, "read_array", lambda *_, **__: pytest.fail("read"))
-    found = numpy_file.stored(stream, "x")
+    found = numpy_file.stored_arrays(stream, "x")
     stored = found if kind == "npy" else found["x"]
     with pytest.raises(ArgumentError, match="24 are there"):
         stored.header()
@@ -187,13 +187,13 @@ def test_no_memory_is_taken_for_what_a_header_promises(monkeypatch, shape, kind)
 
 def test_an_array_that_says_less_than_its_member_holds_is_refused() -> None:
     """Its checksum is compared at the end of the member only."""
-    found = numpy_file.stored(archive(x=npy(np.arange(3)) + bytes(8)), "x")
+    found = numpy_file.stored_arrays(archive(x=npy(np.arange(3)) + bytes(8)), "x")
     with pytest.raises(ArgumentError, match="goes on after its elements"):
         found["x"].read()
 
 
 def test_objects_are_refused_in_words_of_our_own() -> None:
-    stored = numpy_file.stored(io.BytesIO(npy(np.array([{}], object))), "x")
+    stored = numpy_file.stored_arrays(io.BytesIO(npy(np.array([{}], object))), "x")
     with pytest.raises(ArgumentError, match="x: holds Python objects, which are never loaded"):
         stored.read()
 
@@ -242,9 +242,9 @@ def test_a_plain_file_is_mapped_and_all_else_read(x, tmp_path):
         with (tmp_path / "x.npy").open("rb") as plain, (tmp_path / "x.npz").open("rb") as archive:
             memory = io.BytesIO((tmp_path / "x.npy").read_bytes())
             files = [
-                numpy_file.stored(plain, "x").mapped(),
-                numpy_file.stored(archive, "x")["x"].mapped(),
-                numpy_file.stored(memory, "x").mapped(),
+                numpy_file.stored_arrays(plain, "x").map(),
+                numpy_file.stored_arrays(archive, "x")["x"].map(),
+                numpy_file.stored_arrays(memory, "x").map(),
             ]
         assert [isinstance(found, np.memmap) for found in files] == [x.size > 0, False, False]
         for found in files:
@@ -255,4 +255,4 @@ def test_a_file_that_lacks_elements_is_not_mapped(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(100))
     os.truncate(tmp_path / "x.npy", 500)
     with (tmp_path / "x.npy").open("rb") as stream, pytest.raises(ArgumentError, match="800 bytes"):
-        numpy_file.stored(stream, "x").mapped()
+        numpy_file.stored_arrays(stream, "x").map()

@@ -8,8 +8,7 @@ import pytest
 from codec_names import FLOAT_CODECS
 
 from cupy_training_ops import compress
-from cupy_training_ops.codecs import parts
-from cupy_training_ops.codecs.parts import decoded, encoded
+from cupy_training_ops.codecs.packed import decode_in_parts, encode_in_parts
 from cupy_training_ops.dtypes import FLOAT32, FLOATS, dtype_name
 from cupy_training_ops.errors import DtypeError
 
@@ -18,7 +17,7 @@ SHAPES = [(), (0, 3), (1,), (7,), (16, 4), (13, 11)]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(parts, "PART", 24)
+    monkeypatch.setattr("cupy_training_ops.codecs.packed.PART", 24)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
@@ -27,10 +26,10 @@ def test_parts_give_what_the_whole_gives(codec, dtype, rng):
     for shape in SHAPES:
         x = np.asarray(rng.standard_normal(shape), dtype)
         whole, done = compress(x, codec), []
-        packed = encoded(x, codec, {}, done.append)
+        packed = encode_in_parts(x, codec, {}, done.append)
         assert (packed.shape, packed.dtype, packed.codec) == (whole.shape, whole.dtype, codec)
         assert packed.code.tobytes() == whole.code.tobytes()
-        values = np.concatenate(list(decoded(packed, done.append)))
+        values = np.concatenate(list(decode_in_parts(packed, done.append)))
         assert values.dtype == dtype
         assert values.tobytes() == whole.decompress().tobytes()
         assert sum(done) == 2 * x.size
@@ -40,13 +39,13 @@ def test_options_reach_every_part(rng):
     x = rng.standard_normal(100).astype(FLOAT32)
     x[::30] = np.nan
     whole = compress(x, "msfp15", keep_nonfinite=True)
-    packed = encoded(x, "msfp15", {"keep_nonfinite": True}, lambda _: None)
+    packed = encode_in_parts(x, "msfp15", {"keep_nonfinite": True}, lambda _: None)
     assert packed.code.tobytes() == whole.code.tobytes()
-    values = np.concatenate(list(decoded(packed, lambda _: None)))
+    values = np.concatenate(list(decode_in_parts(packed, lambda _: None)))
     np.testing.assert_array_equal(values, whole.decompress())
     assert np.isnan(values).sum() == 4 * 8
 
 
 def test_what_no_codec_takes_is_refused():
     with pytest.raises(DtypeError, match="GistPack8Encoder: X"):
-        encoded(np.arange(3), "pack8", {}, lambda _: None)
+        encode_in_parts(np.arange(3), "pack8", {}, lambda _: None)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import ProviderError
-from cupy_training_ops.device import kernel_cache
+from cupy_training_ops.device import compiler
 
 ROOT = Path(__file__).parents[2]
 REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
@@ -177,17 +177,17 @@ def test_a_home_that_is_not_known_is_as_cupy_takes_it(monkeypatch) -> None:
     """Path.home() raises where neither HOME nor the user's entry says one."""
     monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert kernel_cache.folder() == "~/.cupy/kernel_cache"
+    assert compiler.cache_folder() == "~/.cupy/kernel_cache"
 
 
 def test_permissions_are_tried_and_not_read(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "new"))
-    kernel_cache.require_writable()
+    compiler.require_writable_cache()
     assert list((tmp_path / "new").iterdir()) == []
 
     def read_only(**_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(kernel_cache.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(compiler.tempfile, "TemporaryFile", read_only)
     with pytest.raises(ProviderError, match="Read-only file system"):
-        kernel_cache.require_writable()
+        compiler.require_writable_cache()

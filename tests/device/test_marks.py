@@ -11,7 +11,7 @@ import pytest
 from interrupts import at_each_line
 
 import cupy_training_ops as cto
-from cupy_training_ops.device.marks import Marks, marked, own_marks
+from cupy_training_ops.device.marks import Marks, call_with_marks, own_marks
 
 
 def noting(notes: list[str]) -> Marks:
@@ -26,7 +26,7 @@ def test_the_first_call_alone_has_them(anywhere, rng) -> None:
     def twice() -> tuple[Any, Any]:
         return cto.relu_grad(x, x), cto.relu_grad(x, x)
 
-    first, second = marked(noting(notes), twice)
+    first, second = call_with_marks(noting(notes), twice)
     assert notes == ["first", "last"]
     np.testing.assert_array_equal(first, second)
     assert own_marks() == Marks()
@@ -50,7 +50,7 @@ def test_they_are_there_if_and_only_if_it_is_written(rng) -> None:
     scale = np.ones(5)
 
     def call(_: None) -> None:
-        marked(noting(notes), partial(operator, out=(out, None, None)), x, scale, scale)
+        call_with_marks(noting(notes), partial(operator, out=(out, None, None)), x, scale, scale)
 
     at_each_line(begin, call, check)
 
@@ -58,6 +58,6 @@ def test_they_are_there_if_and_only_if_it_is_written(rng) -> None:
 def test_a_call_that_is_refused_leaves_none() -> None:
     notes: list[str] = []
     with pytest.raises(cto.ArgumentError):
-        marked(noting(notes), cto.relu_grad, np.ones(3), np.ones(4))
+        call_with_marks(noting(notes), cto.relu_grad, np.ones(3), np.ones(4))
     cto.relu_grad(np.ones(3), np.ones(3))
     assert notes == []

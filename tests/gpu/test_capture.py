@@ -10,7 +10,7 @@ from runs import Run
 
 from cupy_training_ops import ProviderError, get_op
 from cupy_training_ops.testing.compare import assert_matches, poison
-from cupy_training_ops.testing.samples import all_samples, flat, mapped_outputs, sampled
+from cupy_training_ops.testing.samples import all_samples, flat, mapped_outputs, sampled_operators
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ def largest(name: str):
     return next(s for s in all_samples()[name] if s.label.endswith("large"))
 
 
-LAUNCHING = [n for n in sampled() if n not in NOT_CAPTURED and not get_op(n).no_out]
+LAUNCHING = [n for n in sampled_operators() if n not in NOT_CAPTURED and not get_op(n).no_out]
 
 
 def blank_outputs(op, values, expected):
@@ -83,7 +83,7 @@ def test_replay_computes_and_spares_later_allocations(name: str, rng) -> None:
     later = replayed(op, inputs, out)
     for actual, wanted in zip(flat(out), flat(expected), strict=True):
         if actual is not None:
-            assert_matches(sample.compared(actual.get()), sample.compared(wanted.get()), 0)
+            assert_matches(sample.comparable(actual.get()), sample.comparable(wanted.get()), 0)
     assert all(bool((array == 0x5A).all()) for array in later)
 
 

@@ -15,7 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.call.backends import to_host
 from cupy_training_ops.testing.compare import assert_matches
-from cupy_training_ops.testing.samples import all_samples, flat, sampled
+from cupy_training_ops.testing.samples import all_samples, flat, sampled_operators
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,7 @@ def test_two_threads_share_an_operator(rng) -> None:
         assert_matches(result.get(), op(value), 0)
 
 
-@pytest.mark.parametrize("name", sampled())
+@pytest.mark.parametrize("name", sampled_operators())
 def test_two_runs_give_the_same_bits(name: str, rng) -> None:
     sample = next(s for s in all_samples()[name] if s.label.endswith("large"))
     op = get_op(name)(**sample.attributes)
@@ -66,7 +66,7 @@ def test_two_runs_give_the_same_bits(name: str, rng) -> None:
         if one is None or other is None:
             assert one is other is None
         else:  # what is behind a code in its memory is nobody's
-            bits = [sample.compared(to_host(each)).tobytes() for each in (one, other)]
+            bits = [sample.comparable(to_host(each)).tobytes() for each in (one, other)]
             assert bits[0] == bits[1]
 
 

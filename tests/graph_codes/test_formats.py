@@ -19,7 +19,7 @@ from cupy_training_ops.torch.graph_codes.formats import (  # noqa: E402
     INT8,
     INT8_SIGNED,
 )
-from cupy_training_ops.torch.graph_codes.recorder import record  # noqa: E402
+from cupy_training_ops.torch.graph_codes.rewrite import record  # noqa: E402
 
 SCALED = {INT8: 127, INT8_SIGNED: 127, INT4: 7, INT4_SIGNED: 7}
 MOST = {INT8: 0.006, INT8_SIGNED: 0.006, INT4: 0.11, INT4_SIGNED: 0.16}  # of normal numbers

@@ -107,7 +107,7 @@ def test_vectors_are_multiplied_by_the_same_call(a, b, rng) -> None:
     """CuPy's own refuse a capture."""
     x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
     device = SimpleNamespace(__name__="cupy", matmul=lambda *_, **__: pytest.fail("CuPy's own"))
-    found = standard.products.product(device, x, y, alpha=0.5)
+    found = standard.reductions.product(device, x, y, alpha=0.5)
     assert found.shape == (x @ y).shape
     np.testing.assert_allclose(found, 0.5 * (x @ y), rtol=1e-5, atol=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops.families.adam import reference
 from cupy_training_ops.onnx import session as sessions
-from cupy_training_ops.onnx.run_checks import Labels
+from cupy_training_ops.onnx.checks import Labels
 from cupy_training_ops.onnx.runner import Runner
 
 from . import boxes
@@ -210,7 +210,7 @@ def test_labels_in_a_list_are_looked_at_as_well() -> None:
     session, _ = opened()
     labels = Labels(session.graph)
     (loss,) = labels._losses
-    labels.look_at(loss.inputs[1], [0, 7])
+    labels.note_range(loss.inputs[1], [0, 7])
     with pytest.raises(cto.ArgumentError, match="labels from 0 to 3, got 7"):
         labels.check({loss.outputs[0]: 4})
     labels.check({loss.outputs[0]: 8})
@@ -255,12 +255,12 @@ def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
     place = next(i for i, node in enumerate(session.graph.nodes) if name in node.inputs)
     run = found[place].make(np)
     for wrong in (-1, 4):
-        labels.look_at(name, np.array([0, wrong]))
+        labels.note_range(name, np.array([0, wrong]))
         with pytest.raises(cto.ArgumentError, match=f"labels from 0 to 3, got {wrong}"):
             run([np.zeros((2, 4)), None])
         with pytest.raises(cto.ArgumentError, match="labels from 0 to 3"):
             labels.check(labels.classes)
-    labels.look_at(name, answers["labels"][0])
+    labels.note_range(name, answers["labels"][0])
     labels.check(labels.classes)
     assert run([np.zeros((2, 4)), None]) == "done"
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx.standard import elementwise, products
+from cupy_training_ops.onnx.standard import elementwise, reductions
 
 HALVES = (np.dtype(np.float16), cto.dtypes.BFLOAT16)
 
@@ -327,8 +327,8 @@ def test_results_of_half_types_are_of_their_type(op: str, dtype: np.dtype, rng) 
 def test_a_product_of_half_types_is_written_where_it_is_told(rng) -> None:
     a, b = (rng.standard_normal((3, 3)).astype(HALVES[1]) for _ in range(2))
     out = np.full((3, 3), np.nan, HALVES[1])
-    assert products.product(np, a, b, 0.5, out=out) is out
-    np.testing.assert_array_equal(out, products.product(np, a, b, 0.5))
+    assert reductions.product(np, a, b, 0.5, out=out) is out
+    np.testing.assert_array_equal(out, reductions.product(np, a, b, 0.5))
 
 
 def test_a_normalisation_of_half_types_does_not_overflow_on_its_way() -> None:

@@ -82,6 +82,28 @@ def test_a_rate_that_is_no_number_is_refused(value) -> None:
     assert session.lr == 0.001
 
 
+def test_a_count_that_is_set_is_that_of_the_next_step() -> None:
+    """AdamW corrects the moments' biases by it: of equal moments a late step is longer."""
+    start = next(iter(opened()[0].parameters.values())).copy()
+    moved = []
+    for count in (0, 1000):
+        session, answers = opened()
+        session.step_count = count
+        trained(session, answers, [0])
+        assert session.step_count == count + 1
+        moved.append(np.abs(next(iter(session.parameters.values())) - start).max())
+    corrected = (1 - 0.9) / np.sqrt((1 - 0.999) / (1 - 0.999**1001))
+    np.testing.assert_allclose(moved[1] / moved[0], corrected, rtol=0.01)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "x", None, True, 2**63])
+def test_a_count_that_is_none_is_refused(value) -> None:
+    session, _ = opened()
+    with pytest.raises(cto.ArgumentError, match=r"^TrainingSession: step_count: expected"):
+        session.step_count = value
+    assert session.step_count == 0
+
+
 @pytest.mark.parametrize("name", ["mlp", "dropout", "cnn_max"])
 def test_what_was_saved_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     session, answers = opened(name, seed=7)

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx.standard import vector_kernels
+from cupy_training_ops.onnx.standard import elementwise
 
 NAMES = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide", "Sum": "add"}
 SHAPES = [  # of operands, and whether these kernels take them
@@ -45,14 +45,14 @@ def result(op: str, *inputs, **attributes):
 def taken(monkeypatch) -> list[bool]:
     """Whether the kernels took each call."""
     found: list[bool] = []
-    computed = vector_kernels.compute
+    computed = elementwise.compute_by_vectors
 
     def watched(*given):
         answer = computed(*given)
         found.append(answer is not None)
         return answer
 
-    monkeypatch.setattr(vector_kernels, "compute", watched)
+    monkeypatch.setattr(elementwise, "compute_by_vectors", watched)
     return found
 
 

@@ -33,8 +33,8 @@ def played(monkeypatch):
     monkeypatch.setattr(nccl, "connect", lambda *_: log)
     monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
     monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
-    inner = sharded.AdamW._anew
-    monkeypatch.setattr(sharded.AdamW, "_anew", lambda *a: cuts.append(1) or inner(*a))
+    inner = sharded.AdamW._prepare
+    monkeypatch.setattr(sharded.AdamW, "_prepare", lambda *a: cuts.append(1) or inner(*a))
     with hollows.hollow_launches() as launches:
         _, group = cto.ProcessGroup.in_threads(2)
         optimizer = cto.AdamW(made(), group=group)

@@ -107,7 +107,7 @@ def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> N
 
 def test_schedulers_prepare_nothing_anew(seed) -> None:
     """Rates and betas are numbers of each call."""
-    from cupy_training_ops.optimizers.rated import AdamWMeasured
+    from cupy_training_ops.optimizers.steps import AdamWStepWithRates
 
     loop = Loop(AdamW, seed, max_norm=1.0)
     with tensors_on(HollowTensors()):
@@ -115,7 +115,7 @@ def test_schedulers_prepare_nothing_anew(seed) -> None:
             loop.step()
         (part,) = loop.optimizer._parts
         (call,) = part._calls.values()
-        assert isinstance(call._op, AdamWMeasured)
+        assert isinstance(call._op, AdamWStepWithRates)
         (way,) = call._forms.values()
         assert len(way._calls) == 1
         betas = {tuple(group["betas"]) for group in loop.optimizer.param_groups}

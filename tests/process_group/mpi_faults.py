@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Ranks under MPI of which one meets a fault at a random moment: `mpi_faults.py KIND SEED`.
+"""Ranks under MPI of which one meets a fault at a random moment: `mpi_faults.py KIND SEED FOLDER`.
 
-They call random collectives and compare every result, as in moments.py. Who ends well says so.
+They call random collectives and compare every result, as in moments.py. Who ends well says so, in
+a file of FOLDER.
 """
 
 import os
@@ -18,16 +19,16 @@ from process_group.moments import AFTER, HANDLERS, RUN, strike, work
 
 import cupy_training_ops as cto
 
-KIND, SEED = sys.argv[1], int(sys.argv[2])
+KIND, SEED, FOLDER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 
 
 def say(words: str) -> None:
-    sys.stdout.write(words + "\n")
-    sys.stdout.flush()
+    """Append a line to this rank's own file: launchers mix the lines of several ranks."""
+    with (FOLDER / f"rank-{group.rank}").open("a") as file:
+        file.write(words + "\n")
 
 
-def in_a_line(_: object, error: BaseException, __: object) -> None:
-    """For launchers mix what ranks say at once, in the middle of lines where it is long."""
+def say_error(_: object, error: BaseException, __: object) -> None:
     say(f"rank {group.rank}: {error!r}")
 
 
@@ -38,7 +39,7 @@ def hit() -> None:
 
 rng = random.Random(SEED)
 group = cto.ProcessGroup.from_mpi()
-sys.excepthook = in_a_line
+sys.excepthook = say_error
 victim, moment = rng.randrange(group.size), rng.uniform(0, RUN)
 if KIND in HANDLERS:
     signal.signal(signal.SIGALRM, HANDLERS[KIND])

@@ -105,14 +105,15 @@ def test_groups_of_the_same_ranks_share_one_of_mpis_communicators(n) -> None:
     assert (status, said) == (0, f"{n} groups\n" * 3)
 
 
-def meets_a_fault(kind: str, seed: int, n: int) -> str:
-    """What a job says of which one rank meets a fault; it ends in time, and never wrong."""
+def meets_a_fault(kind: str, seed: int, n: int, folder: Path) -> str:
+    """Return what ranks, one of which meets a fault, write; they end in time, and never wrong."""
     if kind == "descriptors" and "Open MPI" in library():
         pytest.skip("its MPI_Finalize waits for ever for a launcher whose socket is closed")
-    script = FOLDER / "mpi_faults.py"
-    status, said, ended = by_mpiexec(n, script, kind, str(seed), CTO_TIMEOUT=str(TIMEOUT))
+    arguments = (FOLDER / "mpi_faults.py", kind, str(seed), str(folder))
+    status, said, ended = by_mpiexec(n, *arguments, CTO_TIMEOUT=str(TIMEOUT))
+    said += "".join(path.read_text() for path in sorted(folder.iterdir()))
     assert "a wrong number" not in said
-    struck = re.search(r"struck rank \d at ([\d.]+) s", said)  # behind half a line of another's
+    struck = re.search(r"struck rank \d at ([\d.]+) s", said)
     assert struck, said
     assert ended - float(struck[1]) < TIMEOUT + 10
     rest = [line for line in said.splitlines() if not line.startswith(("struck", "right"))]
@@ -125,8 +126,8 @@ def meets_a_fault(kind: str, seed: int, n: int) -> str:
 
 @needs_mpi
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_ends_a_job_of_mpi(kind, seed) -> None:
-    said = meets_a_fault(kind, seed, 3)
+def test_a_fault_ends_a_job_of_mpi(kind, seed, tmp_path) -> None:
+    said = meets_a_fault(kind, seed, 3, tmp_path)
     victim = random.Random(seed).randrange(3)
     if kind == "stop":
         assert f"rank {victim} is late" in said
@@ -137,9 +138,11 @@ def test_a_fault_ends_a_job_of_mpi(kind, seed) -> None:
 @needs_mpi
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
-def test_faults_at_many_random_moments_of_mpi(kind, seed) -> None:
+def test_faults_at_many_random_moments_of_mpi(kind, seed, tmp_path) -> None:
     for number in range(seed, seed + 10):
-        meets_a_fault(kind, number, random.Random(number).randint(2, 4))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        meets_a_fault(kind, number, random.Random(number).randint(2, 4), folder)
 
 
 def test_without_mpi4py_a_group_says_which_extra(monkeypatch) -> None:

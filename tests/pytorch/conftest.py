@@ -60,7 +60,7 @@ def emulated(emulation):
 def every_kind_is_noted(monkeypatch):
     """The second call of a kind goes straight to the launches of the first, not the ninth."""
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    from cupy_training_ops.torch.ops import recent
+    from cupy_training_ops.torch.ops import dispatch
 
-    monkeypatch.setattr(recent, "_OFTEN", 1)
-    recent.forget()
+    monkeypatch.setattr(dispatch, "_OFTEN", 1)
+    dispatch.forget()

@@ -17,7 +17,7 @@ from cupy_training_ops.call.keys import exact_key, is_plain  # noqa: E402
 from cupy_training_ops.errors import OpError  # noqa: E402
 from cupy_training_ops.families.activation.operators import QuickGelu  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import launching, recent, shortcuts  # noqa: E402
+from cupy_training_ops.torch.ops import dispatch, launching  # noqa: E402
 
 ALIKE = [1, 1.0, True, np.float64(1), np.int64(1), [1], (1,), (1.0,), (True,), [1.0]]
 OTHERS = ["1", ("1",), None, (None,), 0.0, -0.0, 0, False, (), [], ((1,),), (1, 1), "", 2**70]
@@ -53,13 +53,9 @@ def afresh(monkeypatch):
     """What forgets all calls."""
 
     def forget():
-        recent.forget()
+        dispatch.forget()
         monkeypatch.setattr(launching, "_ready", {})
         monkeypatch.setattr(launching, "_instances", {})
-        for door in ops.DOORS.values():
-            for known in (door.operator.direct, door.operator.wanted):
-                if isinstance(known, shortcuts.Shortcuts):
-                    known._known.clear()
 
     return forget
 
@@ -115,8 +111,8 @@ def x_size():
 def test_types_of_pytorchs_have_keys_by_their_places() -> None:
     some = [(torch.float32, None), (None, torch.float32), ("torch.float32", None), (None, None)]
     some += [(torch.float16, None), (torch.float32, torch.float32), (torch.float32, 0)]
-    keys = [recent.exact(each) for each in some]
+    keys = [launching.exact(each) for each in some]
     assert len(set(keys)) == len(some)
-    assert recent.exact((torch.Size((2, 3)),)) == recent.exact(((2, 3),))
-    assert recent.exact(((np.int64(2),),)) is None
-    assert recent.exact((torch.ones(1),)) is None
+    assert launching.exact((torch.Size((2, 3)),)) == launching.exact(((2, 3),))
+    assert launching.exact(((np.int64(2),),)) is None
+    assert launching.exact((torch.ones(1),)) is None

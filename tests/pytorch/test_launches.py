@@ -176,8 +176,6 @@ def test_scratch_memory_of_a_call_that_ended_by_an_error_is_no_others(
     scores, target = leaf(4096, 16, dtype=torch.float32, gradients=False), labels(16, 4096)
     for memory in ("_rooms", "_ready", "_instances"):
         monkeypatch.setattr(launching, memory, {})
-    for door in ("cross_entropy_loss", "cross_entropy"):
-        monkeypatch.setattr(ops.DOORS[door].operator.direct, "_known", {}, raising=False)
 
     def stopped(*_: object, **__: object) -> None:
         assert not any(launching._rooms.values())

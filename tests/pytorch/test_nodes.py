@@ -16,7 +16,7 @@ from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops import OpError  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import doors  # noqa: E402
+from cupy_training_ops.torch.ops import dispatch  # noqa: E402
 
 # Of a matrix, two rows and labels, by names that both have.
 CALLS = {
@@ -172,7 +172,7 @@ def test_what_is_kept_beside_a_calls_own_has_no_class(made) -> None:
             ctx.more = 1 if kept == "saved" else copy
 
         changed = type(operator)(**{**vars(operator), "keep": keep})
-        door = doors.Door(changed, ops.DOORS["quick_gelu"].registered)
+        door = dispatch.Door(changed, ops.DOORS["quick_gelu"].registered)
         for _ in range(4):
             y = door.every(x, 1.5)
             assert not is_of_a_kind(y)

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests wi
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import ops  # noqa: E402
-from cupy_training_ops.torch.ops import codes  # noqa: E402
+from cupy_training_ops.torch.ops import elementwise  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
 
 STATE = torch.tensor([3, 5])
-CODECS = [codec.name for codec in codes.FIXED_SIZE]
+CODECS = [codec.name for codec in elementwise.FIXED_SIZE]
 
 
 def forwards(leaf, labels):

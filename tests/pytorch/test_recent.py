@@ -17,20 +17,20 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import doors, recent, shortcuts  # noqa: E402
+from cupy_training_ops.torch.ops import dispatch, launching, registration  # noqa: E402
 
 
 @pytest.fixture
 def longer(monkeypatch):
     """How often a call took the longer way."""
     count = []
-    inside = doors._Inside.__call__
+    inside = dispatch._Inside.__call__
 
     def counted(self, arguments):
         count.append(self)
         return inside(self, arguments)
 
-    monkeypatch.setattr(doors._Inside, "__call__", counted)
+    monkeypatch.setattr(dispatch._Inside, "__call__", counted)
     return count
 
 
@@ -205,7 +205,7 @@ def test_gradients_are_recorded_by_the_mode_of_the_call(made) -> None:
 
 
 def test_without_pytorchs_guard_all_calls_go_the_longer_way(made, monkeypatch, longer) -> None:
-    monkeypatch.setattr(recent, "_TensorGuards", None)
+    monkeypatch.setattr(dispatch, "_TensorGuards", None)
     x = made(6, 24)
     for _ in range(3):
         torch.testing.assert_close(functional.softmax(x, -1), theirs.softmax(x, -1))
@@ -214,7 +214,7 @@ def test_without_pytorchs_guard_all_calls_go_the_longer_way(made, monkeypatch, l
 
 def test_few_kinds_are_noted(made, monkeypatch) -> None:
     """Every so many longer calls one, and no more than a few with the same numbers, or others."""
-    monkeypatch.setattr(recent, "_OFTEN", 4)
+    monkeypatch.setattr(dispatch, "_OFTEN", 4)
     inside = ops.DOORS["softmax"]._every.recent
     monkeypatch.setattr(inside, "_n_missed", 0)
     with tensors_on(HollowTensors()):
@@ -223,12 +223,12 @@ def test_few_kinds_are_noted(made, monkeypatch) -> None:
         assert not any(inside._ways)
         for n in range(4, 200):
             functional.softmax(made(n, 8), -1)
-            assert 1 <= len(inside._ways[True][recent.exact((-1,))]) <= recent._MANY
-        monkeypatch.setattr(recent, "_OFTEN", 1)
+            assert 1 <= len(inside._ways[True][launching.exact((-1,))]) <= dispatch._MANY
+        monkeypatch.setattr(dispatch, "_OFTEN", 1)
         for n in range(1, 100):
             functional.rms_norm(made(2, 8), (8,), None, n * 0.01)
         numbers = ops.DOORS["rms_norm"]._first.recent._ways[True]
-        assert 1 <= len(numbers) <= 8 * recent._MANY
+        assert 1 <= len(numbers) <= 8 * dispatch._MANY
 
 
 def test_numbers_that_are_no_key_are_taken(made) -> None:
@@ -242,10 +242,9 @@ def test_numbers_that_are_no_key_are_taken(made) -> None:
 
 @pytest.mark.parametrize("case", ["forward", "backward"])
 def test_the_dispatchers_operators_go_the_short_way_too(made, monkeypatch, case) -> None:
-    count, known = [], shortcuts.Shortcuts.__call__
-    monkeypatch.setattr(
-        shortcuts.Shortcuts, "__call__", lambda *given: count.append(1) or known(*given)
-    )
+    count, learn = [], launching.learn
+    monkeypatch.setattr(registration, "compute", None)
+    monkeypatch.setattr(registration, "learn", lambda *given: count.append(1) or learn(*given))
     row = made(24)
     with tensors_on(HollowTensors()):
         for n in range(4):

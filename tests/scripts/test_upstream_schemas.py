@@ -15,7 +15,7 @@ import upstream_schemas
 from upstream_schemas import NOT_HERE, REASONS, SCHEMAS, Difference, differences
 
 from cupy_training_ops import get_op
-from cupy_training_ops.call.convert import convert_value
+from cupy_training_ops.call.checks import convert_value
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.registry import FAMILIES, classes
 

@@ -60,7 +60,7 @@ class Late:
         for place in range(mark):
             self.queue[place] = ("done", [])
 
-    def read(self, numbers):
+    def copy_to_host(self, numbers):
         self.events.append(Event())
         return numbers.copy(), self.events[-1]
 
@@ -142,7 +142,7 @@ def test_memory_is_held_until_the_device_has_written_it(monkeypatch) -> None:
     streams, there = Cuda(0), []
     for i in range(4):
         given = SimpleNamespace(dtype=np.float32, size=3, nbytes=12, data=SimpleNamespace(ptr=i))
-        numbers, event = streams.read(given)
+        numbers, event = streams.copy_to_host(given)
         assert (numbers.dtype, numbers.shape, event.query()) == (np.float32, (3,), False)
         there.append(weakref.ref(numbers))
         del numbers, event

@@ -77,17 +77,6 @@ def resnet13(seed: int, dtype: torch.dtype | None = None) -> Step:
     return scores(model, torch.randn(16, 3, 32, 32), 10, dtype)
 
 
-class Alone(nn.Module):
-    """A model of the scripts, run as it is."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x, lambda block, y: block(y))
-
-
 def scripts_models():
     """The module `torch_models` of the scripts."""
     if str(SCRIPTS) not in sys.path:
@@ -100,7 +89,7 @@ def scripts_models():
 def resnet50(seed: int, dtype: torch.dtype | None = None, width: int = 16, side: int = 64) -> Step:
     """All 53 convolutions of ResNet-50, in a quarter of their widths."""
     torch.manual_seed(seed)
-    model = Alone(scripts_models().ResNet((3, 4, 6, 3), width, 10))
+    model = scripts_models().ResNet((3, 4, 6, 3), width, 10)
     return scores(model, torch.randn(32, 3, side, side), 10, dtype)
 
 
@@ -109,7 +98,7 @@ def transformer(
 ) -> Step:
     """A decoder that predicts the next of random tokens."""
     torch.manual_seed(seed)
-    model = Alone(scripts_models().Transformer(n_layers, width, 4, 64, 64))
+    model = scripts_models().Transformer(n_layers, width, 4, 64, 64)
     return scores(model, torch.randint(64, (8, 64)), 64, dtype)
 
 

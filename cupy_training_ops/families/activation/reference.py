@@ -2,8 +2,8 @@
 """Activations and their gradients in NumPy. Formulas: the classes in `operators.py`.
 
 Slopes and values of the Gelu family are worked out in float64, so that they are accurate to the
-last digit of what the kernels compute in. NumPy has no erfc: scripts/fit_polynomials.py derives the
-polynomial that stands for it here, which is not the kernels'.
+last digit of what the kernels compute in. NumPy has no erfc: a polynomial stands for
+it here, which is not the kernels' (tests/test_polynomials.py says how near).
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def _bell(t: HostArray, dtype: Dtype) -> HostArray:
     """e^(-t^2 / 2), for results in `dtype`."""
     if dtype != FLOAT64:
         return np.exp(-0.5 * t * t)
-    upper = t.astype(FLOAT32).astype(
-        FLOAT64
-    )  # its square is exact, so that no digit of t^2 is lost
+    upper = t.astype(FLOAT32).astype(FLOAT64)  # its square is exact: no digit of t^2 is lost
     return np.exp(-0.5 * upper * upper) * np.exp((upper - t) * (upper + t) * 0.5)
 
 

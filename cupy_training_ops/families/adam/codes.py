@@ -28,17 +28,15 @@ def encode(x: HostArray, *, signed: bool, step: int = 0) -> HostArray:
     """The codes of float32 numbers, in the order of memory."""
     flat = np.asarray(x, np.float32).reshape(-1)
     bits = flat.view(np.uint32) & 0x7FFF_FFFF
-    kept, top = _format(signed)
-    shift = _FRACTION - kept
-    noises = noise(
-        flat.size, step
-    )  # whose upper bits are the first moment's, the lower the second's
+    fraction, top = _format(signed)
+    shift = _FRACTION - fraction
+    noises = noise(flat.size, step)  # first moments take its upper bits, second ones its lower
     added = noises >> np.uint32(32 - shift) if signed else noises & (2**shift - 1)
     upper = np.where(bits == 0, 0, bits + added) >> shift
     special = np.where(bits > _INFINITE, _NAN, _INFINITE) >> shift
     upper = np.where(bits >= _INFINITE, special, upper).astype(np.int64)
-    exponents = _blocks(upper).max(axis=1, initial=0) >> kept
-    base = _each(_base(exponents, kept, top), flat.size)
+    exponents = _blocks(upper).max(axis=1, initial=0) >> fraction
+    base = _each(_base(exponents, fraction, top), flat.size)
     least = 0 if signed else (flat != 0).astype(np.int64)
     codes = np.maximum(upper - base, least).astype(np.uint8)
     if signed:
@@ -48,13 +46,13 @@ def encode(x: HostArray, *, signed: bool, step: int = 0) -> HostArray:
 
 def decode(codes: HostArray, n: int, *, signed: bool) -> HostArray:
     """n numbers in float32."""
-    kept, top = _format(signed)
+    fraction, top = _format(signed)
     each, exponents = codes[:n].astype(np.int64), codes[n:].astype(np.int64)
     size = each & 127 if signed else each
-    above = _each(_base(exponents, kept, top), n)
-    bits = (np.where(size == 0, 0, size + above) << (_FRACTION - kept)).astype(np.uint32)
-    found: HostArray = bits.view(np.float32)
-    return np.where(each & 128, -found, found) if signed else found
+    above = _each(_base(exponents, fraction, top), n)
+    bits = (np.where(size == 0, 0, size + above) << (_FRACTION - fraction)).astype(np.uint32)
+    x: HostArray = bits.view(np.float32)
+    return np.where(each & 128, -x, x) if signed else x
 
 
 def noise(n: int, step: int) -> HostArray:
@@ -67,14 +65,13 @@ def noise(n: int, step: int) -> HostArray:
 
 
 def _format(signed: bool) -> tuple[int, int]:
-    """Bits of the fraction that are kept, and the largest code."""
+    """Bits of the fraction in a code, and the largest code."""
     return (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
 
 
-def _base(exponents: HostArray, kept: int, top: int) -> HostArray:
+def _base(exponents: HostArray, fraction: int, top: int) -> HostArray:
     """The lower bound of each block's codes."""
-    found: HostArray = np.maximum((exponents << kept) + (1 << kept) - 1 - top, 0)
-    return found
+    return np.asarray(np.maximum((exponents << fraction) + (1 << fraction) - 1 - top, 0))
 
 
 def _each(of_blocks: HostArray, n: int) -> HostArray:

@@ -17,30 +17,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...call.op import Op
-from ...declare.schema import (
-    Changing,
-    Inferred,
-    Input,
-    Output,
-    Spec,
-    attribute,
-    boolean,
-    finite,
-    one_of,
-)
+from ...declare.schema import Inferred, Input, Output, Spec, attribute, boolean, finite, one_of
 from ...declare.type_rows import TypeRows, Types
-from ...dtypes import INT64, UINT8
+from ...dtypes import FLOAT32, INT64, UINT8, Dtype
 from ...errors import refuse
-from ...plan import Device, Plan, ceil_div
+from ...plan import Device, Launch, Plan, by_value, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common
+from ...planning.multi_tensor import Columns
 from .codes import coded_nbytes
-from .facts import ONE_NBYTES
-from .plan import Args, chunk, count, launch, over_coded, over_lists, rule
+from .facts import CAPACITY, CHUNK_NBYTES, CODED_CHUNK, LISTS, ONE_NBYTES, THREADS, AdamRule
 
+Args = tuple[object, ...]
 Specs = tuple[Spec, ...]
 
 ROWS = ("float32 float32 float32", "float32 H float32", "float32 float32 H", "float32 H H")
@@ -132,47 +126,25 @@ class AdamOptimizer(Op):
         if self.do_bias_correction:
             common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
-    def infer(
-        self,
-        r: object,
-        t: Spec | Changing,
-        w: Any,
-        g: Any,
-        m1: Any,
-        m2: Any,
-        mixed: Any,
-        *numbers: Any,
-    ) -> tuple[Inferred, ...]:
+    def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        _, t, w, g, m1, m2, mixed, _, _, update, *_ = specs
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
-        for name, got in named.items():
-            common.refuse_others(self.name, name, got, "weights", w)
-        return common.new_step(self.name, "T", t, numbers[2]), m1, m2, w, g, mixed
+        for name, arrays in named.items():
+            common.refuse_others(self.name, name, arrays, "weights", w)
+        return common.new_step(self.name, "T", t, update), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         r, t, *arrays = specs[:7]
-        loss_scale, norm, update = specs[7:10]
-        new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[10:]
-        written = (new_w, new_g, new_m1, new_m2, new_mixed)
-        args = self._numbers(r, t, loss_scale, norm, None, update)
-        steps = self._update(arrays, written, args)
-        counted = (r, t, common.value_or(loss_scale, 1.0), update, new_t)
-        return steps.then(count(*(spec.dtype for spec in arrays[:3]), *counted))
-
-    def _numbers(
-        self,
-        r: object,
-        t: object,
-        loss_scale: object,
-        norm: object,
-        max_norm: object,
-        update: object,
-    ) -> Args:
-        """The numbers of a step, in the order of the kernels' parameters."""
+        loss_scale, norm, update, *max_norm = specs[7:-6]
+        new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[-6:]
         rates = self.alpha, self.beta, self.lambda_, self.epsilon
         fixed = rule(rates, self.do_bias_correction, self.weight_decay_mode)
         scale, norm = common.value_or(loss_scale, 1.0), common.value_or(norm, common.ABSENT_NORM)
-        clip = common.value_or(max_norm, self.max_norm_clip)
-        return fixed, r, t, scale, norm, clip, common.value_or(update, True)
+        clip = common.value_or(max_norm[0] if max_norm else None, self.max_norm_clip)
+        args = fixed, r, t, scale, norm, clip, common.value_or(update, True)
+        steps = self._update(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
+        types = (x.dtype if isinstance(x, Spec) else x[0].dtype for x in arrays[:3])
+        return steps.then(count(*types, r, t, scale, update, new_t))
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, m, v, mixed = arrays
@@ -225,30 +197,11 @@ class AdamOptimizerList(AdamOptimizer):
         H=common.HALVES,
     )
 
-    def infer(
-        self,
-        r: object,
-        t: Spec | Changing,
-        w: Any,
-        g: Any,
-        m1: Any,
-        m2: Any,
-        mixed: Any,
-        *numbers: Any,
-    ) -> tuple[Inferred, ...]:
-        common.refuse_none(self.name, "weights", w)
-        return super().infer(r, t, w, g, m1, m2, mixed, *numbers)
+    def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        common.refuse_none(self.name, "weights", specs[2])
+        return super().infer(*specs)
 
-    def plan(self, device: Device, *specs: Any) -> Plan:
-        r, t, *arrays = specs[:7]
-        loss_scale, norm, update, max_norm = specs[7:11]
-        new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[11:]
-        args = self._numbers(r, t, loss_scale, norm, max_norm, update)
-        steps = self._over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
-        numbers = r, t, common.value_or(loss_scale, 1.0), update, new_t
-        return steps.then(count(*(items[0].dtype for items in arrays[:3]), *numbers))
-
-    def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+    def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         return over_lists(arrays, written, args)
 
 
@@ -295,25 +248,18 @@ class AdamCodedList(AdamOptimizerList):
         H=common.HALVES,
     )
 
-    def infer(
-        self,
-        r: object,
-        t: Spec | Changing,
-        w: Any,
-        g: Any,
-        m1: Any,
-        m2: Any,
-        mixed: Any,
-        *numbers: Any,
-    ) -> tuple[Inferred, ...]:
+    def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        w, m1, m2 = specs[2], *specs[4:6]
         coded = tuple(Spec((coded_nbytes(spec.size),), UINT8) for spec in w)
-        for name, got in (("moment_1", m1), ("moment_2", m2)):
-            common.refuse_others(self.name, name, got, "codes of weights", coded)
-        found = super().infer(r, t, w, g, w, w, mixed, *numbers)
-        return found[0], m1, m2, *found[3:]
+        for name, codes in (("moment_1", m1), ("moment_2", m2)):
+            common.refuse_others(self.name, name, codes, "codes of weights", coded)
+        new_t, _, _, *others = super().infer(*specs[:4], w, w, *specs[6:])
+        return new_t, m1, m2, *others
 
-    def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
-        return over_coded(arrays, written, args)
+    def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        w, g, *_ = arrays  # float32 moments are compiled already
+        make = partial(launch, "adam__coded_list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=FLOAT32)
+        return chunks_of_lists(arrays, written, args, CODED_CHUNK, make)
 
 
 class AdamWOptimizer(Op):
@@ -376,8 +322,8 @@ class AdamWOptimizer(Op):
     ) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
-        for name, got in named.items():
-            common.refuse_others(self.name, name, got, "weights", w)
+        for name, arrays in named.items():
+            common.refuse_others(self.name, name, arrays, "weights", w)
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -388,6 +334,53 @@ class AdamWOptimizer(Op):
         args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         steps = over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
         return steps.then(parameter_update.pass_signal(update, updated))
+
+
+# ---- launches ------------------------------------------------------------------------------------
+
+
+def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
+    """A launch of this family."""
+    sizes = CHUNK_NBYTES, CAPACITY, LISTS
+    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
+
+
+def chunk(w: Spec, m: Spec, nbytes: int) -> int:
+    """Elements that a block takes, so many bytes of the widest array."""
+    return nbytes // max(w.dtype.itemsize, m.dtype.itemsize)
+
+
+def rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -> np.void:
+    """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
+    numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
+    decays = bool(decays_updated)
+    return by_value(AdamRule, **numbers, correct_bias=correct_bias, decays_updated=decays)
+
+
+def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:
+    """A step over weights, gradients, both moments and low-precision weights, in this order."""
+    w, g, m, *_ = inputs
+    make = partial(launch, "adam__list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
+    return chunks_of_lists(inputs, outputs, args, chunk(w[0], m[0], CHUNK_NBYTES), make)
+
+
+def chunks_of_lists(
+    inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
+) -> Plan:
+    """The launches `make` of a step, of so many elements a block at most."""
+    w, g, m, v, mixed = inputs
+    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision_lists(mixed, outputs[-1])
+    written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
+    columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
+    sizes = [spec.size for spec in w]
+    return parameter_update.over_lists(columns, sizes, most, CAPACITY, make, *args, is_bfloat16)
+
+
+def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
+    """The step after this one, by a kernel that is compiled for these arrays already."""
+    wide = FLOAT32 if m == UINT8 else m
+    make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
+    return parameter_update.count_step(make, *numbers)
 
 
 OPS = {

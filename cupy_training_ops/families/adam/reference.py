@@ -77,12 +77,12 @@ class _Step:
     def update(self, w: HostArray, g: HostArray, m: HostArray, v: HostArray) -> Lists:
         """Both moments, the weights and what is added to them, in the type that is computed in."""
         kind = computed_in(w.dtype)
-        made = tuple(np.empty(w.shape, kind) for _ in range(4))
+        results = tuple(np.empty(w.shape, kind) for _ in range(4))
         for first in range(0, w.size, _BLOCK):
             block = slice(first, first + _BLOCK)
             parts = (x.reshape(-1)[block].astype(kind, copy=False) for x in (w, g, m, v))
-            self._update(kind, *parts, *(x.reshape(-1)[block] for x in made))
-        return made
+            self._update(kind, *parts, *(x.reshape(-1)[block] for x in results))
+        return results
 
     def _update(
         self,
@@ -151,9 +151,9 @@ def adam_optimizer_list(
         return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]
     clip = number(max_norm, rule["max_norm_clip"])
     divisor = gradient_divisor(loss_scale, global_gradient_norm, clip)
-    made = _Step.of(rule, number(r), before if rule["do_bias_correction"] else 0, divisor)
+    step = _Step.of(rule, number(r), before if rule["do_bias_correction"] else 0, divisor)
     stepped = [
-        made.update(*arrays) for arrays in zip(weights, gradients, moment_1, moment_2, strict=True)
+        step.update(*arrays) for arrays in zip(weights, gradients, moment_1, moment_2, strict=True)
     ]
     m, v, w, delta = zip(*stepped, strict=True)
     copies = (c if c is None else cast(x, c.dtype) for x, c in zip(w, mixed, strict=True))

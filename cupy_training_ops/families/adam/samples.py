@@ -85,9 +85,9 @@ def _full(
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 
 
-def _coded(rng: Generator, types: Types, *given: Any, **named: Any) -> tuple[Any, ...]:
+def _with_codes(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
     """With moments in codes."""
-    row = list(_full(rng, types, *given, **named))
+    row = list(_full(rng, types, **options))
     row[4:6] = ([encode(x, signed=i == 0) for x in m] for i, m in enumerate(row[4:6]))
     return tuple(row)
 
@@ -119,8 +119,8 @@ def _arrays_of_numbers(i: int, scale: float, norm: float) -> tuple[Numbers, Numb
     return (one(0.01, kinds[0]), one(i, INT64)), (one(scale, kinds[1]), one(norm, kinds[2], ()))
 
 
-def _common(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
-    """Every row with every option; special numbers; signals in either place."""
+def _ordinary(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
+    """Every row with a mode, by numbers alone and by arrays of them."""
     for i, types in enumerate(rows):
         mode, copy = MODES[i % 4], (FLOAT16, BFLOAT16)[i % 2]
         label, scale, norm = SCALES[i % 2]
@@ -128,9 +128,13 @@ def _common(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
         yield Sample(name, _label(types, "ordinary"), partial(maker, types=types), mode)
         make = partial(maker, types=types, numbers=numbers, copy=copy, others=others)
         yield Sample(name, _label(types, "ordinary", label), make, mode)
-        yield Sample(
-            name, _label(types, "special"), partial(_special, types=types, listed=maker is _full)
-        )
+
+
+def _options(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
+    """Special numbers in every row; scales; signals in either place."""
+    for types in rows:
+        make = partial(_special, types=types, listed=maker is _full)
+        yield Sample(name, _label(types, "special"), make)
     for label, scale, norm in SCALES:
         make = partial(maker, types=ROWS[0], copy=FLOAT16, others=(scale, norm, True))
         yield Sample(name, f"float32-{label}", make, {"max_norm_clip": 2.0})
@@ -145,9 +149,16 @@ def _common(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
         yield Sample(name, f"float32-signal-{label}", make)
 
 
+def _max_norms(name: str, maker: Any) -> Iterator[Sample]:
+    for t in FLOATS:
+        make = partial(maker, types=ROWS[0], others=(None, 5.0, None, one(0.5, t)))
+        yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
+
+
 def _adam() -> Iterator[Sample]:
     name = "AdamOptimizer"
-    yield from _common(name, ROWS, _single)
+    yield from _ordinary(name, ROWS, _single)
+    yield from _options(name, ROWS, _single)
     for i, (label, shape, offset) in enumerate(SHAPES[1:]):
         for types in (ROWS[i % 7], ROWS[(i + 3) % 7]):
             make = partial(_single, types=types, shape=shape, copy=FLOAT16)
@@ -156,34 +167,24 @@ def _adam() -> Iterator[Sample]:
 
 def _adam_list() -> Iterator[Sample]:
     name = "AdamOptimizerList"
-    yield from _common(name, LIST_ROWS, _full)
+    yield from _ordinary(name, LIST_ROWS, _full)
+    yield from _options(name, LIST_ROWS, _full)
     for i, (label, shapes, offset) in enumerate(LISTS):
         for types in (LIST_ROWS[2 * i], LIST_ROWS[2 * i + 1]):
             make = partial(_full, types=types, shapes=shapes, copy=BFLOAT16)
             yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
-    for t in FLOATS:
-        others = (None, 5.0, None, one(0.5, t))
-        make = partial(_full, types=ROWS[0], others=others)
-        yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
+    yield from _max_norms(name, _full)
 
 
 def _adam_coded() -> Iterator[Sample]:
     name = "AdamCodedList"
-    for i, types in enumerate(CODED_ROWS):
-        mode, copy = MODES[i % 4], (FLOAT16, BFLOAT16)[i % 2]
-        label, scale, norm = SCALES[i % 2]
-        numbers, others = _arrays_of_numbers(i, scale, norm)
-        yield Sample(name, _label(types, "ordinary"), partial(_coded, types=types), mode)
-        make = partial(_coded, types=types, numbers=numbers, copy=copy, others=others)
-        yield Sample(name, _label(types, "ordinary", label), make, mode)
+    yield from _ordinary(name, CODED_ROWS, _with_codes)
     for i, (label, shapes, offset) in enumerate(LISTS):
         types = CODED_ROWS[i % len(CODED_ROWS)]
-        make = partial(_coded, types=types, shapes=shapes, copy=BFLOAT16)
+        make = partial(_with_codes, types=types, shapes=shapes, copy=BFLOAT16)
         yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
-    for t in FLOATS:
-        make = partial(_coded, types=CODED_ROWS[0], others=(None, 5.0, None, one(0.5, t)))
-        yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
-    make = partial(_coded, types=CODED_ROWS[0], others=(None, None, False))
+    yield from _max_norms(name, _with_codes)
+    make = partial(_with_codes, types=CODED_ROWS[0], others=(None, None, False))
     yield Sample(name, "float32-signal-False", make)
 
 

@@ -33,7 +33,6 @@ from ...plan import (
 )
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
-from .channels import Channels, Matrix
 from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
@@ -43,15 +42,17 @@ from .facts import (
     RING_ROWS,
     SINGLE_SLOTS,
     THREADS,
+    Columns,
     Halves,
     Pieces,
     Schedule,
 )
-from .plan_shared_memory import RESERVED_NBYTES, Tiles, fit_tiles
+from .plan_shared_memory import RESERVED_NBYTES, Channels, Tiles, fit_tiles
 
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
 COLUMN_BLOCKS = 2
+PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
@@ -116,6 +117,59 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Channels in tiles of so many, `width` columns of a thread."""
+
+    channels: Channels
+    tile: int
+    width: int
+
+    @property
+    def n_tiles(self) -> int:
+        return ceil_div(self.channels.n, self.tile)
+
+    @property
+    def threads(self) -> int:
+        """Threads that share a row of a tile."""
+        return ceil_div(self.row_elements, self.width)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True if a thread's columns are all its tile's, and rows begin alike."""
+        columns = self.channels.n * self.channels.length, self.row_elements
+        return all(n % self.width == 0 for n in columns)
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of a row of a tile."""
+        return self.tile * self.channels.length
+
+    def turns(self, n_parts: int = 1) -> int:
+        """Rows of a thread, where a tile has `n_parts`."""
+        return ceil_div(self.channels.outer, n_parts * (THREADS // self.threads))
+
+    def slots(self, n_parts: int) -> int:
+        """Slots of a row of all threads."""
+        return n_parts * self.n_tiles * (THREADS // self.threads) * self.threads
+
+    def layout(self, n_parts: int, ring: int, cached: int, aligned: bool) -> np.void:
+        """The struct Columns."""
+        return by_value(
+            Columns,
+            n_rows=self.channels.outer,
+            n_channels=self.channels.n,
+            n_parts=n_parts,
+            turns=self.turns(n_parts),
+            length=self.channels.length,
+            channels=self.tile,
+            width=self.threads,
+            ring=ring,
+            cached=cached,
+            aligned=aligned,
+        )
+
+
+@dataclass(frozen=True)
 class Call:
     """One call: its kernels, their arrays and options, and the types.
 
@@ -149,7 +203,7 @@ class Call:
 
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
         """Return True if rows are walked: pieces are short, or only rows begin at vectors."""
-        if not channels.fit_pieces(self.types[0]):
+        if channels.n > 1 and channels.length * self.types[0].itemsize < PIECE_NBYTES:
             return True
         width = self._columns
         row, tile = channels.n * channels.length, self._vectors(channels) * channels.length
@@ -216,9 +270,11 @@ class Call:
         symbol = self.kernels.column_rings if ring else self.kernels.column_parts
         n_items = _rounds(nbytes) * blocks * self.device.multiprocessors
         most = min(matrix.turns(), ceil_div(channels.outer * row_nbytes, PART_NBYTES))
-        n_parts = _parts(matrix, most, n_items)
+        of_tile = min(MERGED_SUMS // matrix.tile, ceil_div(n_items, matrix.n_tiles))
+        n_parts = max(1, min(most, of_tile))
         cached = self._cached_rows(matrix, n_parts, ring)
-        work = _work(matrix, n_parts, self.sums, self.applied is not None)
+        of_group = _of_group(n_parts, matrix.tile)
+        work = Work(matrix.n_tiles, n_parts, of_group, self.sums, self.applied is not None)
         layout = matrix.layout(n_parts, ring, cached, aligned)
         shared_nbytes = ring * self._group_nbytes
         return self._schedule(symbol, blocks, channels.n, layout, work, shared_nbytes)
@@ -312,15 +368,6 @@ class Call:
 def _rounds(nbytes: int) -> int:
     """Parts of each block, of an array in columns."""
     return 1 if nbytes <= COLUMNS_NBYTES else 2
-
-
-def _parts(matrix: Matrix, most: int, n_items: int) -> int:
-    """Parts of a tile, so that all tiles have about `n_items`."""
-    return max(1, min(most, MERGED_SUMS // matrix.tile, ceil_div(n_items, matrix.n_tiles)))
-
-
-def _work(matrix: Matrix, n_parts: int, sums: bool, applies: bool) -> Work:
-    return Work(matrix.n_tiles, n_parts, _of_group(n_parts, matrix.tile), sums, applies)
 
 
 def _of_group(n_parts: int, n_channels: int) -> int:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Channels in shared memory, which are read once; see batch_norm/held.cuh."""
+"""Channels, and tiles of them that blocks have in shared memory; see batch_norm/held.cuh."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...declare.schema import Shape, Spec
 from ...facts import WARP
 from ...plan import VEC_NBYTES, Config, Device, align_up, by_value, ceil_div
-from .channels import Channels
 from .facts import COEFFICIENTS, HELD_ROWS, HELD_THREADS, MOST_GROUPS, Held
 
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
@@ -21,6 +21,38 @@ MOST_BLOCKS = 2  # that share a multiprocessor
 MOST_TILES = 4  # in a ring
 GROUPS = 4  # of the copies of a tile, where there is room for one
 SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """An array (outer, n, length) whose channels are along its middle."""
+
+    outer: int
+    n: int
+    length: int
+
+    @classmethod
+    def of(cls, shape: Shape) -> Channels:
+        """Channels along the second axis; an array of rank 1 is one channel."""
+        if len(shape) == 1:
+            return cls(1, 1, shape[0])
+        if shape[1] == 1:
+            return cls(1, 1, math.prod(shape))
+        return cls(shape[0], shape[1], math.prod(shape[2:]))
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[Spec]) -> Channels:
+        """Arrays of one shape and layout as they lie in memory: (rows, C, 1) with channels last."""
+        spec = arrays[0]
+        if not any(array.channels_last for array in arrays):
+            return cls.of(spec.shape)
+        channels = spec.shape[1]
+        return cls.of((spec.size // max(1, channels), channels))
+
+    @property
+    def elements(self) -> int:
+        """Elements of a channel."""
+        return self.outer * self.length
 
 
 @dataclass(frozen=True)
@@ -76,15 +108,13 @@ class Tiles:
     @property
     def depth(self) -> int:
         """Rows that a thread has in shared memory: all, or as many as fit."""
-        row = self.n_arrays * self.width * self.height * self.slot_nbytes
-        return min(self.rows, (self.room - self._sums_nbytes) // row)
+        return min(self.rows, self._most_rows)
 
     @property
     def ring(self) -> Ring:
         """A thread's rows of a tile, and of the next ones what there is room for."""
-        row = self.n_arrays * self.width * self.height * self.slot_nbytes
         least = HELD_ROWS // self.n_arrays
-        most = min((self.room - self._sums_nbytes) // row, MOST_TILES * self.depth)
+        most = min(self._most_rows, MOST_TILES * self.depth)
         for of_group in range(least, self.depth + 1, least):
             n, of_tile = most // of_group, self.depth // of_group
             if self.depth % of_group == 0 and of_tile < n <= MOST_GROUPS:
@@ -93,10 +123,15 @@ class Tiles:
         return Ring(self.depth, of_group, GROUPS, GROUPS, 0)
 
     @property
-    def room(self) -> int:
-        """Shared memory that a block may take."""
+    def _most_rows(self) -> int:
+        """Rows of a thread that a block has room for."""
         of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // self.blocks
-        return of_block - RESERVED_NBYTES
+        return (of_block - RESERVED_NBYTES - self._sums_nbytes) // self._row_nbytes
+
+    @property
+    def _row_nbytes(self) -> int:
+        """Slots of a row of all threads, of all arrays."""
+        return self.n_arrays * self.width * self.height * self.slot_nbytes
 
     @property
     def n_tiles(self) -> int:
@@ -106,8 +141,7 @@ class Tiles:
     @property
     def shared_nbytes(self) -> int:
         """The slots, and what the kernel's `Shared` takes."""
-        n_threads = self.width * self.height
-        return self._sums_nbytes + self.n_arrays * self.ring.rows * n_threads * self.slot_nbytes
+        return self._sums_nbytes + self.ring.rows * self._row_nbytes
 
     @property
     def _sums_nbytes(self) -> int:

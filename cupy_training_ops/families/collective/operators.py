@@ -12,22 +12,54 @@ they lie to where they go. NumPy arrays travel through rank 0, and every call is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from ...declare.schema import Inferred, Input, Output, Spec, attribute, one_of
+from ...backend import Backend
+from ...call import backends
+from ...call.arguments import adopt
+from ...call.checks import convert_value
+from ...call.prepared import Arguments
+from ...declare.schema import (
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    attribute,
+    flag,
+    integer,
+    one_of,
+    optional,
+    shape,
+)
 from ...declare.type_rows import Types
-from ...dtypes import FIXED_SIZE, FLOATS
-from ...errors import refuse
-from ...plan import Device, Plan, Step
+from ...dtypes import FIXED_SIZE, FLOAT64, FLOATS, Dtype, to_dtype
+from ...errors import ArgumentError, ProviderError, refuse, shown
+from ...plan import (
+    SCRATCH_ALIGNMENT,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    Step,
+    Work,
+    align_up,
+    slots,
+)
+from ...planning.multi_tensor import Batch, batches
 from ...process_group import ProcessGroup
-from . import plan_adasum as adasum
 from . import queue
+from .facts import CAPACITY, CHUNK_NBYTES, DOTS, SCALES, THREADS
 from .members import owners
-from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
-from .plan_letters import DONE, REMOTE, SIGNAL, Letter, Receiver
+from .messages import agree_each_time, letter, next_description, shapes_in
+from .plan import GROUP_TYPE, NUMBERS, Collective, Rows, Specs, copies, once_per_group, table
 
 INPUT = Input("input", "T", variadic=True, shape="any shapes")
 OUTPUT = Output("output", "T", variadic=True, aliases="input", shape="shapes of input")
@@ -181,6 +213,9 @@ class MegatronG(MegatronF):
         )
 
 
+# ---- adaptive sums -------------------------------------------------------------------------------
+
+
 class AdasumAllReduce(_OfLists):
     """Adaptive sum: output[i] = (1 - ab / 2 aa) a + (1 - ab / 2 bb) b of pairs of ranks, in place.
 
@@ -214,7 +249,7 @@ class AdasumAllReduce(_OfLists):
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
         if not self._levels:
             return Plan(tuple(copies(xs, ys)))
-        return adasum.plan(self._swap, self.group.rank, self._levels, xs, ys)
+        return adaptive_sums(self._swap, self.group.rank, self._levels, xs, ys)
 
     def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> queue.Calls:
         """Calls that send arrays to this rank's partner and receive the partner's in scratch."""
@@ -238,7 +273,123 @@ def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, 
     return tuple(1 << bit for bit in range(64) if first <= 1 << bit < group.size)
 
 
+def adasum_slots(dtype: Dtype) -> dict[str, str]:
+    """Slots of the kernels of adaptive sums."""
+    return slots(T=dtype, CAPACITY=CAPACITY)
+
+
+# Of the tensors, where the partner's go in bytes, and the level: what swaps them.
+Swap = Callable[[Specs, Sequence[int], int], object]
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Scratch memory: the partner's tensors, dot products, scales."""
+
+    others: Scratch
+    partials: Scratch
+    scales: Scratch
+    starts: tuple[int, ...]  # of each tensor among the others, in elements
+
+
+def adaptive_sums(swap: Swap, rank: int, levels: Sequence[int], xs: Specs, ys: Specs) -> Plan:
+    """One swap and three launches a level, for as many tensors as a launch takes."""
+    scratch = ScratchMemory()
+    itemsize = xs[0].dtype.itemsize
+    parts = list(batches([x.size for x in xs], CHUNK_NBYTES // itemsize, CAPACITY))
+    room = [align_up(x.nbytes, SCRATCH_ALIGNMENT) // itemsize for x in xs]
+    *starts, total = itertools.accumulate(room, initial=0)
+    most_chunks = max((batch.n_chunks for batch in parts), default=0)
+    buffers = _Buffers(
+        scratch.take(total, xs[0].dtype),
+        scratch.take(DOTS * most_chunks, FLOAT64),
+        scratch.take(SCALES * CAPACITY, FLOAT64),
+        tuple(starts),
+    )
+    steps: list[Step] = []
+    for number, level in enumerate(levels):
+        own = ys if number else xs
+        calls = swap(own, [start * itemsize for start in starts], level)
+        steps.append(Work("call", (calls, table(own), buffers.others)))
+        is_first = not rank & level
+        for batch in parts:
+            steps += _combine(batch, own, ys, buffers, is_first)
+    return scratch.plan(*steps)
+
+
+def _combine(
+    batch: Batch, own: Specs, results: Specs, buffers: _Buffers, is_first: bool
+) -> Iterator[Launch]:
+    """Dot products, scales and sums of the tensors of a batch."""
+    binding = adasum_slots(own[0].dtype)
+    chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
+    starts, others = batch.starts(buffers.starts), buffers.others
+    partials, scales = buffers.partials, buffers.scales
+    dots = (batch.pointers(own), batch.sizes, starts, others, partials, n)
+    yield Launch("adasum_all_reduce__dots", chunks, dots, binding)
+    each = Config((len(batch.members),), (THREADS,))
+    yield Launch("adasum_all_reduce__scales", each, (batch.sizes, partials, scales), binding)
+    tensors = (batch.pointers(own), batch.pointers(results), batch.sizes, starts)
+    args = (*tensors, others, scales, n, is_first)
+    yield Launch("adasum_all_reduce__combine", chunks, args, binding)
+
+
 # ---- from one rank to another --------------------------------------------------------------------
+
+
+def dtypes(value: object) -> tuple[Dtype, ...]:
+    """Dtypes, or their ONNX type numbers: a sequence with one for each array."""
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise ArgumentError(f"expected a sequence of dtypes, got {shown(value)}")
+    return tuple(to_dtype(item) for item in value)
+
+
+def shapes(value: object) -> tuple[tuple[int, ...], ...]:
+    """Shapes: a sequence with one for each array."""
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(f"expected a sequence of shapes, got {shown(value)}")
+    return tuple(map(shape, value))
+
+
+def true(value: object) -> bool:
+    """True."""
+    if not flag(value):
+        raise ArgumentError("expected True, got False")
+    return True
+
+
+SIGNAL = Input("InputSignal", "bool", memory="host", convert=true)
+REMOTE = Input("Remote", "int64", memory="host", convert=integer)
+DONE = Output("OutputSignal", "bool", memory="host", shape="()")
+
+
+class Letter(Collective):
+    """A message between two ranks."""
+
+    tag = attribute(integer, doc="of the message, the same on both ranks")
+    element_types = attribute(dtypes, doc="one for each array")
+
+    def check_remote(self, rank: int) -> None:
+        """Refuse a rank that does not exist, or is this one."""
+        own, n = self.group.rank, self.group.size
+        if not 0 <= rank < n or rank == own:
+            refuse(self.name, "Remote", f"another rank than {own}, below {n}", str(rank))
+
+    def check_types(self, specs: Specs) -> None:
+        """Refuse arrays whose dtypes are not `element_types`."""
+        if len(specs) != len(self.element_types):
+            expected = f"{len(specs)}, one for each array"
+            refuse(self.name, "element_types", expected, str(len(self.element_types)))
+        for i, (spec, dtype) in enumerate(zip(specs, self.element_types, strict=True)):
+            if spec.dtype != dtype:
+                refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
+
+    def letter(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
+        """The plan of a message, queued once both ranks have described it in the same words."""
+        text, group, op = letter("cuda", self.tag, specs), self.group, self.name
+        agree = partial(agree_each_time, group, op, (receiver, sender), text)
+        calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)
+        return Plan((Work("call", (calls, table(specs), table(specs))),))
 
 
 class Send(Letter):
@@ -272,7 +423,7 @@ class Send(Letter):
         return self.letter(data, rows, remote, self.group.rank)
 
 
-class Recv(Receiver):
+class Recv(Letter):
     """Arrays from another rank: Data = those of its Send; OutputSignal = True.
 
     Shapes come ahead of the arrays, which the call waits for, unless they are given by `shapes` or
@@ -288,6 +439,8 @@ class Recv(Receiver):
     outputs = (DONE, Output("Data", "T", variadic=True, shape="those that are sent"))
     needs = "a Send on the other rank"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
+    shapes = attribute(optional(shapes), None, doc="None: as the message says")
+    arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="whose arrive without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
         self.check_remote(remote)
@@ -302,6 +455,59 @@ class Recv(Receiver):
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
         rows = [queue.row("recv", x.size, x.dtype, remote) for x in data]
         return self.letter(data, rows, self.group.rank, remote)
+
+    def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
+        data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
+        arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
+        if arrays:
+            results = [adopt(self.name, f"out (Data[{i}])", a) for i, a in enumerate(arrays)]
+            library = "numpy" if isinstance(results[0], np.ndarray) else "cupy"
+            op = self._with(tuple(array.shape for array in results), library)
+            return op._receive(inputs, out, keywords)
+        if self.shapes is None:
+            op = self._with(self._next_shapes(inputs, keywords), self.arrays)
+            return op._receive(inputs, out, keywords)
+        return self._receive(inputs, out, keywords)
+
+    def _receive(self, inputs: Arguments, out: object, keywords: dict[str, Any]) -> Any:
+        return super().__call__(*inputs, out=out, **keywords)
+
+    def _with(self, shapes: tuple[tuple[int, ...], ...], arrays: str) -> Self:
+        """This operator for messages of these shapes."""
+        values = {**self.attribute_values, "shapes": shapes, "arrays": arrays}
+        key = type(self), self.tag, self.element_types, shapes, arrays
+        return once_per_group(self.group, key, partial(type(self), **values))
+
+    def _next_shapes(
+        self, inputs: Arguments, keywords: dict[str, object]
+    ) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the next message."""
+        pairs = zip(self.inputs, (*inputs, None, None), strict=False)
+        signal, remote = (keywords.get(item.name, value) for item, value in pairs)
+        self.group.require_open(self.name)
+        for item, value in zip(self.inputs, (signal, remote), strict=True):
+            if value is None:
+                refuse(self.name, item.name, "a value", "None")
+        convert_value(self.name, SIGNAL, signal)
+        rank = cast(int, convert_value(self.name, REMOTE, remote))
+        self.check_remote(rank)
+        where = "cuda" if self.placement()[0].runs_kernels else "cpu"
+        text = next_description(self.group, self.name, rank)
+        shapes = shapes_in(text)
+        specs = list(map(Spec, shapes, self.element_types))
+        own = letter(where, self.tag, specs)
+        if own != text:  # an error, there too
+            self.group.exchange(self.name, (self.group.rank, rank), own)
+        return shapes
+
+    def placement(self) -> tuple[Backend, int]:
+        is_numpy = self.arrays == "numpy"
+        backend = backends.BACKENDS[np.ndarray] if is_numpy else backends.cuda_backend()
+        try:
+            return backend, backend.current_device()
+        except RuntimeError as error:  # CUDA's
+            remedy = "arrays='numpy' receives on the host"
+            raise ProviderError(f"{self.name}: no GPU answers ({error}); {remedy}") from None
 
 
 OPS = {

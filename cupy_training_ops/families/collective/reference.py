@@ -17,9 +17,7 @@ from .members import GLOBAL, members, owners
 from .messages import as_arrays, as_bytes, description, letter
 
 Arrays = Sequence[HostArray]
-Combine = Callable[
-    [Sequence[Arrays]], Sequence[Arrays]
-]  # from each rank's arrays to what each gets
+Combine = Callable[[Sequence[Arrays]], Sequence[Arrays]]  # each rank's arrays to its share
 
 _quiet = np.errstate(all="ignore")
 

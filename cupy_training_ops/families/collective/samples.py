@@ -32,8 +32,8 @@ def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Dtype, is_list: boo
     least = {"u": 0, "b": -0.9}.get(dtype.kind, -9)
     most = 0.9 if dtype.kind == "b" else 9
     numbers = [rng.uniform(least, most, s) for s in shapes]
-    made = [(np.round(x) if dtype.kind == "b" else x).astype(dtype) for x in numbers]
-    return [made] if is_list else made
+    values = [(np.round(x) if dtype.kind == "b" else x).astype(dtype) for x in numbers]
+    return [values] if is_list else values
 
 
 def samples() -> Iterator[Sample]:

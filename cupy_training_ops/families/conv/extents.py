@@ -7,7 +7,9 @@ A transposed convolution is described by the ordinary one whose data gradient it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import refuse
 
@@ -46,17 +48,14 @@ class Convolution:
 
     @property
     def x_shape(self) -> Shape:
-        """The shape of X."""
         return (self.batch, self.channels, *self.image)
 
     @property
     def y_shape(self) -> Shape:
-        """The shape of Y."""
         return (self.batch, self.filters, *self.output)
 
     @property
     def w_shape(self) -> Shape:
-        """The shape of W."""
         return (self.filters, self.group_channels, *self.kernel)
 
     @property
@@ -72,11 +71,8 @@ class Convolution:
     def padded_to(self, rank: int) -> Convolution:
         """The same with more spatial axes in front, of extent 1."""
         ones = (1,) * (rank - self.rank)
-        return Convolution(
-            self.batch,
-            self.channels,
-            self.filters,
-            self.group,
+        return replace(
+            self,
             image=ones + self.image,
             output=ones + self.output,
             kernel=ones + self.kernel,
@@ -102,6 +98,11 @@ class Attributes:
     auto_pad: str = "NOTSET"
     output_padding: Shape | None = None
     output_shape: Shape | None = None
+
+    @classmethod
+    def of(cls, op: str, values: Mapping[str, Any]) -> Attributes:
+        """The attributes by name, all but allow_tf32, which changes no shape."""
+        return cls(op, **{name: v for name, v in values.items() if name != "allow_tf32"})
 
     def convolution(self, x: Shape, w: Shape) -> Convolution:
         """The convolution of X (N, C, I...) and W (M, C / group, K...)."""

@@ -55,7 +55,8 @@ DIRECT_COLUMNS = 256  # of a tile of weights
 DIRECT_RUN = 8  # neighbours that are a vector of X, at most
 
 _PLACES = i32[AXES]
-_GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)
+_TAPS = dict.fromkeys(("kernel", "stride", "dilation", "pad"), _PLACES)
+_GEOMETRY = {"image": _PLACES, "output": _PLACES, **_TAPS}
 
 # Extents of what is written and read. Positions are divided into `residues`, 1 in a convolution;
 # `tap_steps` are between taps of a residue. `rows` and `depth` are channels of a group that are
@@ -66,10 +67,7 @@ ImageLayout = Struct(
     "ImageLayout",
     written=_PLACES,
     read=_PLACES,
-    kernel=_PLACES,
-    stride=_PLACES,
-    dilation=_PLACES,
-    pad=_PLACES,
+    **_TAPS,
     residues=_PLACES,
     tap_steps=_PLACES,
     batch=i32,

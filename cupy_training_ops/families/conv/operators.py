@@ -28,7 +28,7 @@ from ...dtypes import FLOATS
 from ...errors import ArgumentError, refuse, shown
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
-from .plan import data_gradient, forward, gradients
+from .plan import gradients, image_plan
 from .plan_launches import bias_gradient
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
@@ -95,23 +95,11 @@ class _Convolution(Op):
     pads = PADS
     strides = STRIDES
     allow_tf32 = ALLOW_TF32
-    output_padding: Shape | None = None
-    output_shape: Shape | None = None
     lies_as: ClassVar[LiesAs] = LIES_AS
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
         """The ordinary convolution that belongs to X and W."""
-        attributes = Attributes(
-            self.name,
-            self.group,
-            self.kernel_shape,
-            self.strides,
-            self.dilations,
-            self.pads,
-            self.auto_pad,
-            self.output_padding,
-            self.output_shape,
-        )
+        attributes = Attributes.of(self.name, self.attribute_values)
         if self.is_transposed:
             return attributes.transposed_convolution(x.shape, w.shape)
         return attributes.convolution(x.shape, w.shape)
@@ -142,8 +130,8 @@ class _Forward(_Convolution):
         return (Spec(shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, w: Spec, b: Spec | None, y: Spec) -> Plan:
-        plan = data_gradient if self.is_transposed else forward
-        return plan(device, self.convolution(x, w), x, w, b, y, tf32=self.allow_tf32)
+        how = {"is_gradient": self.is_transposed, "tf32": self.allow_tf32}
+        return image_plan(device, self.convolution(x, w), x, w, b, y, **how)
 
 
 class Conv(_Forward):

@@ -36,10 +36,9 @@ from .facts import (
     WIDE_TAPS,
     DepthwiseLayout,
 )
-from .plan_image import Arrays
-from .plan_launches import have_channels_last, taps, total
+from .plan_gathered import ImageArrays, WeightArrays
+from .plan_launches import geometry, have_channels_last, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
-from .plan_weight import Arrays as WeightArrays
 
 WALKED_ROWS = 14  # of a strip
 AT_ONCE = 4 * BLOCKS  # blocks of a multiprocessor, so that all have some until the end
@@ -66,7 +65,7 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
     )
 
 
-def depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+def depthwise(device: Device, conv: Convolution, arrays: ImageArrays, *, is_gradient: bool) -> Plan:
     """A convolution or its data gradient."""
     if have_channels_last(arrays[0]):
         return _lines(device, conv, arrays, is_gradient=is_gradient)
@@ -80,7 +79,7 @@ def depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient:
     return Plan((Launch(symbol, config, args, slots),))
 
 
-def _lines(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+def _lines(device: Device, conv: Convolution, arrays: ImageArrays, *, is_gradient: bool) -> Plan:
     dtype, written = arrays[0].dtype, conv.image if is_gradient else conv.output
     symbol, how = "conv__depthwise_lines", tuple[int, ...]()
     width = VEC_NBYTES // dtype.itemsize
@@ -170,9 +169,7 @@ def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.v
     strips = _strips(walked)
     return by_value(
         DepthwiseLayout,
-        image=conv.image,
-        output=conv.output,
-        **taps(conv),
+        **geometry(conv),
         batch=conv.batch,
         groups=conv.group,
         filters=conv.group_filters,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -45,12 +44,10 @@ from .facts import (
     StagedArray,
     StagingLayout,
 )
-from .plan_image import Arrays
 from .plan_launches import Copies, summers, total
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_staged import neighbours
-from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant
-from .plan_weight import Arrays as WeightArrays
+from .plan_staged import Wanted, neighbours
+from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant, window
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
 
@@ -79,21 +76,43 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     )
 
 
-def direct_image(device: Device, conv: Convolution, arrays: Arrays) -> Plan:
+def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan | None:
+    """The wanted gradients, or of a copy of Y with its channels side by side.
+
+    None if no kernels read it so.
+    """
+    y = wanted.y
+    assert y is not None
+    if goes_direct(device, conv, y, tf32):
+        return _gradients(device, conv, wanted, y)
+    lies_so = replace(y, channels_last=True, aligned=True)
+    if y.channels_last or not goes_direct(device, conv, lies_so, tf32):
+        return None
+    copies = Copies(y.dtype)
+    copy = copies.stage(y, functools.partial(_staging, device, conv))
+    return copies.plan(_gradients(device, conv, wanted, copy))
+
+
+def _gradients(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
+    image = Plan() if wanted.image is None else _image(device, conv, wanted, y)
+    return image.then(_weight(device, conv, wanted, y)) if wanted.sums else image
+
+
+def _image(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
     """The gradient of X, with a bias for each channel."""
-    y, w, bias, x = arrays
+    x, w = wanted.image, wanted.w
+    assert x is not None
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
     config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))
-    args = (y, w, bias, x, layout)
+    args = (y, w, wanted.bias, x, layout)
     return Plan((Launch("conv__direct_image", config, args, direct_variant(y.dtype).slots),))
 
 
-def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
+def _weight(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
     """The gradients of W and of a bias, which has the same bits without W."""
-    x, y, w, bias = arrays
-    if w is None and bias is None:
-        return Plan()
+    x, w, bias = wanted.x, wanted.dw, wanted.db
+    assert x is not None
     slots = direct_variant(y.dtype).slots
     layout = _layout(conv, x, w, conv.output, (1,) * 3, DIRECT_DEPTH)
     column_tiles = ceil_div(conv.kernel[1] * int(layout["window"][1]) * DIRECT_RUN, DIRECT_COLUMNS)
@@ -105,10 +124,9 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
         sums = scratch.take(parts * column_tiles * PANEL * DIRECT_COLUMNS, FLOAT32)
     if bias is not None:
         y_sums = scratch.take(parts * conv.filters, FLOAT32)
-    blocks = parts * (column_tiles if w is not None else 1)
-    config = Config((blocks,), (STAGED_THREADS,), sums_nbytes(y.dtype))
-    args = (x, y, sums, y_sums, column_tiles if w is not None else 1, layout)
-    summed = Launch("conv__direct_weight", config, args, slots)
+    columns = column_tiles if w is not None else 1
+    config = Config((parts * columns,), (STAGED_THREADS,), sums_nbytes(y.dtype))
+    summed = Launch("conv__direct_weight", config, (x, y, sums, y_sums, columns, layout), slots)
     if w is None:
         assert bias is not None
         return scratch.plan(summed, total(y_sums, bias, parts, slots))
@@ -118,34 +136,6 @@ def direct_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Pl
     summands = (sums, w, y_sums, bias, parts, each, column_tiles, of_weights, layout)
     config = Config((of_weights + more,), (THREADS,))
     return scratch.plan(summed, Launch("conv__direct_total", config, summands, slots))
-
-
-def directly(
-    device: Device, conv: Convolution, y: Spec, tf32: bool, plan: Callable[[Spec], Plan]
-) -> Plan | None:
-    """plan(Y), or of a copy of Y with its channels side by side; None if no kernels read it so."""
-    if goes_direct(device, conv, y, tf32):
-        return plan(y)
-    lies_so = replace(y, channels_last=True, aligned=True)
-    if y.channels_last or not goes_direct(device, conv, lies_so, tf32):
-        return None
-    copies = Copies(y.dtype)
-    stands = copies.stage(y, functools.partial(_staging, device, conv))
-    return copies.plan(plan(stands))
-
-
-def both_direct(
-    device: Device,
-    conv: Convolution,
-    inputs: tuple[Spec, Spec, Spec],
-    wanted: tuple[Spec | None, Spec | None, Spec | None],
-) -> Plan:
-    """The wanted ones of an image, W and a bias, from (X, Y, W)."""
-    (x, y, of_w), (image, w, bias) = inputs, wanted
-    sums = direct_weight(device, conv, (x, y, w, bias))
-    if image is None:
-        return sums
-    return direct_image(device, conv, (y, of_w, None, image)).then(sums)
 
 
 def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
@@ -170,9 +160,9 @@ def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
 
 def image_nbytes(conv: Convolution, dtype: Dtype) -> int:
     """Bytes of shared memory: W, and what a tile's positions read of a line of filters."""
-    window, _ = _window(conv)
-    height, width = DIRECT_POSITIONS // DIRECT_WIDTH + window[0] - 1, DIRECT_WIDTH + window[1] - 1
-    return (_panels(dtype) * math.prod(window) * DIRECT_ROWS + height * width) * LINE_NBYTES
+    (_, rows, columns), _ = window(conv)
+    height, width = DIRECT_POSITIONS // DIRECT_WIDTH + rows - 1, DIRECT_WIDTH + columns - 1
+    return (_panels(dtype) * rows * columns * DIRECT_ROWS + height * width) * LINE_NBYTES
 
 
 def sums_nbytes(dtype: Dtype) -> int:
@@ -186,28 +176,21 @@ def _panels(dtype: Dtype) -> int:
     return PANEL * dtype.itemsize // LINE_NBYTES
 
 
-def _window(conv: Convolution) -> tuple[Shape, Shape]:
-    """Taps along both axes of what has a channel for each residue of the strides, and its pads."""
-    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
-    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
-    return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each)[1:], pads[1:]
-
-
 def _halo(conv: Convolution) -> tuple[int, int]:
     """Rows of X, and vectors along them, that a part of the sum of weights reads."""
     rows = (DIRECT_DEPTH // DIRECT_WIDTH - 1) * conv.strides[1] + conv.kernel[1]
-    return rows, DIRECT_WIDTH + _window(conv)[0][1] - 1
+    return rows, DIRECT_WIDTH + window(conv)[0][2] - 1
 
 
 def _layout(
     conv: Convolution, x: Spec, w: Spec | None, extents: Shape, steps: Shape, positions: int
 ) -> np.void:
     """The layout of tiles of positions along `extents`, `steps` apart."""
-    window, pads = _window(conv)
+    kernel, pads = window(conv)
     tile = (positions // DIRECT_WIDTH, DIRECT_WIDTH)
     walked = (ceil_div(n, s) for n, s in zip(extents[1:], steps[1:], strict=True))
     is_last = x.channels_last
-    each = zip(pads, conv.strides[1:], conv.pads[1:], strict=True)
+    each = zip(pads[1:], conv.strides[1:], conv.pads[1:], strict=True)
     return by_value(
         DirectLayout,
         image=conv.image[1:],
@@ -215,8 +198,8 @@ def _layout(
         kernel=conv.kernel[1:],
         stride=conv.strides[1:],
         pad=conv.pads[1:],
-        window=window,
-        window_pad=pads,
+        window=kernel[1:],
+        window_pad=pads[1:],
         skipped=tuple(step * pad - p for pad, step, p in each),
         tiles=tuple(ceil_div(n, t) for n, t in zip(walked, tile, strict=True)),
         batch=conv.batch,

@@ -22,6 +22,11 @@ LINES = 64  # of a block that sums, at least
 Slots = Mapping[str, str]
 
 
+def geometry(conv: Convolution) -> dict[str, Shape]:
+    """Fields of layouts that say what X and Y are."""
+    return {"image": conv.image, "output": conv.output, **taps(conv)}
+
+
 def taps(conv: Convolution) -> dict[str, Shape]:
     """Fields of all layouts."""
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...declare.schema import Spec
@@ -50,6 +49,8 @@ MOST_VECTORS = 2**31 - 1
 LEAST_PRODUCTS = 128  # on an H200 51 are too few, and 205 enough
 LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
 
+Arrays = tuple[Spec, Spec, *tuple[Spec | None, ...]]
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -62,38 +63,24 @@ class Tile:
     step_cost: float
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """Tiles by their rows, and what others cost, in stages of the sum of a tall one."""
-
-    tiles: dict[int, Tile]
-    block_cost: float  # beside its stages
-    sum_cost: float  # of adding up a tile's part
-
-
 _STAGED = (STAGED_THREADS, STAGED_BLOCKS, STAGED_STAGES)
 _TALL_GROUPS = (TALL_GROUPS_THREADS, TALL_GROUPS_BLOCKS, TALL_GROUPS_STAGES)
 _FLAT_GROUPS = (FLAT_GROUPS_THREADS, FLAT_GROUPS_BLOCKS, FLAT_GROUPS_STAGES)
-OF_WARPS = Tiling(
-    {
-        2 * PANEL: Tile(TALL_COLUMNS, *_STAGED, step_cost=1.0),
-        PANEL: Tile(FLAT_COLUMNS, *_STAGED, step_cost=0.9),
-    },
-    block_cost=3.0,
-    sum_cost=0.03,
-)
-OF_WARPGROUPS = Tiling(
-    {
-        2 * PANEL: Tile(TALL_GROUPS_COLUMNS, *_TALL_GROUPS, step_cost=1.0),
-        PANEL: Tile(FLAT_GROUPS_COLUMNS, *_FLAT_GROUPS, step_cost=0.9),
-    },
-    block_cost=3.0,
-    sum_cost=0.03,
-)
+# By their rows. Costs are in stages of the sum of a tall tile.
+OF_WARPS = {
+    2 * PANEL: Tile(TALL_COLUMNS, *_STAGED, step_cost=1.0),
+    PANEL: Tile(FLAT_COLUMNS, *_STAGED, step_cost=0.9),
+}
+OF_WARPGROUPS = {
+    2 * PANEL: Tile(TALL_GROUPS_COLUMNS, *_TALL_GROUPS, step_cost=1.0),
+    PANEL: Tile(FLAT_GROUPS_COLUMNS, *_FLAT_GROUPS, step_cost=0.9),
+}
+BLOCK_COST = 3.0  # beside its stages
+SUM_COST = 0.03  # of adding up a tile's part
 
 
-def tiling(device: Device, dtype: Dtype) -> Tiling:
-    """Tiling of staged arrays of this type."""
+def tiles_of(device: Device, dtype: Dtype) -> dict[int, Tile]:
+    """Tiles over staged arrays of this type."""
     return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
 
 
@@ -135,37 +122,28 @@ def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
     return replace(conv, group=conv.group // max(fitting, default=1))
 
 
-def staged_image(
-    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
-) -> bool:
+def staged_image(device: Device, conv: Convolution, arrays: Arrays, tf32: bool) -> bool:
     """Return True if staging pays for an image; arrays: (read, written, ...)."""
     read, written, *_ = arrays
-    assert read is not None
-    assert written is not None
     lines = image_has_lines(device, conv, read, written, tf32)
-    pays = _multiplies_often(conv) or not lines
-    pays = pays and not _stays_gathered(conv, read.dtype, tf32)
-    pays = pays or have_channels_last(*arrays)
-    return pays and can_stage(device, conv, read.dtype)
+    return _staging_pays(device, conv, arrays, tf32, lines=lines)
 
 
-def staged_weight(
-    device: Device, conv: Convolution, arrays: Sequence[Spec | None], tf32: bool
-) -> bool:
+def staged_weight(device: Device, conv: Convolution, arrays: Arrays, tf32: bool) -> bool:
     """Return True if staging pays for the gradients of W and a bias; arrays: (X, Y, ...)."""
     x, y, *_ = arrays
-    assert x is not None
-    assert y is not None
-    kernel = weight_kernel(device, conv, x, y, tf32)
-    pays = _multiplies_often(conv) or kernel != "conv__weight_lines"
-    pays = pays and not _stays_gathered(conv, x.dtype, tf32)
-    pays = pays or have_channels_last(*arrays)
-    return pays and can_stage(device, conv, x.dtype)
+    lines = weight_kernel(device, conv, x, y, tf32) == "conv__weight_lines"
+    return _staging_pays(device, conv, arrays, tf32, lines=lines)
 
 
-def _stays_gathered(conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
-    """Return True for a 1 x 1 convolution of floats with few products, without tensor cores."""
-    return dtype == FLOAT32 and not tf32 and is_single(conv) and not _multiplies_often(conv)
+def _staging_pays(
+    device: Device, conv: Convolution, arrays: Arrays, tf32: bool, *, lines: bool
+) -> bool:
+    """lines: tensor cores would multiply lines of both arrays as they lie."""
+    dtype = arrays[0].dtype
+    without_tensor_cores = dtype == FLOAT32 and not tf32 and is_single(conv)
+    pays = _multiplies_often(conv) or not (lines or without_tensor_cores)
+    return (pays or have_channels_last(*arrays)) and can_stage(device, conv, dtype)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
@@ -183,7 +161,7 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
     padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
     of_w = conv.group * padded * math.prod(conv.kernel)
     tiles = weight_tiles(device, conv, dtype)
-    columns = tiling(device, dtype).tiles[tiles.rows].columns
+    columns = tiles_of(device, dtype)[tiles.rows].columns
     sums = tiles.parts * (tiles.count * tiles.rows * columns + conv.filters)
     nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
     nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
@@ -198,7 +176,7 @@ def tile_choices(device: Device, dtype: Dtype) -> list[int]:
     """Rows of tiles that have room, of those that there are kernels with."""
     return [
         rows
-        for rows in tiling(device, dtype).tiles
+        for rows in tiles_of(device, dtype)
         if tile_nbytes(device, rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
         and rows in choices(device, dtype)
     ]
@@ -206,7 +184,7 @@ def tile_choices(device: Device, dtype: Dtype) -> list[int]:
 
 def tile_nbytes(device: Device, rows: int, dtype: Dtype) -> int:
     """Bytes of shared memory of a block, for stages, and then for an image's tile."""
-    tile = tiling(device, dtype).tiles[rows]
+    tile = tiles_of(device, dtype)[rows]
     written = rows * (tile.columns * dtype.itemsize + VEC_NBYTES)
     return max(tile.stages * (rows + tile.columns) * LINE_NBYTES, written)
 
@@ -220,7 +198,7 @@ class Blocks:
 
 
 def image_blocks(
-    of: Tiling, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
+    tile: Tile, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
     """Blocks of a convolution or its data gradient; residues of strides count as alike."""
     written, read, positions = conv.group_filters, conv.group_channels, conv.output
@@ -228,19 +206,19 @@ def image_blocks(
     if is_gradient:
         written, read, positions = read, written, conv.image
         n_residues = math.prod(residues(conv))
-    columns = ceil_div(conv.batch * math.prod(positions), n_residues * of.tiles[rows].columns)
+    columns = ceil_div(conv.batch * math.prod(positions), n_residues * tile.columns)
     steps = math.prod(conv.kernel) * read / n_residues * dtype.itemsize / LINE_NBYTES
     count = conv.group * n_residues * ceil_div(written, rows) * columns
-    return Blocks(count, steps * of.tiles[rows].step_cost + of.block_cost)
+    return Blocks(count, steps * tile.step_cost + BLOCK_COST)
 
 
 def image_rows(device: Device, conv: Convolution, dtype: Dtype, *, is_gradient: bool) -> int:
     """Rows of an image's tiles, with which all blocks take least time."""
-    of = tiling(device, dtype)
+    tiles = tiles_of(device, dtype)
 
     def cost(rows: int) -> float:
-        blocks = image_blocks(of, conv, dtype, rows, is_gradient=is_gradient)
-        return time_of(slots_of(device, of.tiles[rows]), [blocks])
+        blocks = image_blocks(tiles[rows], conv, dtype, rows, is_gradient=is_gradient)
+        return time_of(slots_of(device, tiles[rows]), [blocks])
 
     return min(tile_choices(device, dtype), key=cost)
 
@@ -269,19 +247,18 @@ def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles
 def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int
 ) -> tuple[WeightTiles, float]:
-    of = tiling(device, dtype)
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     row_tiles = ceil_div(conv.group_filters, rows)
-    tile = of.tiles[rows]
+    tile = tiles_of(device, dtype)[rows]
     column_tiles = ceil_div(math.prod(conv.kernel) * padded, tile.columns)
     tiles = conv.group * row_tiles * column_tiles
     steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
-    image = image_blocks(of, conv, dtype, rows, is_gradient=True)
+    image = image_blocks(tile, conv, dtype, rows, is_gradient=True)
     slots = slots_of(device, tile)
 
     def cost(parts: int) -> float:
-        weights = Blocks(tiles * parts, ceil_div(steps, parts) * tile.step_cost + of.block_cost)
-        return time_of(slots, [image, weights]) + of.sum_cost * tiles * parts
+        weights = Blocks(tiles * parts, ceil_div(steps, parts) * tile.step_cost + BLOCK_COST)
+        return time_of(slots, [image, weights]) + SUM_COST * tiles * parts
 
     most = MOST_SUMS_NBYTES // (tiles * rows * tile.columns * 4)
     useful = ceil_div(2 * slots, tiles)

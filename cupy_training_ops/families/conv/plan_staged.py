@@ -42,9 +42,9 @@ from .facts import (
     StagingLayout,
     WeightLayout,
 )
-from .plan_image import ImageProduct
-from .plan_launches import bias_gradient, summers, taps, total
-from .plan_model import image_rows, join_groups, tile_nbytes, tiling, weight_tiles
+from .plan_gathered import ImageProduct
+from .plan_launches import bias_gradient, geometry, summers, total
+from .plan_model import image_rows, join_groups, tile_nbytes, tiles_of, weight_tiles
 from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
@@ -79,9 +79,9 @@ class Staging:
         variant: Variant,
         scratch: ScratchMemory,
         wanted: Wanted,
-        of: Convolution,
+        unjoined: Convolution,
     ) -> None:
-        self.of, self.n_joined = of, of.group // conv.group
+        self.unjoined, self.n_joined = unjoined, unjoined.group // conv.group
         self.conv, self.dtype, self.is_gradient = conv, variant.dtype, wanted.is_gradient
         self.by_warpgroups = variant.warpgroups
         self.width = VEC_NBYTES // self.dtype.itemsize
@@ -153,9 +153,7 @@ class Staging:
             StagingLayout,
             **fields,
             groups=self._groups(),
-            image=self.conv.image,
-            output=self.conv.output,
-            **taps(self.conv),
+            **geometry(self.conv),
             n_rows=self.n_rows,
             positions=self.positions,
             vectors=align_up(self.conv.channels, self.width) // self.width,
@@ -169,13 +167,13 @@ class Staging:
         return [Launch("conv__stage", config, (*args, self.rows, layout), dict(slots))]
 
     def _groups(self) -> np.void:
-        of, w = self.of, self.arrays["w"]
+        conv, w = self.unjoined, self.arrays["w"]
         return by_value(
             JoinedGroups,
             joined=self.n_joined if self.n_joined > 1 else 0,
-            filters=of.group_filters,
-            channels=of.group_channels,
-            taps=math.prod(of.kernel),
+            filters=conv.group_filters,
+            channels=conv.group_channels,
+            taps=math.prod(conv.kernel),
             is_gradient=self.is_gradient,
             channels_last=w is not None and w.channels_last,
         )
@@ -231,14 +229,14 @@ def staged_plan(
         has_more = rest.sums or rest.image is not None
         return staged_plan(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
     scratch = ScratchMemory()
-    of, conv = conv, join_groups(conv, dtype)
+    unjoined, conv = conv, join_groups(conv, dtype)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
     variant = staged_variant(device, dtype, rows, tf32=rounds)
-    staging = Staging(conv, variant, scratch, wanted, of)
+    staging = Staging(conv, variant, scratch, wanted, unjoined)
     if wanted.sums:
-        sums = _Sums(device, conv, variant, wanted, scratch, of)
+        sums = _Sums(device, conv, variant, wanted, scratch, unjoined)
     if wanted.image is not None:
         image = _Image(device, conv, variant, wanted)
     steps = [*staging.launches(variant.slots), _product(device, variant, image, sums, staging)]
@@ -277,7 +275,7 @@ def _product(
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    threads = tiling(device, variant.dtype).tiles[variant.rows].threads
+    threads = tiles_of(device, variant.dtype)[variant.rows].threads
     shared = tile_nbytes(device, variant.rows, variant.dtype)
     summed[0] = summed[0] or summed[1]  # of X addresses are computed, also where nobody reads it
     config = Config((images + weights,), (threads,), shared)
@@ -296,7 +294,7 @@ class _Image:
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.variant, self.wanted = conv, variant, wanted
-        columns = tiling(device, variant.dtype).tiles[variant.rows].columns
+        columns = tiles_of(device, variant.dtype)[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
@@ -349,11 +347,11 @@ class _Sums:
         variant: Variant,
         wanted: Wanted,
         scratch: ScratchMemory,
-        of: Convolution,
+        unjoined: Convolution,
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
-        self.of = of  # whose groups are joined
-        self.columns = tiling(device, variant.dtype).tiles[variant.rows].columns
+        self.unjoined = unjoined
+        self.columns = tiles_of(device, variant.dtype)[variant.rows].columns
         tiles = weight_tiles(device, conv, variant.dtype)
         self.row_tiles = tiles.row_tiles
         self.column_tiles = tiles.column_tiles if wanted.dw is not None else 1
@@ -386,12 +384,12 @@ class _Sums:
         if dw.channels_last or math.prod(conv.kernel) == 1:
             filters, each, blocks = 0, *self._of_lines()
         else:
-            channel_tiles = ceil_div(self.of.group_channels, TOTAL_CHANNELS)
+            channel_tiles = ceil_div(self.unjoined.group_channels, TOTAL_CHANNELS)
             filters, each = self._at_once(channel_tiles)
             blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
-        layout = self._layout(staging.width, self.of.group_channels)
-        how = (filters, self.of.group_filters, blocks, of_bias, layout)
+        layout = self._layout(staging.width, self.unjoined.group_channels)
+        how = (filters, self.unjoined.group_filters, blocks, of_bias, layout)
         args = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
         return Launch("conv__staged_total", config, args, self.variant.slots)
@@ -399,7 +397,7 @@ class _Sums:
     def _of_lines(self) -> tuple[int, int]:
         """Threads for each four weights, and blocks, of lines of channels."""
         lines = self.conv.filters * math.prod(self.conv.kernel)
-        fours = lines * ceil_div(self.of.group_channels, 4)
+        fours = lines * ceil_div(self.unjoined.group_channels, 4)
         room = TOTALS * self.device.multiprocessors * THREADS
         choices = (n for n in (8, 4, 2) if n * fours <= room and 2 * n <= self.parts)
         each = next(choices, 1)
@@ -419,9 +417,7 @@ class _Sums:
         conv = self.conv
         return by_value(
             WeightLayout,
-            image=conv.image,
-            output=conv.output,
-            **taps(conv),
+            **geometry(conv),
             step=(0,) * 4,
             groups=conv.group,
             rows=conv.group_filters,

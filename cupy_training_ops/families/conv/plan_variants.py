@@ -177,23 +177,16 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
 
 
 def _rows(device: Device, dtype: Dtype, tf32: bool, *, lines: bool) -> list[int]:
-    """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles."""
-    if lines and dtype.itemsize == 2:
-        return choices(device, dtype)
-    return _gathered_rows(device, dtype, tf32)
-
-
-def _gathered_rows(device: Device, dtype: Dtype, tf32: bool) -> list[int]:
-    """Rows of tiles without staged arrays or lines.
+    """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles.
 
     Arrays with many rows are staged mostly, and those of TF32 with few are read from where channels
     lie side by side.
     """
-    all_rows = choices(device, dtype)
     if rounds(device, dtype, tf32):
         return [2 * FEW_ROWS]
-    is_staged = dtype.itemsize == 2 or (dtype == FLOAT32 and device.capability >= TENSOR_CORES)
-    return [n for n in all_rows if n < WIDE_ROWS] if is_staged else all_rows
+    is_staged = dtype == FLOAT32 and device.capability >= TENSOR_CORES
+    is_staged = is_staged or (dtype.itemsize == 2 and not lines)
+    return [n for n in choices(device, dtype) if n < WIDE_ROWS or not is_staged]
 
 
 def _wide(device: Device, dtype: Dtype) -> Variant:
@@ -263,16 +256,22 @@ def spread_residues(conv: Convolution) -> Convolution:
     is_dense = set(conv.dilations) == {1}
     if n_residues == 1 or rows > SPREAD_ROWS or not (divides and is_dense):
         return conv
-    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
-    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    kernel, pads = window(conv)
     return replace(
         conv,
         channels=conv.channels * n_residues,
         image=tuple(i // s for i, s in zip(conv.image, conv.strides, strict=True)),
-        kernel=tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each),
+        kernel=kernel,
         strides=(1,) * conv.rank,
         pads=pads,
     )
+
+
+def window(conv: Convolution) -> tuple[Shape, Shape]:
+    """Taps of what has a channel for each residue of the strides, and its pads."""
+    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
+    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each), pads
 
 
 def residues(conv: Convolution) -> Shape:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Iterator
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def conv(
     b: HostArray | None = None,
     **attributes: Unpack[Keywords],
 ) -> HostArray:
-    return _forward(_attributes("Conv", attributes).convolution(x.shape, w.shape), x, w, b)
+    return _forward(Attributes.of("Conv", attributes).convolution(x.shape, w.shape), x, w, b)
 
 
 def conv_grad(
@@ -63,7 +63,7 @@ def conv_grad(
     w: HostArray,
     **attributes: Unpack[Keywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    convolution = _attributes("ConvGrad", attributes).convolution(x.shape, w.shape)
+    convolution = Attributes.of("ConvGrad", attributes).convolution(x.shape, w.shape)
     dx = _data_gradient(convolution, dy, w, None)
     return dx, _weight_gradient(convolution, x, dy), _bias_gradient(dy)
 
@@ -74,8 +74,8 @@ def conv_transpose(
     b: HostArray | None = None,
     **attributes: Unpack[TransposedKeywords],
 ) -> HostArray:
-    convolution = _attributes("ConvTranspose", attributes).transposed_convolution(x.shape, w.shape)
-    return _data_gradient(convolution, x, w, b)
+    transposed = Attributes.of("ConvTranspose", attributes)
+    return _data_gradient(transposed.transposed_convolution(x.shape, w.shape), x, w, b)
 
 
 def conv_transpose_grad(
@@ -84,16 +84,10 @@ def conv_transpose_grad(
     w: HostArray,
     **attributes: Unpack[TransposedKeywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    convolution = _attributes("ConvTransposeGrad", attributes).transposed_convolution(
-        x.shape, w.shape
-    )
+    transposed = Attributes.of("ConvTransposeGrad", attributes)
+    convolution = transposed.transposed_convolution(x.shape, w.shape)
     dx = _forward(convolution, dy, w, None)
     return dx, _weight_gradient(convolution, dy, x), _bias_gradient(dy)
-
-
-def _attributes(op: str, attributes: Mapping[str, Any]) -> Attributes:
-    """All but allow_tf32: float32 serves."""
-    return Attributes(op, **{name: v for name, v in attributes.items() if name != "allow_tf32"})
 
 
 @_quiet

@@ -31,14 +31,13 @@ class Call(NamedTuple):
 
     def convolution(self, name: str) -> Convolution:
         """The ordinary convolution of the operator of this name."""
-        group = self.attributes.get("group", 1)
-        w = (self.filters, self.x[1] // group, *self.kernel)
-        attributes = {k: v for k, v in self.attributes.items() if k != "allow_tf32"}
-        own = {k: attributes.pop(k) for k in ("output_padding", "output_shape") if k in attributes}
-        ordinary = Attributes(name, **attributes).convolution(self.x, w)
+        w = (self.filters, self.x[1] // self.attributes.get("group", 1), *self.kernel)
+        of_result = ("output_padding", "output_shape")  # of a transposed one
+        ordinary = {k: v for k, v in self.attributes.items() if k not in of_result}
+        convolution = Attributes.of(name, ordinary).convolution(self.x, w)
         if "Transpose" not in name:
-            return ordinary
-        return Attributes(name, **attributes, **own).transposed_convolution(ordinary.y_shape, w)
+            return convolution
+        return Attributes.of(name, self.attributes).transposed_convolution(convolution.y_shape, w)
 
 
 # Every option once. "large" ends inside tiles of images, filters and lines of its product; of

@@ -64,8 +64,8 @@ class Targets:
     @property
     def args(self) -> tuple[object, ...]:
         """Kernel arguments: labels, weights and the struct Rule."""
-        ignore = 0 if self.ignore_index is None else self.ignore_index
-        may_occur = self.ignore_index is not None and -(2**63) <= ignore < 2**63
+        ignore = self.ignore_index
+        may_occur = ignore is not None and -(2**63) <= ignore < 2**63
         rule = plans.by_value(
             Rule,
             n_classes=self.n_classes,

@@ -48,7 +48,7 @@ def sparse_softmax_cross_entropy(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    rows = _Rows(label, logits.shape[-1], None, None if weight is None else _wide(weight))
+    rows = _Rows(label, logits.shape[-1], None, weight)
     return rows.forward(logits, -1, reduction, logits.dtype)
 
 
@@ -62,7 +62,7 @@ def sparse_softmax_cross_entropy_grad(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
-    rows = _Rows(label, log_prob.shape[-1], None, None if weight is None else _wide(weight))
+    rows = _Rows(label, log_prob.shape[-1], None, weight)
     return rows.gradient(dy, np.exp(_wide(log_prob)), -1, reduction, None, log_prob.dtype)
 
 
@@ -163,14 +163,12 @@ class _Rows:
         ignore_index: int | None,
         weights: HostArray | None,  # of rows
     ) -> None:
-        ignored = (
-            labels == ignore_index if ignore_index is not None else np.zeros_like(labels, bool)
-        )
+        ignored = np.zeros_like(labels, bool) if ignore_index is None else labels == ignore_index
         self.outside = ~ignored & ((labels < 0) | (labels >= n_classes))
         self.known = ~ignored & ~self.outside
         self.classes = np.where(self.known, labels, 0).astype(np.int64)
-        given = np.ones(labels.shape) if weights is None else weights
-        self.weights = np.where(self.known, given, self.outside)
+        each = 1.0 if weights is None else _wide(weights)
+        self.weights = np.where(self.known, each, self.outside)
 
     @classmethod
     def of_classes(

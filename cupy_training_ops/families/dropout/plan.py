@@ -162,14 +162,7 @@ TRAINING = Input(
     optional=True,
     doc="False where it is left out: the identity",
 )
-OF_FORWARD = Input(
-    "training_mode",
-    "bool",
-    memory="host",
-    convert=flag,
-    optional=True,
-    doc="that of the forward; True where it is left out",
-)
+OF_FORWARD = replace(TRAINING, doc="that of the forward; True where it is left out")
 STATE = Input(
     "state",
     "uint64",
@@ -200,8 +193,8 @@ class WithRatio(Op):
         training = None if self.training_at is None else inputs[self.training_at]
         if not (self.trains if training is None else training):
             return 0.0
-        given = inputs[self.ratio_at]
-        return DEFAULT_RATIO if given is None else given
+        ratio = inputs[self.ratio_at]
+        return DEFAULT_RATIO if ratio is None else ratio
 
     def launches(self, device: Device, specs: Sequence[Any]) -> Launches:
         """Launches of a call with these inputs and outputs, the first of type T."""

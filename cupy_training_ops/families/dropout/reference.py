@@ -98,8 +98,7 @@ def dropout_grad(
     training_mode: bool | None = None,
 ) -> HostArray:
     applied = _ratio(ratio, training_mode is not False)
-    kept = mask.reshape(dy.shape) if applied else np.ones(dy.shape, np.bool_)
-    return cast(_through(wide(dy), kept, applied, dy), dy.dtype)
+    return cast(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
 
 
 def bitmask_dropout_grad(
@@ -116,9 +115,7 @@ def bitmask_dropout_grad(
 def softmax_dropout_grad(
     dy: HostArray, mask: HostArray, softmax_y: HostArray, ratio: float | None = None, *, axis: int
 ) -> HostArray:
-    applied = _ratio(ratio, True)
-    kept = mask if applied else np.ones_like(mask)
-    g = _through(dy.astype(FLOAT64), kept, applied, dy)
+    g = _through(dy.astype(FLOAT64), mask, _ratio(ratio, True), dy)
     return cast(softmax.softmax_grad(g, softmax_y, axis=axis), dy.dtype)
 
 
@@ -128,7 +125,7 @@ def _ratio(ratio: float | None, training: bool) -> float:
 
 
 def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None) -> _Pair:
-    """total / (1 - ratio) where the mask, else 0; and the mask."""
+    """total / (1 - ratio) where the mask is True, else 0; and the mask."""
     mask = _draw(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask
 
@@ -139,17 +136,17 @@ def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArr
     if ratio > 0:
         start = ((seed or 0) % 2**64, 0) if state is None else state
         in_memory = isinstance(state, np.ndarray)
-        for piece, kept in philox.keep_masks(state.ravel() if in_memory else start, x.size, ratio):
-            mask[piece] = kept
+        for piece, part in philox.keep_masks(state.ravel() if in_memory else start, x.size, ratio):
+            mask[piece] = part
         if in_memory:
             state.reshape(-1)[1:] += np.uint64(1)
     return mask.reshape(x.shape)
 
 
 def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> HostArray:
-    """x scaled where the mask is True, else 0; in the type that x is in."""
+    """x scaled where the mask is True, else 0; at ratio 0 x, whatever the mask says."""
     scale = dropout_scale(ratio, like.dtype)
-    return np.asarray(np.where(mask, x * scale, x.dtype.type(0)))
+    return np.asarray(np.where(mask if ratio else True, x * scale, x.dtype.type(0)))
 
 
 def _pack_bits(mask: HostArray) -> HostArray:

@@ -31,9 +31,8 @@ from ...errors import refuse
 from ...plan import Device, Plan
 from ...planning.elementwise import ElementwiseOp, Number, streaming_launch
 from ...rules.widening import round_number
-from . import broadcasting
 from .facts import MAX_DIMENSIONS
-from .plan_div_grad import Arrays, plan_general, plan_part
+from .plan_div_grad import Arrays, broadcast, dimensions, plan_gradients
 
 INPUT = Input("input", "T", shape="any shape")
 OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
@@ -257,13 +256,13 @@ class DivGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
-        shape = broadcasting.broadcast(a.shape, b.shape)
+        shape = broadcast(a.shape, b.shape)
         if shape is None:
             refuse(self.name, "B", f"a shape that broadcasts with {a.shape}", f"{b.shape}")
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of A / B", f"{dy.shape}")
         many = len(shape) > MAX_DIMENSIONS
-        groups = len(broadcasting.dimensions(a.shape, b.shape)) if many else 0
+        groups = len(dimensions(a.shape, b.shape)) if many else 0
         if groups > MAX_DIMENSIONS:
             expected = f"at most {MAX_DIMENSIONS} changes between the operands"
             refuse(self.name, "B", expected, str(groups))
@@ -272,15 +271,7 @@ class DivGrad(Op):
     def plan(
         self, device: Device, dy: Spec, a: Spec, b: Spec, da: Spec | None, db: Spec | None
     ) -> Plan:
-        arrays = Arrays(dy, a, b, da, db)
-        if a.size == b.size == dy.size:
-            return Plan((streaming_launch("div_grad", arrays.present),))
-        dims = broadcasting.dimensions(a.shape, b.shape)
-        for part in ("B", "A"):
-            form = broadcasting.outer_kept_inner(dims, part)
-            if form is not None:
-                return plan_part(form, part, arrays)
-        return plan_general(dims, arrays)
+        return plan_gradients(Arrays(dy, a, b, da, db))
 
 
 OPS: dict[str, type[Op]] = {

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Launches of DivGrad where A and B broadcast; the kernels are in elementwise/div_grad.cuh.
+"""Launches of DivGrad; the kernels of A and B that broadcast are in elementwise/div_grad.cuh.
 
-What is summed is divided into chunks; each gives a row of partial sums, and a second launch adds
-the rows up.
+Neighbouring dimensions that the same operands have are planned as one. What is summed is divided
+into chunks; each gives a row of partial sums, and a second launch adds the rows up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
-from ...declare.schema import Spec
+from ...declare.schema import Shape, Spec
 from ...dtypes import Dtype
 from ...facts import MAX_THREADS, WARP
 from ...plan import VEC_NBYTES, Config, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
-from ...planning.elementwise import type_slots
+from ...planning.elementwise import streaming_launch, type_slots
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
-from .broadcasting import Dimension, strides
 from .facts import MAX_DIMENSIONS, THREADS, Broadcast, OuterKeptInner
 
 PACKETS = 16  # that a thread sums before it writes a partial sum
@@ -31,9 +31,65 @@ COLUMN_BLOCKS = {2: 512, 4: 2048, 8: 4096}
 SECTOR = 8  # floats that are read at once: fewer columns a block, and so more blocks, cost nothing
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """The arrays of one call; a gradient that is not wanted is None."""
+# ---- broadcast shapes ----------------------------------------------------------------------------
+
+
+class Dimension(NamedTuple):
+    """A dimension of the result; an operand that lacks it is repeated along it."""
+
+    extent: int
+    in_a: bool
+    in_b: bool
+
+
+def broadcast(a: Shape, b: Shape) -> Shape | None:
+    """The shape that a and b broadcast to, of any rank; None where they do not fit together."""
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    if any(p != q and 1 not in (p, q) for p, q in pairs):
+        return None
+    return tuple(p if q == 1 else q for p, q in reversed(pairs))
+
+
+def dimensions(a: Shape, b: Shape) -> list[Dimension]:
+    """The dimensions of a and b broadcast together, outermost first; none has extent 1."""
+    extents = reversed(list(zip_longest(reversed(a), reversed(b), fillvalue=1)))
+    rows = [(p if q == 1 else q, p != 1, q != 1) for p, q in extents if (p, q) != (1, 1)]
+    return [
+        Dimension(math.prod(extent for extent, *_ in group), *key)
+        for key, group in groupby(rows, key=lambda row: row[1:])
+    ]
+
+
+def outer_kept_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, int] | None:
+    """The result as [outer, kept, inner] where operand `part` has only the middle one.
+
+    None where the other operand lacks a dimension or the part has two that are apart.
+    """
+    if not all(d.in_a if part == "B" else d.in_b for d in dims):
+        return None
+    places = [i for i, d in enumerate(dims) if (d.in_b if part == "B" else d.in_a)]
+    if len(places) > 1:
+        return None
+    middle, after = (places[0], places[0] + 1) if places else (0, 0)
+    groups = dims[:middle], dims[middle:after], dims[after:]
+    outer, kept, inner = (math.prod(d.extent for d in group) for group in groups)
+    return outer, kept, inner
+
+
+def strides(dims: Sequence[Dimension], has: Sequence[bool]) -> list[int]:
+    """Elements from one index to the next in an operand, 0 along what it lacks."""
+    strides_from_last, step = [], 1
+    for dimension, there in zip(reversed(dims), reversed(has), strict=True):
+        strides_from_last.append(step if there else 0)
+        step *= dimension.extent if there else 1
+    return strides_from_last[::-1]
+
+
+# ---- launches ------------------------------------------------------------------------------------
+
+
+class Arrays(NamedTuple):
+    """A kernel's first parameters; a gradient that is not wanted is None."""
 
     dy: Spec
     a: Spec
@@ -46,11 +102,6 @@ class Arrays:
         """The type of all."""
         return self.dy.dtype
 
-    @property
-    def present(self) -> tuple[Spec | None, ...]:
-        """All of them, in the order of a kernel's parameters."""
-        return (self.dy, self.a, self.b, self.da, self.db)
-
     def whole_and_part(self, part: str) -> tuple[Spec | None, ...]:
         """dY, the operand with every dimension, the other one, the first one's gradient."""
         if part == "B":
@@ -62,11 +113,24 @@ class Arrays:
         return self.db if part == "B" else self.da
 
 
-def plan_part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
+def plan_gradients(arrays: Arrays) -> Plan:
+    """The wanted gradients."""
+    a, b = arrays.a, arrays.b
+    if a.size == b.size == arrays.dy.size:
+        return Plan((streaming_launch("div_grad", arrays),))
+    dims = dimensions(a.shape, b.shape)
+    for part in ("B", "A"):
+        form = outer_kept_inner(dims, part)
+        if form is not None:
+            return _part(form, part, arrays)
+    return _general(dims, arrays)
+
+
+def _part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
     """One operand has every dimension, the part only the middle one of `form`."""
     outer, kept, inner = form
     row = kept if inner == 1 else inner
-    aligned = all(spec.aligned for spec in arrays.present if spec is not None)
+    aligned = all(spec.aligned for spec in arrays if spec is not None)
     packets = aligned and row % (VEC_NBYTES // arrays.t.itemsize) == 0
     width = VEC_NBYTES // arrays.t.itemsize if packets else 1
     if inner == 1:
@@ -74,13 +138,13 @@ def plan_part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
     return _runs(form, part, arrays, width)
 
 
-def plan_general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
+def _general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
     """A launch for each gradient, and one that adds up partial sums where it has chunks.
 
     Both gradients have their partial sums in the same place, one after the other.
     """
     wanted = ((arrays.da, True), (arrays.db, False))
-    plans = [_general(dims, arrays, d, of_a) for d, of_a in wanted if d is not None and d.size]
+    plans = [_gradient(dims, arrays, d, of_a) for d, of_a in wanted if d is not None and d.size]
     steps = tuple(step for plan in plans for step in plan.steps)
     return Plan(steps, max((plan.scratch_nbytes for plan in plans), default=0))
 
@@ -95,7 +159,7 @@ def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> 
     chunks = max(1, min(COLUMN_BLOCKS[t.itemsize] // across, ceil_div(rows, y * PACKETS)))
     rows_each = ceil_div(rows, chunks)
     scratch = ScratchMemory()
-    partials = _partials(scratch, chunks * y * columns, t) if d_part else None
+    partials = scratch.take(chunks * y * columns, computed_in(t)) if d_part else None
     sizes = (rows, columns, rows_each)
     args = (*arrays.whole_and_part(part), partials, *sizes, part == "B", width > 1)
     launch = Launch("div_grad__columns", Config((across, chunks), (x, y)), args, type_slots(t))
@@ -113,7 +177,7 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
     inner_chunks = max(1, ceil_div(inner, max(1, inner_each)))
     chunks = inner_chunks * max(1, ceil_div(outer, outer_each))
     scratch = ScratchMemory()
-    partials = _partials(scratch, chunks * kept, t) if d_part and chunks > 1 else None
+    partials = scratch.take(chunks * kept, computed_in(t)) if d_part and chunks > 1 else None
     runs = by_value(
         OuterKeptInner,
         outer=outer,
@@ -132,7 +196,7 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
     return scratch.plan(launch, *finish)
 
 
-def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) -> Plan:
+def _gradient(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) -> Plan:
     """Neighbouring threads take neighbouring elements of dY, kept or summed over."""
     t = arrays.t
     has = [d.in_a if of_a else d.in_b for d in dims]
@@ -143,7 +207,7 @@ def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) 
     each = max(1, ceil_div(summed, most))
     chunks = max(1, ceil_div(summed, each))
     scratch = ScratchMemory()
-    partials = _partials(scratch, chunks * spec.size, t) if chunks > 1 else None
+    partials = scratch.take(chunks * spec.size, computed_in(t)) if chunks > 1 else None
     config = Config((ceil_div(spec.size * chunks, THREADS // lanes),), (THREADS,))
     counts = (spec.size, summed, each, chunks, lanes, of_a)
     args = (arrays.dy, arrays.a, arrays.b, spec, partials, _dimensions(dims, has), *counts)
@@ -164,11 +228,6 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
     divisors = [divisor(max(1, extent)) for extent in extents]
     return by_value(Broadcast, extent=divisors, **tables, n_kept=sum(kept), n=len(dims))
-
-
-def _partials(scratch: ScratchMemory, n: int, t: Dtype) -> Scratch:
-    """Room for n partial sums."""
-    return scratch.take(n, computed_in(t))
 
 
 def _finish(

@@ -200,7 +200,7 @@ class _PythonOp(_Delegating):
 
 
 def _address(array: Any) -> int:
-    return BACKENDS[type(array)].pointer(array)
+    return BACKENDS[type(array)].pointers([array])[0]
 
 
 class PythonOp(_PythonOp):

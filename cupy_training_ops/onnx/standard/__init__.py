@@ -3,25 +3,7 @@
 
 from __future__ import annotations
 
-from . import (
-    elementwise,
-    indexing,
-    products,
-    reductions,
-    resizing,
-    shapes,
-)
+from . import elementwise, reductions, shapes
 from .table import NEWEST, TABLE, Standard, find
 
-__all__ = [
-    "NEWEST",
-    "TABLE",
-    "Standard",
-    "elementwise",
-    "find",
-    "indexing",
-    "products",
-    "reductions",
-    "resizing",
-    "shapes",
-]
+__all__ = ["NEWEST", "TABLE", "Standard", "elementwise", "find", "reductions", "shapes"]

@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Operators that make, take apart and put together arrays, or look at their shapes."""
+"""Operators that make, join, split, index and resize arrays, or look at their shapes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import limits
 from ...dtypes import FLOAT32, HostArray, to_dtype
-from ...errors import ArgumentError
+from ...errors import ArgumentError, shown
 from ...registry import get_op
 from .reductions import Axes, places
-from .table import axis_of, standard
+from .table import Array, Module, axis_of, standard, wide
 
-Array = Any
-Module = Any
 VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 
 def extents(shape: Any) -> tuple[int, ...]:
     """A shape that an array on the host holds."""
     result = tuple(int(extent) for extent in shape)
-    excess = limits.of_shape(result)
-    if excess is not None:
-        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+    limits.refuse(limits.of_shape(result))
     return result
 
 
@@ -277,3 +273,256 @@ def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
     moved = x.reshape(n, c, h // b, b, w // b, b).transpose(order)
     return moved.reshape(n, c * b * b, h // b, w // b)
+
+
+# ---- elements by index; on the host, indices out of range are refused ----------------------------
+
+
+@standard("Gather")
+def gather(xp: Module, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    if indices.ndim == 0 and isinstance(indices, np.ndarray):
+        return xp.take(x, int(indices), axis=axis)
+    return xp.take(x, indices, axis=axis)
+
+
+@standard("GatherElements")
+def gather_elements(xp: Module, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    return x[_along(xp, x, indices, axis)]
+
+
+@standard("GatherND", view=True)
+def gather_nd(xp: Module, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+    batch = tuple(
+        xp.arange(n).reshape([-1 if j == i else 1 for j in range(indices.ndim - 1)])
+        for i, n in enumerate(x.shape[:batch_dims])
+    )
+    places = (*batch, *(indices[..., i] for i in range(indices.shape[-1])))
+    if indices.shape[-1]:
+        return x[places]
+    apart = (1,) * (indices.ndim - 1 - batch_dims)  # every place is the whole of its batch
+    whole = x.reshape(x.shape[:batch_dims] + apart + x.shape[batch_dims:])
+    return xp.broadcast_to(whole, indices.shape[:-1] + x.shape[batch_dims:]).copy()
+
+
+@standard("ScatterElements", "Scatter")
+def scatter_elements(
+    xp: Module,
+    x: Array,
+    indices: Array,
+    updates: Array,
+    *,
+    axis: int = 0,
+    reduction: str = "none",
+) -> Array:
+    return _scatter(xp, x, _along(xp, x, indices, axis), updates, reduction)
+
+
+@standard("ScatterND")
+def scatter_nd(
+    xp: Module, x: Array, indices: Array, updates: Array, *, reduction: str = "none"
+) -> Array:
+    places = tuple(indices[..., i] for i in range(indices.shape[-1]))
+    return _scatter(xp, x, places, updates, reduction)
+
+
+def _along(xp: Module, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
+    """Indices of all dimensions, where `indices` are those along the axis."""
+    result = []
+    place = axis_of(axis, x.ndim)
+    for i, n in enumerate(indices.shape):
+        shape = [-1 if j == i else 1 for j in range(indices.ndim)]
+        result.append(indices if i == place else xp.arange(n).reshape(shape))
+    return tuple(result)
+
+
+def _scatter(
+    xp: Module, x: Array, places: tuple[Array, ...], updates: Array, reduction: str
+) -> Array:
+    y = x.copy()
+    if reduction == "none":
+        y[places] = updates
+        return y
+    functions = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+    if reduction not in functions:
+        raise ArgumentError(
+            f"expected a reduction among {sorted(functions)}, got {shown(reduction)}"
+        )
+    y = wide(y)
+    getattr(xp, functions[reduction]).at(y, places, wide(updates))
+    return y.astype(x.dtype, copy=False)
+
+
+@standard("OneHot", host=(1,), grows=True)
+def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int = -1) -> Array:
+    n = int(depth.reshape(-1)[0])
+    place = axis_of(axis, indices.ndim + 1)
+    shape = [-1 if i == place else 1 for i in range(indices.ndim + 1)]
+    counted = xp.where(indices < 0, indices + n, indices)
+    hot = xp.expand_dims(counted, place) == xp.arange(n).reshape(shape)
+    return xp.where(hot, values[1], values[0])
+
+
+@standard("TopK", host=(1,), since=10)
+def top_k(
+    xp: Module, x: Array, k: Any, *, axis: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Array, Array]:
+    """The k largest or smallest; of equal elements the first ones, as upstream has it."""
+    n = int(k.reshape(-1)[0])
+    if not 0 <= n <= x.shape[axis]:
+        raise ArgumentError(f"K: expected 0 to {x.shape[axis]}, got {n}")
+    order = xp.argsort(x, axis=axis, kind="stable")
+    if largest:
+        flipped = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")
+        order = xp.flip(x.shape[axis] - 1 - flipped, axis)
+    cut = [slice(None)] * x.ndim
+    cut[axis] = slice(0, n)
+    chosen = order[tuple(cut)].astype(np.int64)
+    return xp.take_along_axis(x, chosen, axis), chosen
+
+
+@standard("Trilu", host=(1,))
+def trilu(xp: Module, x: Array, k: Any = None, *, upper: bool = True) -> Array:
+    if x.ndim < 2:
+        raise ArgumentError(f"expected at least 2 dimensions, got {x.ndim}")
+    return (xp.triu if upper else xp.tril)(x, 0 if k is None else int(k.reshape(-1)[0]))
+
+
+@standard("NonZero")
+def non_zero(xp: Module, x: Array) -> Array:
+    return xp.stack(xp.nonzero(x)).astype(np.int64)
+
+
+@standard("SequenceConstruct", keeps=True)
+def sequence_construct(xp: Module, *arrays: Array) -> list[Array]:
+    return list(arrays)
+
+
+@standard("SequenceAt", host=(1,), view=True)
+def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
+    return arrays[int(place)]
+
+
+# ---- Resize: each output is a sum of a few pixels, whose places are made on the host -------------
+
+ROUND: dict[str, Callable[[HostArray], HostArray]] = {
+    "round_prefer_floor": lambda s: np.ceil(s - 0.5),
+    "round_prefer_ceil": lambda s: np.floor(s + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+TRANSFORMATIONS = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "half_pixel_symmetric",
+)
+
+
+def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
+    """Where the m outputs of an axis lie among its n pixels."""
+    o = np.arange(m, dtype=np.float64)
+    if transformation == "align_corners":
+        return o * ((n - 1) / (m - 1) if m > 1 else 0)
+    if transformation == "asymmetric":
+        return o / scale
+    if transformation == "pytorch_half_pixel" and m <= 1:
+        return np.zeros_like(o)
+    if transformation in ("half_pixel", "pytorch_half_pixel"):
+        return (o + 0.5) / scale - 0.5
+    return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
+
+
+def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
+    """The pixels of each output, and their weights: arrays of (taps, outputs)."""
+    low = np.floor(s)
+    t = s - low
+    if mode == "linear":
+        return np.stack([low, low + 1]), np.stack([1 - t, t])
+    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
+    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
+    weights = [far[0], near[0], near[1], far[1]]
+    return low + np.arange(-1, 3)[:, None], np.stack(weights)
+
+
+_ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
+_MOST = 4096
+
+
+def on_device(xp: Module, array: HostArray) -> Array:
+    """An array that follows from extents alone, on the current device."""
+    if xp is np:
+        return array
+    form = xp.cuda.runtime.getDevice(), array.dtype, array.shape, array.tobytes()
+    if form in _ON_DEVICE:
+        return _ON_DEVICE[form]
+    copy = xp.asarray(array)
+    return _ON_DEVICE.setdefault(form, copy) if len(_ON_DEVICE) < _MOST else copy
+
+
+ONLY = {
+    "antialias": (False,),
+    "keep_aspect_ratio_policy": ("stretch",),
+    "mode": ("nearest", "linear", "cubic"),
+    "nearest_mode": tuple(ROUND),
+    "coordinate_transformation_mode": TRANSFORMATIONS,
+}
+
+
+@standard("Resize", host=(1, 2, 3), grows=True, view=True, since=11, only=ONLY)
+def resize(
+    xp: Module,
+    x: Array,
+    roi: Any = None,
+    scales: Any = None,
+    sizes: Any = None,
+    *,
+    mode: str = "nearest",
+    coordinate_transformation_mode: str = "half_pixel",
+    nearest_mode: str = "round_prefer_floor",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: bool = False,
+    extrapolation_value: float = 0.0,
+    antialias: bool = False,
+    axes: Sequence[int] | None = None,
+    keep_aspect_ratio_policy: str = "stretch",
+) -> Array:
+    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
+    has_sizes = sizes is not None and len(sizes) > 0
+    for i, axis in enumerate(chosen):
+        n = x.shape[axis]
+        scale = int(sizes[i]) / max(n, 1) if has_sizes else float(scales[i])
+        m = int(sizes[i]) if has_sizes else int(np.floor(n * np.float32(scale)))
+        if m == n and scale == 1:
+            continue
+        s = positions(n, m, scale, coordinate_transformation_mode)
+        if mode == "nearest":
+            x = xp.take(x, on_device(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
+        else:
+            x = _sum_taps(xp, x, axis, *_weigh(mode, s, n, cubic_coeff_a, exclude_outside))
+    return x
+
+
+def _within(pixels: HostArray, n: int) -> HostArray:
+    return np.clip(pixels, 0, n - 1).astype(np.int64)
+
+
+def _weigh(
+    mode: str, s: HostArray, n: int, a: float, exclude_outside: int
+) -> tuple[HostArray, HostArray]:
+    """Pixels beyond an end are the last one's, or have no weight."""
+    pixels, weights = taps(mode, s, a)
+    if exclude_outside:
+        weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
+        weights = weights / weights.sum(axis=0)
+    return _within(pixels, n), weights
+
+
+def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
+    each = [-1 if i == axis else 1 for i in range(x.ndim)]
+    total = None
+    for rows, weight in zip(pixels, weights, strict=True):
+        part = xp.take(x, on_device(xp, rows), axis=axis)
+        part = part * on_device(xp, weight.astype(x.dtype)).reshape(each)
+        total = part if total is None else total + part
+    return total

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of ONNX's standard operators, each a function over an array module.
+"""The table of ONNX's standard operators, each a function over an array module; what they share.
 
 A function takes the module, the inputs by position (None for one that is left out) and the
 attributes by keyword, with ONNX's defaults; it returns an array, or a tuple of them.
@@ -12,10 +12,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...errors import ArgumentError, cut, shown
-from ..attributes import fitting
+from ..graph import check_attributes
 
+Array = Any
+Module = Any
 Function = Callable[..., Any]
+HALVES = (FLOAT16, BFLOAT16)
 NEWEST = 10**6  # an opset that no version is above
 
 TABLE: dict[str, list[Standard]] = {}
@@ -50,7 +54,7 @@ class Standard(NamedTuple):
         extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
-        result = fitting(attributes, declared.kinds)
+        result = check_attributes(attributes, declared.kinds)
         for name, values in self.only.items():
             if result.get(name, values[0]) not in values:
                 raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
@@ -106,6 +110,15 @@ def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
     return register
 
 
+def find(name: str, version: int) -> Standard | None:
+    """The function of an operator in an opset."""
+    serving = (item for item in TABLE.get(name, ()) if item.since <= version <= item.until)
+    return max(serving, key=lambda item: item.since, default=None)
+
+
+# ---- what the functions share --------------------------------------------------------------------
+
+
 def axis_of(axis: int, rank: int) -> int:
     """An axis counted from the front."""
     if not -rank <= axis < rank:
@@ -113,7 +126,25 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def find(name: str, version: int) -> Standard | None:
-    """The function of an operator in an opset."""
-    serving = (item for item in TABLE.get(name, ()) if item.since <= version <= item.until)
-    return max(serving, key=lambda item: item.since, default=None)
+def dense(xp: Module, value: Any) -> Any:
+    """An array without gaps, as operators take it; anything else as it is."""
+    flags = getattr(value, "flags", None)
+    return value if flags is None or flags.c_contiguous else xp.ascontiguousarray(value)
+
+
+def wide(x: Array) -> Array:
+    """An array of a half type in float32; anything else as it is."""
+    return x.astype(FLOAT32) if getattr(x, "dtype", None) in HALVES else x
+
+
+def in_float32(function: Callable[..., Array]) -> Callable[..., Array]:
+    """The function of an array of a half type and others, in float32."""
+
+    @functools.wraps(function)
+    def run(xp: Module, *arrays: Array, **attributes: Any) -> Array:
+        if arrays[0].dtype not in HALVES:
+            return function(xp, *arrays, **attributes)
+        y = function(xp, *map(wide, arrays), **attributes)
+        return y.astype(arrays[0].dtype)
+
+    return run

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Activations as codes inside of compiled models: the options of torch.compile for it."""
 
-from .options import ActivationCodes, activation_codes
+from .partition import ActivationCodes, activation_codes
 
 __all__ = ["ActivationCodes", "activation_codes"]

@@ -22,8 +22,8 @@ from torch.fx import GraphModule, Node
 
 from ...errors import refuse
 from .consumers import PRODUCTS, gradients_in, is_attention, is_tensor, packet, packets
-from .images import compute_again
 from .plan import Planner, Saved, nbytes_of
+from .rewrite import compute_again
 
 NAME = "activation_codes"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

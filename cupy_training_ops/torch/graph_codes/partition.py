@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""The partitioner: PyTorch's own chooses what is saved, and codes stand in for what they may."""
+"""`activation_codes`: options of torch.compile, the partitioner behind them, and its account.
+
+PyTorch's own partitioner chooses what is saved, and codes stand in for what they may.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from .budget import NAME, Budget, Graphs, Partitioner, within
-from .plan import Planner
-from .policies import GraphPolicy
-from .report import Account
+from ...errors import refuse
+from .budget import NAME, Budget, Graphs, Partitioner, budget_of, within
+from .plan import ANYWAY, Planner, Saved, nbytes_of
+from .policies import POLICIES, GraphPolicy
 from .rewrite import rewrite
 
+OPTION = "custom_partitioner_fn"
+LEAST = 64 << 10  # bytes
 SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
@@ -70,3 +77,117 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
         rewrite(chosen.forward, chosen.backward, chosen.plan, num_outputs)
         self.account.note(chosen.plan, chosen.recomputed)
         return chosen.forward, chosen.backward
+
+
+class Account:
+    """One line for each saved tensor of each graph that was compiled."""
+
+    def __init__(self) -> None:
+        self._graphs: list[list[dict[str, Any]]] = []
+
+    def note(self, plan: Sequence[Saved], recomputed: Sequence[Node]) -> None:
+        """Count a graph, with what PyTorch's own choice would have saved beside."""
+        lines = [_line(one) for one in plan]
+        self._graphs.append(lines + [_line_of_recomputed(node) for node in recomputed])
+
+    def report(self) -> dict[str, Any]:
+        """Bytes of all graphs, and the tensors of each."""
+        lines = [line for graph in self._graphs for line in graph]
+        counted = [line for line in lines if line["reason"] not in ANYWAY]
+        stays = [line for line in lines if line["as"] == "itself"]
+        return {
+            "before": sum(line["before"] for line in counted),
+            "after": sum(line["after"] for line in counted),
+            "coded": _by("as", [line for line in lines if line["as"] != "itself"]),
+            "as_it_is": _by("reason", stays),
+            "graphs": self._graphs,
+        }
+
+
+def _line(one: Saved) -> dict[str, Any]:
+    form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
+    return {
+        **_describe(one.forward),
+        "before": one.nbytes,
+        "after": one.bytes_waiting,
+        "as": form,
+        "in_place_of": "" if one.is_in_place else one.point.name,
+        "reason": one.reason,
+    }
+
+
+def _line_of_recomputed(node: Node) -> dict[str, Any]:
+    """A value that is computed again."""
+    return {
+        **_describe(node),
+        "before": nbytes_of(node.meta["val"]),
+        "after": 0,
+        "as": "made again",
+        "in_place_of": "",
+        "reason": "computed from others",
+    }
+
+
+def _describe(node: Node) -> dict[str, Any]:
+    value = node.meta["val"]
+    return {
+        "name": node.name,
+        "shape": tuple(map(str, value.shape)),
+        "dtype": str(value.dtype).removeprefix("torch."),
+    }
+
+
+def _by(key: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    groups: dict[str, dict[str, int]] = {}
+    for line in lines:
+        sums = groups.setdefault(line[key], {"tensors": 0, "before": 0, "after": 0})
+        sums["tensors"] += 1
+        sums["before"] += line["before"]
+        sums["after"] += line["after"]
+    return groups
+
+
+class ActivationCodes(dict[str, Any]):
+    """Options of torch.compile, which also know what was done."""
+
+    def report(self) -> dict[str, Any]:
+        """Return what compiled graphs save, in bytes: as it is and why, as codes, computed again.
+
+        `before` and `after` are sums over all graphs, without parameters and inputs, and `graphs`
+        has a line for each tensor of each graph. Graphs that PyTorch took from its cache of
+        compiled code are not among them.
+        """
+        report: dict[str, Any] = self[OPTION].account.report()
+        return report
+
+
+def activation_codes(
+    policy: str = "default",
+    *,
+    budget: float | str | None = None,
+    mode: str | None = None,
+    least: int = LEAST,
+) -> ActivationCodes:
+    """Options for torch.compile, with which activations wait for the backward pass as codes.
+
+        codes = cto.torch.activation_codes()
+        step = torch.compile(step, options=codes)
+
+    policy: `default`, `wide`, which also encodes what attention computes its weights from,
+    `products`, which encodes what products read, or `small`, with 4 bits for that.
+    budget: without one, all that the policy names waits as codes. A share of what PyTorch's own
+    choice saves, as 0.4, or bytes of each graph, as "4GB": then it is chosen for each tensor
+    whether it waits as it is, as codes, or is computed again, so that the step is short.
+    mode: as torch.compile's, whose options are among these; others can be merged with them.
+    least: smaller tensors, in bytes, stay as they are.
+
+    Raises ArgumentError for what is none of these.
+    """
+    if policy not in POLICIES:
+        refuse(NAME, "policy", f"one of {', '.join(POLICIES)}", repr(policy))
+    modes = torch._inductor.list_mode_options()
+    if mode is not None and mode not in modes:
+        refuse(NAME, "mode", f"None or one of {', '.join(modes)}", repr(mode))
+    options = ActivationCodes(modes[mode] if mode else {})
+    options[OPTION] = CodesPartitioner(POLICIES[policy], budget_of(budget), least)
+    return options

@@ -8,23 +8,10 @@ dispatcher alone.
 from __future__ import annotations
 
 from ..save_rules import OURS, TABLE
-from . import activations, chunked_losses, codes, dropouts, embeddings, losses, norms, softmaxes
-from .doors import Door
+from . import elementwise, losses, rows
+from .dispatch import Door
 
-DOORS: dict[str, Door] = {
-    name: door
-    for module in (
-        activations,
-        chunked_losses,
-        codes,
-        dropouts,
-        embeddings,
-        losses,
-        norms,
-        softmaxes,
-    )
-    for name, door in module.DOORS.items()
-}
+DOORS: dict[str, Door] = {**elementwise.DOORS, **losses.DOORS, **rows.DOORS}
 __all__ = ["DOORS", *DOORS]
 
 TABLE.update({node: rule for name, rule in OURS.items() for node in DOORS[name].nodes})

@@ -2,13 +2,15 @@
 """Two ways to run an operator over tensors: `launch` computes, `infer` says what would come.
 
 Bodies of registered operators are written for either. Whatever a launch of one kind needs is looked
-up once, by dtypes, shapes, alignment and device; the next one allocates and queues. Where a body
-does no more than hand its tensors to one operator, the next call does not come to it: `Shortcuts`.
+up once, by dtypes, shapes, alignment and device; the next one allocates and queues. `learn` runs a
+body, and gives what goes past it in calls of the same kind.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +27,12 @@ from ...dtypes import ELEMENT_TYPES, UINT8
 from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
-# Of arguments, and of their tensors, or of these tensors' addresses.
-Launcher = Callable[..., Any]
+Runner = Callable[..., Any]  # of arguments, and of their tensors
 Maker = Callable[[Sequence[Any]], Any]
+Numbers = Callable[[Sequence[Any]], Sequence[object]]  # of launches, from arguments
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+# Which results are asked for; those behind the first may come as slices of one tensor.
+EVERY, FIRST, JOINED = range(3)
 
 
 class Taking(NamedTuple):
@@ -39,9 +44,9 @@ class Taking(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A launcher over an operator's inputs, and what it was made from."""
+    """A launcher over an operator's inputs and their addresses, and what it was made from."""
 
-    run: Launcher
+    run: Runner
     call: KernelCall
     arrays: Sequence[int]  # their places among the inputs
 
@@ -75,52 +80,68 @@ def instance(cls: type[Op], **attributes: Any) -> Any:
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """The operator's results, one or a tuple: those that are named, all without names.
+    """The operator's results, one or a tuple: those that are named, all without names."""
+    return _launch(op, inputs, outputs)[0]
+
+
+def _launch_first(op: Op, *inputs: Any) -> Any:
+    """The first result alone, where the others are what a derivative needs."""
+    return _launch(op, inputs, (op.outputs[0].name,))[0]
+
+
+def _launch_joined(op: Op, *inputs: Any) -> Any:
+    return _launch(op, inputs, None, joins=True)[0]
+
+
+_LAUNCHES = (launch, _launch_first, _launch_joined)  # of EVERY, FIRST, JOINED
+
+
+def _launch(
+    op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, *, joins: bool = False
+) -> tuple[Any, Sequence[Any], Ready | None]:
+    """Results, the inputs that they were computed from, and how, if that is remembered.
 
     Tensors whose elements are apart are copied: compilers pad rows, and callers slice them.
     """
-    inputs = tuple([x.contiguous() if isinstance(x, Tensor) else x for x in inputs])
+    inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
     backend = TENSORS.get(Tensor)
     if backend is None:
-        if not inputs_on_gpu(inputs):
-            return _called(op, inputs, outputs)
+        if not _is_on_gpu(inputs):
+            return _call_op(op, inputs, outputs, joins), inputs, None
         backend = tensor_backend()
-    missing = len(op.inputs) - len(inputs)
-    if missing:
-        inputs += (None,) * missing
-    key: list[object] = [op, backend, outputs]
+    inputs += [None] * (len(op.inputs) - len(inputs))
+    key: list[object] = [op, backend, outputs, joins]
     addresses = _addresses(op, inputs, key)
     if addresses is None:
-        return _called(op, inputs, outputs)
+        return _call_op(op, inputs, outputs, joins), inputs, None
     known = tuple(key)
     ready = _ready.get(known, _UNKNOWN)
     if ready is _UNKNOWN:
-        ready = _remember(known, _prepare(op, inputs, outputs))
+        if len(_ready) >= _MANY:
+            _ready.clear()
+        ready = _ready[known] = _prepare(op, inputs, outputs, joins)
     if ready is None:
-        return _called(op, inputs, outputs)
-    return ready.run(inputs, (), addresses)
+        return _call_op(op, inputs, outputs, joins), inputs, None
+    return ready.run(inputs, (), addresses), inputs, ready
 
 
-def _called(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Any:
-    """As any other call; of a view that negates the numbers, as PyTorch's dispatcher makes them."""
+def _call_op(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool) -> Any:
+    """As any other call; of a view that negates the numbers, as PyTorch's dispatcher makes them.
+
+    What is joined is so in each call: what autograd keeps follows from forms alone, since a
+    checkpointed region that is run again has to keep as much.
+    """
     given = [x.resolve_neg() if isinstance(x, Tensor) else x for x in inputs]
-    return _wanted(op(*given, outputs=outputs))
+    results = _unpack(op(*given, outputs=outputs))
+    if not joins or not isinstance(results, tuple):
+        return results
+    first, *others = results
+    specs = [Spec(tuple(each.shape), OURS[each.dtype]) for each in others]
+    return results if _joint_spec(specs) is None else (first, torch.stack(others))
 
 
-def ready_of(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
-    """The launches of such a call, if there was one."""
-    key: list[object] = [op, TENSORS.get(Tensor), outputs]
-    given = (*inputs, *[None] * (len(op.inputs) - len(inputs)))
-    return None if _addresses(op, given, key) is None else _ready.get(tuple(key))
-
-
-def launch_first(op: Op, *inputs: Any) -> Any:
-    """The first result alone, where the others are what a derivative needs."""
-    return launch(op, *inputs, outputs=(op.outputs[0].name,))
-
-
-def inputs_on_gpu(inputs: Sequence[Any]) -> bool:
-    """Return True if a tensor is on a GPU."""
+def _is_on_gpu(inputs: Sequence[Any]) -> bool:
+    """Return True if a tensor of these is on a GPU."""
     return any(isinstance(value, Tensor) and value.is_cuda for value in inputs)
 
 
@@ -130,7 +151,7 @@ def infer(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     inputs += (None,) * (len(op.inputs) - len(inputs))
     specs: Any = op.infer(*[_spec(value) for value in inputs])
     names = [output.name for output in op.outputs]
-    return _wanted(
+    return _unpack(
         tuple(
             torch.empty(tuple(spec.shape), dtype=_THEIRS[spec.dtype], device=device)
             for name, spec in zip(names, specs, strict=True)
@@ -143,7 +164,7 @@ def _spec(value: Any) -> Any:
     return Spec(tuple(value.shape), OURS[value.dtype]) if isinstance(value, Tensor) else value
 
 
-def _wanted(results: Any) -> Any:
+def _unpack(results: Any) -> Any:
     """Results that were asked for, as a tuple; one result for itself."""
     if not isinstance(results, tuple):
         return results
@@ -152,7 +173,7 @@ def _wanted(results: Any) -> Any:
 
 
 def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | None:
-    """Where tensors are, 0 for others; what a launch depends on is added to the key.
+    """Where contiguous tensors are, 0 for others; what a launch depends on is added to the key.
 
     None for a call that is looked up as any other is.
     """
@@ -160,7 +181,7 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
     for place, value in enumerate(inputs):
         if isinstance(value, Tensor):
             at = address(value)
-            if not at or not value.is_contiguous() or value.is_neg():
+            if not at or value.is_neg():
                 return None
             key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
             found.append(at)
@@ -182,29 +203,29 @@ def launcher(
     arrays: Sequence[int | None],
     spots: Sequence[int],
     n_given: int,
-    made: Callable[[Sequence[Any]], Sequence[object]],
+    numbers: Numbers,
     *,
     taking: Taking | None = None,
     parts: Sequence[tuple[int, int]] = (),
     joins: bool = False,
-) -> Launcher:
+) -> Runner:
     """A prepared launch: makes results and queues what writes them, on PyTorch's current stream.
 
     arrays: the places of arrays among what it is given, None of one that is not there; spots: those
-    of their addresses, of which it is given so many; made: the arguments that follow from numbers
-    that change. parts: more addresses, each so many bytes behind that of a spot. joins: results
-    behind the first may be slices of one tensor, which takes the time of one.
+    of their addresses, of which it is given so many; numbers: those of the launches. parts: more
+    addresses, each so many bytes behind that of a spot. joins: results behind the first may be
+    slices of one tensor, which takes the time of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers_over(arrays)
     slices: list[int] = []
-    one = joined([r.spec for r in call.prepared.results if r.spec][1:]) if joins else None
+    one = _joint_spec([r.spec for r in call.prepared.results if r.spec][1:]) if joins else None
     if one is not None:
         makers = [makers[0], backend.maker(one, device, None)]
         slices = [one.nbytes // one.shape[0] * i for i in range(1, one.shape[0])]
     pick = _in_row(call, spots, n_given + len(parts))
     make_one = makers[0] if len(makers) == 1 else None
-    make_some = _together(makers, slices)
+    make_some = _maker_of_several(makers, slices)
     changes = bool(call.changing)
     current_stream, is_current = backend.stream_of(device), backend.is_current
     is_alone = backend.is_alone(device)
@@ -224,7 +245,7 @@ def launcher(
                 return longer(inputs)  # type: ignore[misc]
             if has_none:
                 addresses.append(0)
-        values = made(inputs) if changes else ()
+        values = numbers(inputs) if changes else ()
         if parts:
             addresses += [addresses[spot] + nbytes for spot, nbytes in parts]
         results: Any
@@ -245,7 +266,7 @@ def launcher(
     return run
 
 
-def _together(
+def _maker_of_several(
     makers: Sequence[Maker], slices: Sequence[int]
 ) -> Callable[[Sequence[Any], list[int]], tuple[Any, ...]]:
     """A function that makes several results, and adds their addresses, then those of slices of the
@@ -272,7 +293,7 @@ def _together(
     return two
 
 
-def joined(specs: Sequence[Spec]) -> Spec | None:
+def _joint_spec(specs: Sequence[Spec]) -> Spec | None:
     """One tensor of several results; None where they are not alike, or not aligned as slices."""
     if len(specs) < 2 or len({(spec.shape, spec.dtype) for spec in specs}) > 1:
         return None
@@ -327,7 +348,9 @@ class _Rooms:
         self._kept[stream] = kept
 
 
-def _prepare(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
+def _prepare(
+    op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
+) -> Ready | None:
     """None where a call is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
@@ -339,14 +362,127 @@ def _prepare(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Re
         return None
     arrays = [place for place, _ in call.array_places]
 
-    def made(given: Sequence[Any]) -> Sequence[object]:
+    def numbers(given: Sequence[Any]) -> Sequence[object]:
         return call.ready.values(call.values(tuple(given)))
 
-    return Ready(launcher(call, arrays, arrays, len(inputs), made), call, arrays)
+    run = launcher(call, arrays, arrays, len(inputs), numbers, joins=joins)
+    return Ready(run, call, arrays)
 
 
-def _remember(key: object, ready: Ready | None) -> Ready | None:
-    if len(_ready) >= _MANY:
-        _ready.clear()
-    _ready[key] = ready
-    return ready
+def compute(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
+    """The results of a body that are asked for."""
+    return body(_LAUNCHES[which], *arguments)
+
+
+def learn(
+    body: Callable[..., Any], arguments: Sequence[Any], which: int, changing: int | None = None
+) -> tuple[Any, Runner]:
+    """The results, and what runs calls whose tensors are like these and whose others are equal.
+
+    It goes past a body that hands its own tensors to one operator, and gives back what comes, as it
+    is; else it runs the body. changing: the place of a tuple of numbers that need not be equal, as
+    the operator has it once it is checked.
+    """
+    # A tensor that is given twice is two arguments, which others may tell apart.
+    given = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
+    launches = []
+
+    def note(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
+        outputs = (op.outputs[0].name,) if which == FIRST else outputs
+        launches.append(_launch(op, inputs, outputs, joins=which == JOINED))
+        return launches[-1][0]
+
+    results = body(note, *given)
+    longer = functools.partial(compute, body, which=which)
+    run: Runner | None = None
+    if len(launches) == 1 and _are_same(results, launches[0][0]):
+        _, inputs, ready = launches[0]
+        if ready is not None and (changing is None or type(given[changing]) is tuple):
+            has_none = any(value is None for value in given)
+            taking = Taking(longer, has_none, changing)
+            run = _launcher_past(given, inputs, ready, taking, joins=which == JOINED)
+    return results, run or (lambda values, _: longer(values))
+
+
+def _are_same(results: Any, others: Any) -> bool:
+    """Return True if they are the same tensors."""
+    if not isinstance(results, tuple) or not isinstance(others, tuple):
+        return results is others
+    return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))
+
+
+def _launcher_past(
+    given: Sequence[Any], inputs: Sequence[Any], ready: Ready, taking: Taking, *, joins: bool
+) -> Runner | None:
+    """A launcher over the arguments; None where the body did more than hand them on, or slices."""
+    tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
+    if any(given[place].data_ptr() % ALIGNED for place in tensors):
+        return None  # of other launches
+    spots = {id(given[place]): spot for spot, place in enumerate(tensors)}
+    if taking.has_none:
+        spots[id(None)] = len(tensors)  # where there is a 0
+    n_given = len(tensors) + taking.has_none
+    slices: list[tuple[int, int]] = []  # of spots: bytes from where they begin
+    found: list[int] = []
+    for each in [inputs[place] for place in ready.arrays]:
+        spot = spots.get(id(each))
+        if spot is None:
+            part = _slice_of(each, [given[place] for place in tensors])
+            if part is None:
+                return None
+            spot = n_given + len(slices)
+            slices.append(part)
+        found.append(spot)
+    numbers = _numbers_past(given, inputs, ready.call, taking.changing)
+    # Nothing is made like what is left out, nor like a slice.
+    places = [*tensors, *[None] * (taking.has_none + len(slices))]
+    how: dict[str, Any] = {"taking": taking, "parts": slices, "joins": joins}
+    return launcher(ready.call, [places[spot] for spot in found], found, n_given, numbers, **how)
+
+
+def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Which tensor alone has the memory of another, and how many bytes from where it begins."""
+    if not (isinstance(part, Tensor) and part.numel() and part.is_contiguous()) or part.is_neg():
+        return None
+    start = part.data_ptr()
+    found = [
+        (spot, start - whole.data_ptr())
+        for spot, whole in enumerate(given)
+        if whole.data_ptr() <= start and start + part.nbytes <= whole.data_ptr() + whole.nbytes
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _numbers_past(
+    given: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
+) -> Numbers:
+    """The launches' numbers: those of this call, but for what changes."""
+    known = call.ready.values(call.values(tuple(inputs))) if call.changing else []
+    place = next((i for i in call.changing if inputs[i] is given[changing or 0]), None)
+    if changing is None or place is None:
+        return lambda _: known
+    values = call.ready.values_but(known, place)
+    return lambda arguments: values(arguments[changing])
+
+
+def exact(values: Sequence[Any]) -> object:
+    """A key of these values that no others have; None where they may change, or are unknown.
+
+    A shape of PyTorch's is a tuple.
+    """
+    plain = [tuple(value) if type(value) is torch.Size else value for value in values]
+    theirs = [value if type(value) is torch.dtype else None for value in plain]
+    if any(theirs):
+        plain = [None if type(value) is torch.dtype else value for value in plain]
+    if not all(map(is_plain, plain)):
+        return None
+    key = exact_key(tuple(plain))
+    return (key, *theirs) if any(theirs) else key
+
+
+def pick(places: Sequence[int]) -> Pick:
+    """A function that takes a tuple of the items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    start = places[0] if places else 0
+    return itemgetter(slice(start, start + len(places)))

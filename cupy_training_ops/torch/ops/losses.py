@@ -2,33 +2,43 @@
 """Cross-entropy against classes with the gradient of the scores made in the same pass.
 
 The gradient is a result beside the loss, for the loss as it is: the derivative multiplies it, in
-place, with that of the loss.
+place, with that of the loss. That of a linear layer has its scores never there as a whole: rows go
+through in chunks, scores, their gradient in the same memory, and what that adds to the gradients of
+the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from ...errors import refuse
+from ...errors import refuse, shown
 from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
-from .doors import is_watched
+from ...plan import align_up, ceil_div
+from .autograd import Operator
+from .dispatch import is_watched
 from .launching import Run, infer, instance
-from .nodes import Operator
 from .registration import register
-from .shortcuts import Shortcuts
 
 _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "
     "ScalarType? dtype=None"
 )
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+# Of scores, whose gradient takes their memory. Few chunks: each reads and writes the sums.
+CHUNK_NBYTES = 512 << 20
+SCALE = 1024
+MOST = 2**15  # of sums, which float16 has room for
+_ROWS = 128  # a chunk has whole tiles of a matrix product
+MOST_APART = 128  # rows
 
 
-def operator(reduction: str, dtype: torch.dtype | None) -> Any:
+def _loss_operator(reduction: str, dtype: torch.dtype | None) -> Any:
     output_type = None if dtype is None else str(dtype).removeprefix("torch.")
     return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type)
 
@@ -42,7 +52,7 @@ def _both(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Any:
-    return run(operator(reduction, dtype), scores, target, weight, ignore_index, None)
+    return run(_loss_operator(reduction, dtype), scores, target, weight, ignore_index, None)
 
 
 def _loss(
@@ -55,7 +65,7 @@ def _loss(
     dtype: torch.dtype | None,
 ) -> Tensor:
     inputs = (scores, target, weight, ignore_index, None)
-    return run(operator(reduction, dtype), *inputs, outputs=("output",))
+    return run(_loss_operator(reduction, dtype), *inputs, outputs=("output",))
 
 
 def _in_place(
@@ -70,7 +80,7 @@ def _in_place(
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
-    loss, _ = operator(reduction, dtype)(*inputs, out=(None, whole))
+    loss, _ = _loss_operator(reduction, dtype)(*inputs, out=(None, whole))
     if whole is not scores:
         scores.copy_(whole)
     torch.autograd.graph.increment_version(scores)
@@ -90,10 +100,10 @@ def _derivative(ctx: Any, dloss: Tensor, _: None) -> tuple[Any, ...]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
         )
-    return scaled("cross_entropy", dloss, ctx.saved_tensors)[0], *[None] * 5
+    return scale_gradients("cross_entropy", dloss, ctx.saved_tensors)[0], *[None] * 5
 
 
-def scaled(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     """Gradients times that of the loss, or of each row's; in place where nobody asks again."""
     if torch.is_grad_enabled():
         refuse(f"cto::{name}", "create_graph", "False", "True: its gradient has no derivative")
@@ -139,7 +149,180 @@ def _by(gradient: Tensor, factor: Tensor) -> Tensor:
     return gradient
 
 
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
+    """Rows that go through together, of nearly one size."""
+    n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
+    step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+class _Sums:
+    """The gradients that were asked for, before they are divided; the others are empty.
+
+    Sums over chunks for a weight of 16 bits are float16, in the memory of its gradient: bfloat16
+    would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as large, so
+    that small ones are normal numbers, and become float16 in their own memory; columns of `hidden`
+    are taken relative to their largest element, and sums to the number of rows, beyond which they
+    cannot grow. The rows with the largest elements, beside which others would have few bits, are
+    `apart`: they are added behind all others, without a scale.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Tensor | None], mask: Sequence[bool], n_chunks: int
+    ) -> None:
+        hidden, self.weight, bias = inputs
+        assert hidden is not None
+        made = [
+            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+            for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
+        ]
+        self.are_wanted = any(mask)
+        self.of_hidden, self.of_weight, self.of_bias = made
+        self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]
+        self.is_half = hidden.dtype == torch.float16 or (
+            hidden.dtype == torch.bfloat16 and n_chunks > 1
+        )
+        self.scale = SCALE if self.is_half else 1
+        self.wide_bias = None  # SCALE times 64 is past float16
+        if self.of_bias is not None:
+            wide = torch.promote_types(self.of_bias.dtype, torch.float32)
+            self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
+        self.kept, self.unit, self.apart = self.of_weight, 1.0, None
+        if self.is_half and self.of_weight is not None:
+            self.kept = self.of_weight.view(torch.float16)
+            self.unit = MOST / 2 ** max(len(hidden) - 1, 0).bit_length()
+            sizes = hidden.abs()
+            if n_apart := min(MOST_APART, len(hidden) // 8):
+                self.apart = sizes.amax(1).topk(n_apart, sorted=False).indices
+                sizes.index_fill_(0, self.apart, 0)
+            self.largest = sizes.amax(0).float() if len(hidden) else hidden.new_ones(())
+            self.largest.masked_fill_(self.largest == 0, 1)
+        if self.kept is not None and not len(hidden):
+            self.kept.zero_()
+
+    def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
+        """Add the share of these rows, by the gradient of their scores."""
+        if self.of_hidden is not None:
+            into, weight = self.of_hidden[rows], self.weight
+            torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
+        if self.wide_bias is not None:
+            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+        if self.kept is not None:
+            given, factor = (gradient, hidden), self.unit / self.scale
+            if self.is_half:
+                relative = torch.empty_like(hidden, dtype=self.kept.dtype)
+                torch.div(hidden, self.largest, out=relative)
+                relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
+                given = _to_half(gradient), relative
+            self.kept.addmm_(given[0].t(), given[1], beta=int(rows.start > 0), alpha=factor)
+
+    def divide(self, divisor: Tensor) -> None:
+        """All of them, at the end."""
+        if self.of_hidden is not None:
+            self.of_hidden /= divisor
+        if self.of_bias is not None:
+            self.wide_bias /= divisor * self.scale
+            self.of_bias.copy_(self.wide_bias)
+        if self.kept is not None and self.of_weight is not None:
+            factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
+            for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
+                torch.mul(self.kept[rows], factor, out=self.of_weight[rows])
+
+    def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
+        """Add the rows apart to the divided gradients, by the divided gradient of their scores."""
+        assert self.of_weight is not None
+        self.of_weight.addmm_(gradient.t(), hidden)
+        if self.of_hidden is not None:
+            self.of_hidden.index_copy_(0, self.apart, gradient @ self.weight)
+        if self.of_bias is not None and self.wide_bias is not None:
+            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+            self.of_bias.copy_(self.wide_bias)
+
+
+def _to_half(gradient: Tensor) -> Tensor:
+    """Its elements as float16, in their own memory; by vectors, which copy_ does not use here."""
+    found = gradient.view(torch.float16)
+    torch._foreach_copy_([found], [gradient])
+    return found
+
+
+def _linear_cross_entropy(
+    _: Run,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
+    n_counted = _count(target, ignore_index, reduction).to(wide)
+    pieces = list(chunks(len(hidden), len(weight) * hidden.element_size()))
+    op, sums = _loss_operator("sum", wide), _Sums((hidden, weight, bias), mask, len(pieces))
+    scale = target.new_full((1,), sums.scale, dtype=torch.float32)
+    apart, others = sums.apart, target
+    if apart is not None:
+        others = target.index_fill(0, apart, ignore_index)
+    for rows in pieces:
+        loss += _chunk(op, sums, rows, (hidden, weight, bias), (others, ignore_index, scale))
+    sums.divide(n_counted)
+    if apart is not None:
+        scale = n_counted.reciprocal().float().reshape(1)
+        targets = target, ignore_index, scale
+        loss += _chunk(op, sums, apart, (hidden, weight, bias), targets)
+    return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
+
+
+def _chunk(
+    op: Any, sums: _Sums, rows: slice | Tensor, layer: tuple[Any, ...], targets: tuple[Any, ...]
+) -> Tensor:
+    """The loss of some rows, whose scores are gone when the next ones come."""
+    hidden, weight, bias = layer
+    target, ignore_index, scale = targets
+    scores = linear(hidden[rows], weight, bias)
+    inputs = (scores, target[rows], None, ignore_index, scale)
+    if not sums.are_wanted:
+        loss, _ = op(*inputs, outputs=("output",))
+        return loss
+    loss, _ = op(*inputs, out=(None, scores))
+    if isinstance(rows, slice):
+        sums.add(rows, hidden[rows], scores)
+    else:
+        sums.add_apart(hidden[rows], scores)
+    return loss
+
+
+def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """The divisor of the sum: for the mean the rows that count."""
+    if reduction == "sum":
+        return target.new_ones(())
+    if reduction != "mean":
+        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
+    return (target != ignore_index).sum().clamp(min=1)
+
+
+def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
+    hidden, weight, _, bias, _, _, dtype, mask = arguments
+    pairs = zip((hidden, weight, bias), mask, strict=True)
+    made = [x.new_empty(x.shape) if wanted else hidden.new_empty(0) for x, wanted in pairs]
+    return hidden.new_empty((), dtype=dtype or hidden.dtype), *made
+
+
+def _keep_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.mask = tuple(arguments[-1])
+    ctx.save_for_backward(*results[1:])
+
+
+def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    kept = zip(ctx.saved_tensors, ctx.mask, strict=True)
+    found = iter(
+        scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in kept if wanted])
+    )
+    hidden, weight, bias = [next(found) if wanted else None for wanted in ctx.mask]
+    return hidden, weight, None, bias, None, None, None, None
 
 
 DOORS = register(
@@ -149,12 +332,10 @@ DOORS = register(
             _both,
             _keep,
             _derivative,
-            direct=Shortcuts(_both),
         ),
         Operator(
             f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor",
             _loss,
-            direct=Shortcuts(_loss),
         ),
         Operator(
             f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",
@@ -163,5 +344,14 @@ DOORS = register(
             writes=0,
         ),
         Operator("overwritten(Tensor input) -> Tensor", _overwritten, fake=_fake_overwritten),
+        Operator(
+            "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
+            "int ignore_index, str reduction, ScalarType? dtype, bool[3] output_mask) "
+            "-> (Tensor loss, Tensor, Tensor, Tensor)",
+            _linear_cross_entropy,
+            _keep_linear,
+            _linear_derivative,
+            _fake_linear,
+        ),
     )
 )

@@ -16,11 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from .doors import Door, defaults_of, launched, straight, tensors_of
-from .launching import infer
-from .nodes import NAMESPACE, Operator, derivative_of
-from .recent import Recent
-from .shortcuts import EVERY
+from .autograd import NAMESPACE, Operator, derivative_of
+from .dispatch import Door, Recent, defaults_of, tensors_of
+from .launching import EVERY, compute, infer, learn
 
 TAGS = (torch.Tag.pt2_compliant_tag,)
 KEYS = ("CPU", "CUDA")
@@ -111,14 +109,10 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 def _kernel(operator: Operator) -> Callable[..., Any]:
     """The kernel on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
     overload, wanted = _overload(operator.name), operator.wanted
-    defaults, direct = defaults_of(overload), operator.direct
-    run: Callable[[Sequence[Any]], Any] = functools.partial(launched, operator.body)
-    if direct is not None and direct.is_of(operator.body):
-        run = direct
-    changing = None if direct is None else direct.changing
-    recent = Recent(len(defaults), tensors_of(overload, changing), changing)
+    defaults = defaults_of(overload)
+    recent = Recent(len(defaults), tensors_of(overload, operator.changing), operator.changing)
     # Numbers that change come as a list; what is written has another version then.
-    is_noted = changing is None and operator.writes is None
+    is_noted = operator.changing is None and operator.writes is None
 
     def kernel(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
@@ -129,10 +123,11 @@ def _kernel(operator: Operator) -> Callable[..., Any]:
             return found[0](arguments, found[1])
         given = [tuple(value) if type(value) is list else value for value in arguments]
         # Of a mask that names all, results are those of the body.
-        shortest = wanted if wanted is not None and all(given[-1]) else run
-        results = shortest(given)
-        if is_noted:
-            recent.note(arguments, functools.partial(straight, shortest, given, EVERY))
+        body = wanted if wanted is not None and all(given[-1]) else operator.body
+        if not (is_noted and recent.is_due()):
+            return compute(body, given)
+        results, run = learn(body, given, EVERY)
+        recent.note(arguments, run)
         return results
 
     return kernel

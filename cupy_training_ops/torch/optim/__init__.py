@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from .adamw import AdamW
-from .lamb import Lamb
-from .sgd import SGD
+from .adamw import SGD, AdamW, Lamb
 
 __all__ = ["SGD", "AdamW", "Lamb"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""AdamW of PyTorch's protocol."""
+"""SGD, AdamW and Lamb of PyTorch's protocol."""
 
 from __future__ import annotations
 
@@ -10,19 +10,70 @@ import torch
 from torch import Tensor
 
 from ...errors import DtypeError, refuse, shown
-from ...optimizers.rated import AdamWCodedMeasured, AdamWCodedUpdate, AdamWMeasured, AdamWUpdate
+from ...optimizers.steps import (
+    AdamWCodedStepWithRates,
+    AdamWCodedUpdateWithRates,
+    AdamWStepWithRates,
+    AdamWUpdateWithRates,
+    LambStep,
+    LambUpdate,
+    SGDStep,
+    SGDUpdate,
+    check_limits,
+)
 from . import codes
-from .base import Group, Optimizer
-from .groups import rate
-from .local import is_distributed
-from .part import State, Update
+from .base import Group, Optimizer, rate
+from .part import State, Update, is_distributed
+
+
+class SGD(Optimizer):
+    """`torch.optim.SGD` without momentum and weight decay, with clipping in its steps.
+
+    params, lr, max_norm: as of AdamW. It has no state. momentum, weight_decay: 0; what is not is
+    refused, since its kernel has no such term.
+    """
+
+    has_moments = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        max_norm: float | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+            "nesterov": nesterov, "maximize": maximize, "foreach": foreach,
+            "differentiable": differentiable, "fused": fused,
+        }  # fmt: skip
+        super().__init__(params, defaults, max_norm)
+
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        if group["weight_decay"]:
+            refuse("SGD", "weight_decay", "0", shown(group["weight_decay"]))
+
+    def _update(self, group: Group, *, is_measured: bool) -> Update:
+        numbers = {"lr": rate(group["lr"]), "max_norm": self.max_norm}
+        kind = SGDStep if is_measured else SGDUpdate
+        return Update(self._operator(kind, kind), is_measured, numbers)
+
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and the norm is found
-    (False, False): AdamWUpdate,
-    (False, True): AdamWMeasured,
-    (True, False): AdamWCodedUpdate,
-    (True, True): AdamWCodedMeasured,
+KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and a step finds the norm
+    (False, False): AdamWUpdateWithRates,
+    (False, True): AdamWStepWithRates,
+    (True, False): AdamWCodedUpdateWithRates,
+    (True, True): AdamWCodedStepWithRates,
 }
 
 
@@ -132,7 +183,7 @@ class AdamW(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
-        super().load_state_dict(_decoded(state_dict, self._parameters()))
+        super().load_state_dict(_decode(state_dict, self._parameters()))
 
     def _take(self, state_dict: dict[str, Any]) -> None:
         super()._take(state_dict)
@@ -148,7 +199,7 @@ def _is_plain(parameter: Tensor) -> bool:
     return parameter.is_contiguous() and not is_distributed(parameter)
 
 
-def _decoded(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
+def _decode(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
     """The same with numbers where it has codes."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
@@ -159,3 +210,45 @@ def _decoded(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, 
                 wide = codes.numbers(given, parameter, signed=signed)
                 state[key] = {**state[key], name: wide}
     return {**state_dict, "state": state}
+
+
+class Lamb(Optimizer):
+    """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
+
+    params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
+    `cupy_training_ops.Lamb`. Other betas, eps, weight_decay or max_norm prepare the step anew:
+    schedulers should leave betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 1e-2,
+        *,
+        ratio_limits: tuple[float, float] = (-math.inf, math.inf),
+        capturable: bool = False,
+        max_norm: float | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "ratio_limits": ratio_limits, "capturable": capturable,
+        }  # fmt: skip
+        super().__init__(params, defaults, max_norm)
+
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        check_limits("Lamb", group["ratio_limits"])
+
+    def _update(self, group: Group, *, is_measured: bool) -> Update:
+        (alpha, beta), (low, high) = group["betas"], group["ratio_limits"]
+        attributes = {
+            "alpha": alpha, "beta": beta, "lambda_": group["weight_decay"], "epsilon": group["eps"],
+            "ratio_min": low, "ratio_max": high,
+            "max_norm_clip": math.inf if self.max_norm is None else self.max_norm,
+        }  # fmt: skip
+        kind, key = LambStep if is_measured else LambUpdate, (is_measured, *attributes.values())
+        op = self._operator(key, lambda: kind(**attributes))
+        return Update(op, key, {"lr": rate(group["lr"])})

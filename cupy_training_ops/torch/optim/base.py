@@ -1,30 +1,140 @@
 # SPDX-License-Identifier: MIT
-"""The base of optimizers of PyTorch's protocol: parts, scales, states."""
+"""The base of optimizers of PyTorch's protocol: parts, norms, scales, states."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
+from ...call.bound import OpenCall, opened
 from ...call.op import Op
+from ...declare.schema import positive_or_zero
 from ...device.marks import Note
 from ...errors import refuse, shown
-from ...optimizers.checks import number
+from ...families.optimizer.operators import GradientNorm
+from ...optimizers.steps import MEASURED, Convert, check_betas, check_number
 from ...optimizers.whole import Whole
-from ...planning.step import above_zero
-from .groups import check_numbers, check_state
-from .norms import Norms
-from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
+from ...planning.step import above_zero, not_negative
+from .part import MAX_KEPT, MOMENTS, Count, Part, Ranks, State, Update, without_gaps, zero_norm
 
 Group = dict[str, Any]
 Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients
+Told = dict[str, Tensor]  # the norm of gradients, and whether it is finite
 
 REFUSED = ("amsgrad", "maximize", "differentiable", "momentum", "dampening", "nesterov")
+
+
+# ---- numbers, states and norms -------------------------------------------------------------------
+
+
+_NUMBERS: dict[str, Convert] = {
+    "lr": positive_or_zero,
+    "weight_decay": positive_or_zero,
+    "eps": not_negative,
+}
+
+
+def rate(lr: Any) -> Any:
+    """A learning rate as operators take it: a tensor of the host is read there."""
+    return lr.item() if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr
+
+
+def check_numbers(optimizer: str, group: dict[str, Any]) -> None:
+    """Refuse numbers out of their ranges, before a first step has them."""
+    if group.get("foreach") and group.get("fused"):
+        refuse(optimizer, "fused", "foreach or fused, not both", "both")
+    for name in _NUMBERS.keys() & group.keys():
+        value = group[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            refuse(optimizer, name, "one element", f"shape {tuple(value.shape)}")
+        if not isinstance(value, Tensor) or value.device.type == "cpu":
+            check_number(optimizer, name, _NUMBERS[name], rate(value))
+    if "betas" in group:
+        _check_betas(optimizer, group["betas"])
+
+
+def check_state(optimizer: str, parameter: Tensor, state: dict[str, Any]) -> None:
+    """Refuse a parameter's state that is another's; codes are looked at where they are decoded."""
+    expected = ("step", *MOMENTS)
+    if not state.keys() >= set(expected):
+        refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
+    step = float(state["step"])
+    if not 0 <= step < math.inf:
+        refuse(optimizer, "state: step", "a number of steps", str(step))
+    for name in MOMENTS:
+        found = state[name]
+        if found.shape != parameter.shape and found.dtype != torch.uint8:
+            words = f"{name} of shape {tuple(parameter.shape)}"
+            refuse(optimizer, "state", words, str(tuple(found.shape)))
+
+
+def _check_betas(optimizer: str, betas: Any) -> None:
+    check_betas(optimizer, tuple(map(rate, betas)) if isinstance(betas, list | tuple) else betas)
+
+
+class Norms:
+    """Norms of lists of tensors, each kind bound to its results once."""
+
+    def __init__(self) -> None:
+        self._bound: dict[object, tuple[OpenCall, Told]] = {}
+
+    def of_all(self, ready: Ready) -> Told:
+        """The norm of all gradients, and whether it is finite; nothing waits."""
+        found: dict[Ranks, list[Tensor]] = {}
+        for part, gradients in ready:
+            for ranks, some in part.by_ranks(gradients).items():  # the same on each of them
+                found.setdefault(ranks, []).extend(some)
+        norms = {ranks: self._each(ranks, some) for ranks, some in found.items()}
+        whole = norms.get((), [])
+        if len(norms) == len(whole) == 1:
+            return whole[0]
+        device = ready[0][0].parameters[0].device
+        return _join(norms, device)
+
+    def _each(self, ranks: Ranks, gradients: Sequence[Tensor]) -> list[Told]:
+        """Norms of each type on each device, on this rank."""
+        kinds: dict[object, list[Tensor]] = {}
+        for gradient in gradients:
+            kind = kinds.setdefault((gradient.dtype, gradient.device), [])
+            kind.append(without_gaps(gradient))
+        return [self._of(ranks, some) for some in kinds.values()]
+
+    def _of(self, ranks: Ranks, gradients: Sequence[Tensor]) -> Told:
+        """The norm of such gradients, and whether it is finite."""
+        first = gradients[0]
+        key = ranks, first.dtype, first.device
+        if key not in self._bound:
+            found = zero_norm(first)
+            out = tuple(found.values())
+            call = opened(GradientNorm().bound(gradients=..., out=out)).trusting()
+            self._bound[key] = call, found
+        call, found = self._bound[key]
+        call(gradients=gradients)
+        return found
+
+
+def _join(groups: dict[Ranks, list[Told]], device: torch.device) -> Told:
+    """The norm of several, in float64, which holds the squares of float32."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for ranks, norms in groups.items():
+        square = torch.zeros((), dtype=torch.float64, device=device)
+        for told in norms:
+            norm = told["gradient_norm"].to(device, non_blocking=True)
+            square += norm.double().square()
+        for group in ranks:
+            sys.modules["torch.distributed"].all_reduce(square, group=group)
+        total += square
+    return {"gradient_norm": total.sqrt_(), "is_finite": total.isfinite()}
+
+
+# ---- optimizers ----------------------------------------------------------------------------------
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -36,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
         if max_norm is not None:
-            number(type(self).__name__, "max_norm", above_zero, max_norm)
+            check_number(type(self).__name__, "max_norm", above_zero, max_norm)
         self.max_norm = max_norm
         self._whole = Whole(type(self).__name__)
         self._forget()
@@ -138,9 +248,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _step(self, ready: Ready) -> None:
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
-        told: dict[str, Tensor | None] = {} if is_measured else dict.fromkeys(TOLD)
+        told: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
         if clips and not is_measured:
-            told = self._norms.told(ready)
+            told = self._norms.of_all(ready)
         check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
         held: list[object] = []
         writes: list[Note] = []
@@ -152,7 +262,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             writes += some
         self._whole.write(writes)
         for part, _ in ready:
-            part.written()
+            part.finish()
         if clips:
             self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
 
@@ -175,18 +285,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if n_missing == len(given):
                 continue
             if n_missing:
-                part = self._taken_apart(part, given)
+                part = self._take_apart(part, given)
                 given = [parameter.grad for parameter in part.parameters]
             yield part, part.gradients(given)
 
-    def _taken_apart(self, part: Part, gradients: Sequence[Tensor | None]) -> Part:
+    def _take_apart(self, part: Part, gradients: Sequence[Tensor | None]) -> Part:
         """The part that has gradients, in whose place it comes with one that has none."""
         assert self._parts is not None
         at = self._parts.index(part)
         found = []
         for is_given in (True, False):
             some = [i for i, g in enumerate(gradients) if (g is not None) == is_given]
-            count = part.count if is_given or part.count is None else part.count.copied()
+            count = part.count if is_given or part.count is None else part.count.copy()
             own = [part.states[i] for i in some] if part.states else []
             found.append(self._make(part.place, [part.parameters[i] for i in some], own, count))
         self._parts[at : at + 1] = found
@@ -246,7 +356,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         count = known.get(id(step))
         if count is None:
             return Count(int(step), parameter.device)
-        return count.copied() if id(count.made) in self._counts else count
+        return count.copy() if id(count.made) in self._counts else count
 
     def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
         """States and parts of parameters that have their first gradient: all, or none."""

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ...errors import refuse
 from ...families.adam.codes import coded_nbytes
 from ...families.adam.facts import CODED_BLOCK, FIRST_BITS, SECOND_BITS
-from .local import is_distributed, local, ordered, part_like
+from .part import in_memory_order, is_distributed, local, part_like
 
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 _FRACTION, _INFINITE, _NAN = 23, 0x7F80_0000, 0x7FC0_0000
@@ -29,7 +29,7 @@ def zeros(parameter: Tensor) -> Tensor:
 def encode(moments: Tensor, like: Tensor, *, signed: bool) -> Tensor:
     """The codes of moments, in the order in which a parameter lies in memory."""
     laid = torch.empty_like(local(like), dtype=torch.float32).copy_(local(moments))
-    flat = ordered(laid).reshape(-1)
+    flat = in_memory_order(laid).reshape(-1)
     kept, top = (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
     shift = _FRACTION - kept
     bits = flat.abs().view(torch.int32)
@@ -56,7 +56,7 @@ def decode(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
     if signed:
         flat = torch.where(each & 128 != 0, -flat, flat)
     numbers = torch.empty_like(own, dtype=torch.float32)
-    view = ordered(numbers)
+    view = in_memory_order(numbers)
     view.copy_(flat.view(view.shape))
     return part_like(numbers, like)
 

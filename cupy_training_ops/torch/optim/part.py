@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Parameters that were updated in the same steps, bound to the operators that update them."""
+"""Parameters that were updated in the same steps, bound to the operators that update them.
+
+Of a tensor that is divided over ranks, each updates its own part, where that lies in memory.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
@@ -17,14 +21,84 @@ from ...call.op import Op
 from ...device.marks import Note, at_once
 from ...device.tensor_guards import Watched, raise_versions, versions
 from ...errors import ArgumentError
-from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
+from ...optimizers.steps import MEASURED, Measured
+
+# ---- a tensor's memory on this rank, and its elements in their order there -----------------------
+
+Ranks = tuple[Any, ...]  # of PyTorch's process groups
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Return True if it is a part of a tensor that is divided over ranks."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def ranks_of(tensor: Tensor) -> Ranks:
+    """The groups of ranks among which a tensor is taken apart; none where it is whole."""
+    if not is_distributed(tensor):
+        return ()
+    part: Any = tensor
+    placed = enumerate(part.placements)
+    return tuple(part.device_mesh.get_group(i) for i, place in placed if place.is_shard())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The memory of this rank; gradients are not recorded."""
+    if not is_distributed(tensor):
+        return tensor
+    part: Any = tensor
+    own: Tensor = part.to_local()
+    return own
+
+
+def part_like(own: Tensor, like: Tensor) -> Tensor:
+    """This rank's memory as its part of a tensor that is taken apart as another is."""
+    if not is_distributed(like):
+        return own
+    part: Any = like
+    found: Tensor = type(part).from_local(
+        own, part.device_mesh, part.placements, shape=part.shape, stride=part.stride()
+    )
+    return found
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A dense tensor's view whose dimensions are in the order of memory; others as they are."""
+    if tensor.is_contiguous():
+        return tensor
+    strides = tensor.stride()
+    view = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -strides[d]))
+    return view if view.is_contiguous() else tensor
+
+
+def without_gaps(tensor: Tensor) -> Tensor:
+    """A tensor's elements in some order; what is sparse is as it is, to be refused."""
+    if tensor.layout != torch.strided:
+        return tensor
+    return in_memory_order(tensor.resolve_neg()).contiguous()
+
+
+def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
+    """The same in the order of another tensor's memory; a copy where it is in another order."""
+    if gradient.shape != like.shape or gradient.layout != torch.strided:
+        return gradient
+    if gradient.stride() != like.stride():
+        gradient = torch.empty_like(like, dtype=gradient.dtype).copy_(gradient)
+    return in_memory_order(gradient.resolve_neg())
+
 
 State = dict[str, Any]
 
 MOMENTS = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2"}  # in a state, and of an operator
 MAX_KEPT = 16  # operators, and calls of a part
-MEASURED = ("gradient_norm", "is_finite")  # which a step finds itself
-TOLD = ("gradient_norm", "update_signal")  # which another is told
+
+
+def zero_norm(like: Tensor) -> dict[str, Tensor]:
+    """Where the norm of such gradients is put, and whether it is finite."""
+    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    norm = torch.zeros((), dtype=wide, device=like.device)
+    return dict(zip(MEASURED, (norm, torch.zeros_like(norm, dtype=torch.bool)), strict=True))
 
 
 class Update(NamedTuple):
@@ -43,15 +117,15 @@ class Count:
         self.made = torch.full((), float(n_made), dtype=torch.float32, device=device)
         self._version = self.made._version
 
-    def copied(self) -> Count:
+    def copy(self) -> Count:
         """Another one that goes on from here; nothing waits."""
-        self.heed()
+        self.catch_up()
         count = object.__new__(Count)
         count.next, count.made = self.next.clone(), self.made.clone()
         count._version = count.made._version
         return count
 
-    def heed(self) -> None:
+    def catch_up(self) -> None:
         """Go on from what someone else wrote into the states' number."""
         if self.made._version != self._version:
             self.next.copy_(self.made + 1)
@@ -71,7 +145,7 @@ class Count:
         """A write of the states' count after a step, which may have been skipped."""
         return functools.partial(torch.sub, self.next, 1, out=self.made)
 
-    def followed(self) -> None:
+    def take_version(self) -> None:
         """The states' number is ours."""
         self._version = self.made._version
 
@@ -100,10 +174,10 @@ class Part:
         used = [i for i, tensor in enumerate(whole) if tensor.numel()]
         self._used = None if len(used) == len(whole) else used
         self._whole = [whole[i] for i in used]
-        self._lists = {"weights": [ordered(tensor) for tensor in self._whole]}
+        self._lists = {"weights": [in_memory_order(tensor) for tensor in self._whole]}
         moments = {m: [local(tensors[i]) for i in used] for m, tensors in self.moments.items()}
         for name, tensors in moments.items():
-            self._lists[MOMENTS[name]] = [ordered(tensor) for tensor in tensors]
+            self._lists[MOMENTS[name]] = [in_memory_order(tensor) for tensor in tensors]
         self._odd = [i for i, tensor in enumerate(self._whole) if not tensor.is_contiguous()]
         self._watched = Watched(self._whole, [t for tensors in moments.values() for t in tensors])
         self._calls: dict[object, OpenCall] = {}
@@ -157,19 +231,19 @@ class Part:
         """
         if self.count is None:
             return self._update(update, gradients, told) if gradients else ({}, [])
-        self.count.heed()
+        self.count.catch_up()
         if gradients:
             given, writes = self._update(update, gradients, told)
         else:
             given, writes = {}, [self.count.go_on(told)]
         return given, [*writes, self.count.follow()]
 
-    def written(self) -> None:
+    def finish(self) -> None:
         """Let autograd know of a step, and take its number for ours."""
         if self._whole:
             raise_versions(self.parameters)
         if self.count is not None:
-            self.count.followed()
+            self.count.take_version()
 
     def _update(
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
@@ -178,26 +252,27 @@ class Part:
         device = gradients[0].device
         here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
         given = {"gradients": gradients, **update.numbers, **here}
-        call = self._calls.get(update.key) or self._bound(update, given)
+        call = self._calls.get(update.key) or self._bind_call(update, given)
         try:
-            return given, [_checked(call, given)]
+            return given, [_checked_write(call, given)]
         except ArgumentError:
             pairs = enumerate(zip(gradients, self._whole, strict=True))
             laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
             if all(map(is_, laid, gradients)):
                 raise
             given = {**given, "gradients": laid}
-            return given, [_checked(call, given)]
+            return given, [_checked_write(call, given)]
 
-    def _bound(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
+    def _bind_call(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
         """The operator over this part, with what each step gives left open."""
         op = update.op
         closed: dict[str, Any] = dict(self._lists)
         if self.count is not None:
             closed["step"] = self.count.next
-        if any(item.name == MEASURED[1] for item in op.inputs):
-            closed |= zip(MEASURED, self._measure(), strict=True)
-        kept = {"gradients", *MEASURED, *TOLD}
+        if isinstance(op, Measured):
+            closed |= (found := zero_norm(self._whole[0]))
+            self.norm = found["gradient_norm"]
+        kept = {"gradients", *MEASURED}
         outputs = [output.name for output in op.outputs if output.aliases not in kept]
         call = opened(op.bound(**closed, **dict.fromkeys(given, ...), outputs=outputs)).trusting()
         if len(self._calls) >= MAX_KEPT:
@@ -205,15 +280,8 @@ class Part:
         self._calls[update.key] = call
         return call
 
-    def _measure(self) -> tuple[Tensor, Tensor]:
-        """Where a step puts the norm, and whether it is finite."""
-        first = self._whole[0]
-        wide = torch.float64 if first.dtype == torch.float64 else torch.float32
-        self.norm = torch.zeros((), dtype=wide, device=first.device)
-        return self.norm, torch.zeros((), dtype=torch.bool, device=first.device)
 
-
-def _checked(call: OpenCall, given: Mapping[str, Any]) -> Note:
+def _checked_write(call: OpenCall, given: Mapping[str, Any]) -> Note:
     """Check a call; return what writes, which refuses nothing any more."""
     made = call.checked(**given)
     if given["gradients"][0].is_cuda and not (call.is_native and made.over_tensors):

@@ -8,7 +8,7 @@ import pytest
 from parameter_lists import TABLES, assert_all_match, parameters
 
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.families.adam import plan as adam
+from cupy_training_ops.families.adam import operators as adam
 from cupy_training_ops.families.adam.codes import coded_nbytes, decode, encode
 
 ERROR = 2.0**-4  # relative: a step of a code

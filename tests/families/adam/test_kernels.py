@@ -11,7 +11,7 @@ from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
-from cupy_training_ops.families.adam import plan as adam
+from cupy_training_ops.families.adam import operators as adam
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.idle import IdleBackend, launches

@@ -14,9 +14,8 @@ from ranks import in_threads, results
 import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT32
-from cupy_training_ops.families.collective import plan_adasum as planning
-from cupy_training_ops.families.collective import queue
-from cupy_training_ops.families.collective.plan_adasum import CAPACITY
+from cupy_training_ops.families.collective import operators, queue
+from cupy_training_ops.families.collective.facts import CAPACITY
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_adasum_of_four_ranks_and_many_arrays(emulated) -> None:
 def test_adasum_takes_three_launches_a_level_and_hundred_arrays() -> None:
     def steps(n: int, levels: tuple[int, ...]) -> list[str]:
         xs = [Spec((5,), FLOAT32, place=i) for i in range(n)]
-        plan = planning.plan(lambda *_: None, 0, levels, xs, xs)
+        plan = operators.adaptive_sums(lambda *_: None, 0, levels, xs, xs)
         return [getattr(step, "symbol", "swap").rpartition("__")[2] for step in plan.steps]
 
     each = ["dots", "scales", "combine"]

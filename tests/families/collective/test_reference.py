@@ -13,7 +13,7 @@ from ranks import Processes, in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.families.collective import members, plan_letters
+from cupy_training_ops.families.collective import members, operators
 from cupy_training_ops.families.collective import members as rule
 from cupy_training_ops.process_group.group import Sizes
 
@@ -266,7 +266,7 @@ def test_receiving_on_a_gpu_that_does_not_answer_is_refused(monkeypatch) -> None
         def current_device(self) -> int:
             raise RuntimeError("cudaErrorInsufficientDriver")
 
-    monkeypatch.setattr(plan_letters.backends, "cuda_backend", Silent)
+    monkeypatch.setattr(operators.backends, "cuda_backend", Silent)
     first, second = cto.ProcessGroup.in_threads(2)
     with first, second, pytest.raises(cto.ProviderError, match=r"^Recv: no GPU answers \(cudaE"):
         cto.recv(True, 1, group=first, tag=1, element_types=[1], shapes=[(3,)])

@@ -74,7 +74,7 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert (image["width"], image["channels_last"]) == (16 // dtype.itemsize, True)
     first, _ = gradients(LAYER, dtype, channels_last=False)
     assert found.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
-    forward = plan.forward(H200, LAYER, x, w, None, y)
+    forward = plan.image_plan(H200, LAYER, x, w, None, y)
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
 
 
@@ -132,7 +132,7 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     assert weight.args[:2] == (x, y)
     assert [of_w.symbol, of_b.symbol, of_w.args[1]] == ["conv__total", "conv__total", dw]
     assert weight.slots == of_w.slots == of_b.slots
-    forward = plan.forward(H200, DEPTHWISE, x, w, None, y)
+    forward = plan.image_plan(H200, DEPTHWISE, x, w, None, y)
     assert [step.symbol for step in launches(forward)] == ["conv__depthwise_walks"]
 
 
@@ -151,7 +151,7 @@ def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
     assert [step.symbol for step in launches(found)][:2] == ["conv__transpose"] * 2
     x, y, w = specs(DEPTHWISE, FLOAT16)
     for given in ((replace(x, aligned=False), y), (x, replace(y, channels_last=False))):
-        steps = launches(plan.forward(H200, DEPTHWISE, given[0], w, None, given[1]))
+        steps = launches(plan.image_plan(H200, DEPTHWISE, given[0], w, None, given[1]))
         assert "conv__transpose" in [step.symbol for step in steps]
 
 
@@ -214,7 +214,7 @@ def test_few_and_misaligned_channels_are_padded_in_lines() -> None:
     """Vectors of 16 bytes begin at none of their positions."""
     for c, aligned in ((replace(LAYER, channels=100), True), (LAYER, False)):
         x, y, w = (replace(s, aligned=aligned) for s in specs(c, FLOAT16))
-        stage, *_ = launches(plan.forward(H200, c, x, w, None, y))
+        stage, *_ = launches(plan.image_plan(H200, c, x, w, None, y))
         assert [int(stage.args[-1][name]["width"]) for name in "xw"] == [-1, -1]
         assert stage.args[0] == x
 

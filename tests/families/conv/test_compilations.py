@@ -16,7 +16,7 @@ import pytest
 
 from cupy_training_ops import ProviderError
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.device import offline
+from cupy_training_ops.device import compiler
 from cupy_training_ops.device.compiler import slot_options
 from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
@@ -54,12 +54,12 @@ def convolutions() -> list[Convolution]:
 @functools.cache
 def launched(architecture: str) -> dict[Slots, frozenset[str]]:
     """The kernels of each compilation that plans launch."""
-    device, found = offline.device(architecture), dict[Slots, frozenset[str]]()
+    device, found = compiler.device_of(architecture), dict[Slots, frozenset[str]]()
     for c, dtype, tf32 in itertools.product(convolutions(), FLOATS, (False, True)):
         x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
         plans = (
-            conv.forward(device, c, x, w, None, y, tf32=tf32),
-            conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
+            conv.image_plan(device, c, x, w, None, y, tf32=tf32),
+            conv.image_plan(device, c, y, w, None, x, is_gradient=True, tf32=tf32),
             conv.weight_gradient(device, c, x, y, w, tf32=tf32),
             conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
             *of_lines(device, c, x, y, w),
@@ -119,10 +119,12 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
 
 def architectures() -> list[Any]:
     """One that the session draws; the others are thorough."""
-    drawn = random.Random(f"{os.environ['CTO_SEED']} compilations").choice([*offline.ARCHITECTURES])
+    drawn = random.Random(f"{os.environ['CTO_SEED']} compilations").choice(
+        [*compiler.ARCHITECTURES]
+    )
     return [
         pytest.param(a, marks=() if a == drawn else pytest.mark.thorough)
-        for a in offline.ARCHITECTURES
+        for a in compiler.ARCHITECTURES
     ]
 
 
@@ -149,10 +151,10 @@ def test_no_compilation_has_many_kernels(architecture) -> None:
 def test_a_compilation_has_the_kernels_that_it_is_said_to_have(seed) -> None:
     draw = random.Random(seed)
     try:
-        architecture = draw.choice(offline.supported_architectures())
+        architecture = draw.choice(compiler.supported_architectures())
     except ProviderError as error:
         pytest.skip(str(error))
     slots = draw.choice(sorted(launched(architecture)))
-    found = offline.compile_for(load("conv"), slot_options(dict(slots)), architecture)
+    found = compiler.compile_for(load("conv"), slot_options(dict(slots)), architecture)
     with_body = {name for name, used in found.items() if used.registers > EMPTY}
     assert with_body == {f"conv__{name}" for name in compiled(slots, architecture)}

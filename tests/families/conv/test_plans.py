@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATS
 from cupy_training_ops.families.conv import plan as conv
+from cupy_training_ops.families.conv import plan_model
 from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.facts import AXES
 from cupy_training_ops.families.conv.plan_model import Blocks, time_of
 from cupy_training_ops.families.conv.plan_variants import parts_of_sum
-from cupy_training_ops.plan import Device, Launch, LaunchError, Plan
+from cupy_training_ops.plan import Device, Launch, Plan
 
 H200 = Device(132, (9, 0), 227 * 1024)
 BATCH = 64
@@ -63,8 +68,8 @@ def layer(
 def plans(c: Convolution, dtype: Any, device: Device = H200, tf32: bool = False) -> dict[str, Plan]:
     x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
     return {
-        "Y": conv.forward(device, c, x, w, None, y, tf32=tf32),
-        "X": conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
+        "Y": conv.image_plan(device, c, x, w, None, y, tf32=tf32),
+        "X": conv.image_plan(device, c, y, w, None, x, is_gradient=True, tf32=tf32),
         "W": conv.weight_gradient(device, c, x, y, w, tf32=tf32),
         "b": conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
     }
@@ -194,7 +199,7 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
 def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, aligned, expected):
     c = layer(8, 8, extent, kernel, stride, group=8)
     x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
-    (step,) = launches(conv.forward(H200, c, x, w, None, y))
+    (step,) = launches(conv.image_plan(H200, c, x, w, None, y))
     assert step.args[-1]["in_vectors"] == expected
 
 
@@ -265,13 +270,6 @@ def test_residues_of_few_channels_are_rows_of_one_tile() -> None:
         assert step.args[-1]["of_channel"] == 1
 
 
-def test_positions_beyond_32_bits_are_refused() -> None:
-    c = Convolution(1, 1, 1, 1, (5,), (5,), (2,), (1,), (2**31 - 2,), (7,))
-    specs = [Spec(shape, FLOAT64) for shape in (c.x_shape, c.w_shape)]
-    with pytest.raises(LaunchError, match="extents"):
-        conv.forward(H200, c, *specs, None, Spec(c.y_shape, FLOAT64))
-
-
 def test_small_groups_are_joined() -> None:
     """16 of 4 channels to one."""
     c = layer(128, 128, 56, 3, 1, group=32)
@@ -283,3 +281,51 @@ def test_small_groups_are_joined() -> None:
     layout = launches(plans(c, FLOAT16)["X"])[0].args[-1]
     assert layout["groups"]["joined"] == 16
     assert int(layout["w"]["blocks"]) == -(-128 * 9 * 8 // 256)
+
+
+# ---- the model of tiles against measured times: scripts/conv_variants.py -------------------------
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+MEASURED = {  # halves multiplied by warps, or by warpgroups
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(DATA.glob("conv_variants*.json"))
+}
+each = pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
+TYPES = {"f2": (FLOAT16, False), "f4,tf32": (FLOAT32, True)}
+
+
+def chosen(device: Device, shape: dict[str, Any]) -> str:
+    """The variant that a plan takes, by its name."""
+    channels, side, filters, kernel, stride, group, dilation, batch = shape["layer"]
+    dtype, tf32 = TYPES[shape["type"]]
+    pad = kernel // 2 * dilation
+    how = {"strides": (stride,) * 2, "dilations": (dilation,) * 2, "pads": (pad,) * 4}
+    x = Spec((batch, channels, side, side), dtype)
+    w = Spec((filters, channels // group, kernel, kernel), dtype)
+    c = get_op("ConvGrad")(group=group, **how).convolution(x, w).padded_to(AXES)
+    if not plan_model.staged_weight(device, c, (x, Spec(c.y_shape, dtype)), tf32):
+        return "gathered"
+    tiles = plan_model.weight_tiles(device, c, dtype)
+    return f"{tiles.rows} x {tiles.parts}"
+
+
+@each
+def test_what_plans_take_is_nearly_the_fastest(measured) -> None:
+    """Within 10 % of the fastest variant for nine of ten shapes. Who changes the model so that it
+    takes what was not measured measures again."""
+    multiprocessors, capability, *more = measured["plans_for"]
+    device = Device(multiprocessors, tuple(capability), *more)
+    shapes = measured["shapes"]
+    assert len(shapes) == 60
+    over = [s["us"][chosen(device, s)] / min(s["us"].values()) for s in shapes]
+    assert sum(ratio <= 1.1 for ratio in over) >= 54, sorted(over)[-10:]
+
+
+@each
+def test_variants_differ(measured) -> None:
+    """Else any choice would do: a shape's slowest takes twice as long as its fastest, and neither
+    all shapes are staged nor in tiles of one size."""
+    spread = [max(s["us"].values()) / min(s["us"].values()) for s in measured["shapes"]]
+    assert sorted(spread)[30] > 1.5
+    fastest = {min(s["us"], key=s["us"].get).partition(" ")[0] for s in measured["shapes"]}
+    assert fastest == {"gathered", "64", "128"}

@@ -27,7 +27,7 @@ from cupy_training_ops.testing.samples import as_tuple
 
 jax.config.update("jax_enable_x64", True)
 
-ROWS = plan_model.OF_WARPS.tiles
+ROWS = plan_model.OF_WARPS
 TYPES = {
     "float16": (FLOAT16, False),
     "bfloat16": (BFLOAT16, False),

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError, DtypeError
-from cupy_training_ops.families.elementwise import broadcasting
+from cupy_training_ops.families.elementwise import plan_div_grad
 from cupy_training_ops.testing.compare import assert_matches
 
 jax.config.update("jax_enable_x64", True)
@@ -118,7 +118,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @given(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=6, min_side=0))
 def test_dimensions_keep_sizes_and_order(shapes) -> None:
     a, b = shapes.input_shapes
-    dims = broadcasting.dimensions(a, b)
+    dims = plan_div_grad.dimensions(a, b)
     assert math.prod(d.extent for d in dims) == math.prod(shapes.result_shape)
     assert math.prod(d.extent for d in dims if d.in_a) == math.prod(a)
     assert math.prod(d.extent for d in dims if d.in_b) == math.prod(b)
@@ -129,11 +129,11 @@ def test_dimensions_keep_sizes_and_order(shapes) -> None:
 @given(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=6, min_side=1))
 def test_strides_find_the_element(shapes) -> None:
     a, b = shapes.input_shapes
-    dims = broadcasting.dimensions(a, b)
+    dims = plan_div_grad.dimensions(a, b)
     flat = np.arange(math.prod(b))
     expected = np.broadcast_to(flat.reshape(b), shapes.result_shape).ravel()
     index = np.indices([d.extent for d in dims]).reshape(len(dims), expected.size)
-    steps = broadcasting.strides(dims, [d.in_b for d in dims])
+    steps = plan_div_grad.strides(dims, [d.in_b for d in dims])
     assert (np.array(steps, np.int64) @ index == expected).all()
 
 
@@ -150,8 +150,8 @@ def test_strides_find_the_element(shapes) -> None:
     ],
 )
 def test_outer_kept_inner(a, b, expected) -> None:
-    assert broadcasting.outer_kept_inner(broadcasting.dimensions(a, b), "B") == expected
-    assert broadcasting.outer_kept_inner(broadcasting.dimensions(b, a), "A") == expected
+    assert plan_div_grad.outer_kept_inner(plan_div_grad.dimensions(a, b), "B") == expected
+    assert plan_div_grad.outer_kept_inner(plan_div_grad.dimensions(b, a), "A") == expected
 
 
 # ---- Scale, BatchScale, ScaledSum ----------------------------------------------------------------

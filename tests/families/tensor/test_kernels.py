@@ -40,7 +40,7 @@ def normal(rng: np.random.Generator, *shape: int, dtype="float32") -> np.ndarray
 
 
 def address(array) -> int:
-    return backends.BACKENDS[type(array)].pointer(array)
+    return backends.BACKENDS[type(array)].pointers([array])[0]
 
 
 # ---- View ----------------------------------------------------------------------------------------

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""Launches of products whose tiles gather what they read, where it lies otherwise than staged.
+
+An image, of a convolution or its data gradient, is W times tiles of the other image. The gradient
+of weights is a long sum, which is split; see cuda_src/conv/weight.cuh.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
+from ...rules.widening import computed_in
+from .extents import Convolution, Shape
+from .facts import AXES, COLUMNS, THREADS, ImageLayout, WeightLayout
+from .plan_launches import geometry, summers, taps, total
+from .plan_variants import Variant, parts_of_sum, residues, small_variant, stages, weight_kernel
+
+PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
+SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
+
+ImageArrays = tuple[Spec, Spec, Spec | None, Spec]  # read, W, bias, written
+WeightArrays = tuple[Spec, Spec, Spec | None, Spec | None]  # X, Y, W and bias, None if not wanted
+Parts = Scratch | None  # sums of parts
+
+
+# ---- an image ------------------------------------------------------------------------------------
+
+
+def image_product(
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    arrays: ImageArrays,
+    *,
+    is_gradient: bool,
+    unspread: Convolution,
+) -> Plan:
+    """W is packed, and multiplied, some tiles of rows at a time."""
+    read, w, bias, written = arrays
+    product = ImageProduct(conv, variant, is_gradient=is_gradient)
+    tiles = conv.group * product.row_tiles
+    at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))
+    scratch, steps = ScratchMemory(), []
+    packed = scratch.take(min(tiles, at_once) * product.packed_size, w.dtype)
+    for first in range(0, tiles, at_once):
+        count = min(at_once, tiles - first)
+        layout = product.layout(first, count, unspread)
+        packing = Config((count * product.packing_blocks,), (THREADS,))
+        args = (w, packed, layout)
+        steps.append(Launch(variant.kernel("conv__pack"), packing, args, variant.slots))
+        blocks = count * product.column_tiles * math.prod(product.of_axes)
+        specs = (read, packed, bias, written)
+        steps.append(_product_launch(device, product, specs, layout, blocks))
+    return scratch.plan(*steps)
+
+
+class ImageProduct:
+    """Rows of W's tiles by columns of the image's; of a gradient, by residues of the strides."""
+
+    def __init__(
+        self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
+    ) -> None:
+        self.conv, self.variant, self.is_gradient = conv, variant, is_gradient
+        self.extents, self.read_extents = conv.output, conv.image
+        self.rows, self.depth = conv.group_filters, conv.group_channels
+        if is_gradient:
+            self.extents, self.read_extents = self.read_extents, self.extents
+            self.rows, self.depth = self.depth, self.rows
+        self.of_axes = residues(conv) if is_gradient else (1,) * AXES
+        self.column_tiles = _column_tiles(conv, self.extents, self.of_axes, columns)
+        self.row_tiles = ceil_div(self.rows, variant.rows)
+        self.parts = ceil_div(self.depth, variant.depth)
+        self.packing_blocks = math.prod(conv.kernel) * self.parts  # of a tile
+        self.packed_size = self.packing_blocks * variant.depth * variant.rows
+
+    def layout(self, first: int, count: int, unspread: Convolution) -> np.void:
+        """The layout of `count` tiles of rows from the first on."""
+        return by_value(
+            ImageLayout,
+            written=self.extents,
+            read=self.read_extents,
+            **taps(self.conv),
+            residues=self.of_axes,
+            tap_steps=_tap_steps(self.conv) if self.is_gradient else self.of_axes,
+            batch=self.conv.batch,
+            groups=self.conv.group,
+            rows=self.rows,
+            depth=self.depth,
+            parts=self.parts,
+            row_tiles=self.row_tiles,
+            first_tile=first,
+            tiles=count,
+            **_spread_fields(unspread, self.conv),
+            is_gradient=self.is_gradient,
+        )
+
+
+def _product_launch(
+    device: Device, product: ImageProduct, specs: tuple[object, ...], layout: np.void, blocks: int
+) -> Launch:
+    """The launch that multiplies, with staged lines where the image has some."""
+    variant = product.variant
+    if variant.lines:
+        n = stages(device)
+        config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
+        return Launch("conv__image_lines", config, (*specs, n, layout), variant.slots)
+    args = (*specs, product.column_tiles, layout)
+    return Launch(variant.kernel("conv__image"), Config((blocks,), (THREADS,)), args, variant.slots)
+
+
+def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
+    """Fields of a layout that say how residues of `conv` are channels of `spread`."""
+    steps = (1,) * AXES if spread is conv else conv.strides
+    each = zip(steps, conv.pads, spread.pads, strict=True)
+    return {
+        "of_channel": math.prod(steps),
+        "spread": steps,
+        "w_kernel": conv.kernel,
+        "skipped": tuple(step * pad - p for step, p, pad in each),
+    }
+
+
+def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape, columns: int) -> int:
+    """Tiles of the first residue, which has the most positions."""
+    positions = (ceil_div(n, step) for n, step in zip(extents, of_axes, strict=True))
+    return ceil_div(conv.batch * math.prod(positions), columns)
+
+
+def _tap_steps(conv: Convolution) -> Shape:
+    """Taps of the kernel from one that a residue of the stride has to its next."""
+    pairs = zip(conv.strides, conv.dilations, strict=True)
+    return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+
+
+# ---- the gradient of weights ---------------------------------------------------------------------
+
+
+def weight_sums(device: Device, conv: Convolution, variant: Variant, arrays: WeightArrays) -> Plan:
+    """The gradient of the weights, and that of a bias.
+
+    A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
+    """
+    x, y, w, bias = arrays
+    product = WeightProduct(device, conv, variant)
+    scratch, parts, dtype = ScratchMemory(), product.parts, computed_in(y.dtype)
+    y_sums = sums = None
+    if bias is not None and parts:
+        y_sums = scratch.take(parts * conv.filters, dtype)
+    steps = []
+    if w is None:
+        assert bias is not None
+        if parts:
+            blocks, layout = product.row_tiles * parts, product.layout(None)
+            steps.append(product.sums(blocks, (x, y, None, y_sums), layout))
+        return scratch.plan(*steps, total(y_sums, bias, parts, small_variant(y.dtype).slots))
+    if parts:
+        sums = scratch.take(product.at_once * parts * variant.rows * COLUMNS, dtype)
+    for first in range(0, product.tiles, product.at_once):
+        tiles = (first, min(product.at_once, product.tiles - first))
+        layout = product.layout(tiles)
+        if parts:
+            steps.append(product.sums(tiles[1] * parts, (x, y, sums, y_sums), layout))
+        of_bias = bias if sum(tiles) == product.tiles else None
+        steps.append(product.totals(tiles[1], (sums, w, y_sums, of_bias), layout))
+    return scratch.plan(*steps)
+
+
+class WeightProduct:
+    """Rows of filters by columns of what they read, in tiles whose sum is in parts."""
+
+    def __init__(self, device: Device, conv: Convolution, variant: Variant) -> None:
+        self.device, self.conv, self.variant = device, conv, variant
+        self.row_tiles = conv.group * ceil_div(conv.group_filters, variant.rows)  # of all groups
+        columns = math.prod(conv.kernel) * variant.pad_channels(conv.group_channels)
+        self.column_tiles = ceil_div(columns, COLUMNS)
+        self.tiles = self.row_tiles * self.column_tiles
+        self.positions = conv.batch * math.prod(conv.output)
+        tile_nbytes = variant.rows * COLUMNS * computed_in(variant.dtype).itemsize
+        self.at_once = min(self.tiles, SUMS_NBYTES // tile_nbytes)  # for whose sums there is room
+        most = SUMS_NBYTES // (self.at_once * tile_nbytes)
+        most = min(most, self.positions // (8 * variant.depth))
+        parts = parts_of_sum(device, self.at_once, self.positions, most)
+        depths = ceil_div(ceil_div(self.positions, parts), variant.depth)
+        self.span = depths * variant.depth  # positions of a part
+        self.parts = ceil_div(self.positions, self.span) if self.positions else 0
+
+    def layout(self, tiles: tuple[int, int] | None) -> np.void:
+        """The layout of tiles (the first, how many); or of all tiles of rows, without columns."""
+        conv, (first, count) = self.conv, tiles or (0, self.row_tiles)
+        channels = conv.group_channels if tiles else 0
+        return by_value(
+            WeightLayout,
+            **geometry(conv),
+            step=_digits(self.variant.depth, conv.output),
+            groups=conv.group,
+            rows=conv.group_filters,
+            channels=channels,
+            padded_channels=self.variant.pad_channels(channels),
+            row_tiles=self.row_tiles // conv.group,
+            column_tiles=self.column_tiles if tiles else 1,
+            first_tile=first,
+            tiles=count,
+            positions=self.positions,
+            positions_of_part=self.span,
+        )
+
+    def sums(self, blocks: int, arrays: tuple[Spec, Spec, Parts, Parts], layout: np.void) -> Launch:
+        """Sums of parts of W, and of Y."""
+        variant, shared_nbytes = self.variant, 0
+        args: tuple[object, ...] = (*arrays, layout)
+        if variant.lines:
+            n = stages(self.device)
+            args, shared_nbytes = (*arrays, n, layout), variant.stages_nbytes(n, weight=True)
+        config = Config((blocks,), (THREADS,), shared_nbytes)
+        symbol = weight_kernel(self.device, self.conv, *arrays[:2], variant.tf32)
+        return Launch(variant.kernel(symbol), config, args, variant.slots)
+
+    def totals(
+        self, tiles: int, arrays: tuple[Parts, Spec, Parts, Spec | None], layout: np.void
+    ) -> Launch:
+        """W, and a bias if wanted, from their parts; blocks for the bias come last."""
+        variant, each, bias = self.variant, summers(self.parts), arrays[-1]
+        blocks = tiles * variant.rows * COLUMNS * each // THREADS
+        if bias is not None:
+            blocks += ceil_div(bias.size * each, THREADS)
+        args, config = (*arrays, self.parts, each, layout), Config((blocks,), (THREADS,))
+        return Launch(variant.kernel("conv__weight_total"), config, args, variant.slots)
+
+
+def _digits(n: int, extents: Shape) -> tuple[int, ...]:
+    """n positions as images and steps along each axis."""
+    digits = []
+    for extent in reversed(extents):
+        n, digit = divmod(n, max(1, extent))
+        digits.append(digit)
+    return (n, *reversed(digits))

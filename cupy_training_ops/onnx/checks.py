@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: MIT
+"""Refuses what does not fit: types before a graph runs; extents, labels, gradients as it does.
+
+Labels: an operator makes NaN of those out of range, and looks for them only with check=1. NumPy's
+arrays are checked by the operator; those that a GPU is given, before they go there.
+
+Gradients: upstream's gradient of Where is not summed over what a parameter was repeated along, and
+its own kernels add a part of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..call import checks as call_checks
+from ..call.op import Op
+from ..declare.schema import Input
+from ..dtypes import FLOAT32, Dtype, HostArray, element_type, to_dtype
+from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
+from .graph import Extent, Graph, Node, Problems, may_repeat_to
+from .models import dtype_or_none, onnx_package
+from .passes import ACCUMULATORS
+from .runner import Run, Runner, declared_places
+from .standard.elementwise import refuse_zeros
+
+LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "SparseSoftmaxCrossEntropy")
+CLASSES_LAST = LOSSES[2:]
+BY_LABELS = LOSSES[::2]  # whose label to be ignored is an attribute
+BUFFER = "_grad.accumulation.buffer"
+REPEATING = ("Add", "Div", "Mul", "Sub", "Where")  # operators that repeat what they take
+
+
+# ---- extents -------------------------------------------------------------------------------------
+
+
+class Extents:
+    """The extents that a graph declares, without those of labels whose loss asks for others.
+
+    Upstream declares labels of pixels as it does scores, without their last dimension: the loss
+    alone decides then. Names of extents count in training alone: ONNX Runtime does not compare
+    them, and some models use one for several, but a target of another batch would be repeated.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.names_hold = False
+        loose = set(_contradictions(graph))
+        self._declared = {
+            item.name: item.shape
+            for item in graph.inputs
+            if item.shape and not item.is_sequence and item.name not in loose
+        }
+
+    def check(self, arrays: Mapping[str, Any]) -> None:
+        """Refuse arrays of other extents; each has the declared rank."""
+        by_name: dict[str, int] = {}
+        for name, array in arrays.items():
+            for place, expected in enumerate(self._declared.get(name, ())):
+                extent = array.shape[place]
+                wanted = expected
+                if type(expected) is str:
+                    wanted = by_name.setdefault(expected, extent) if self.names_hold else None
+                if wanted is not None and wanted != extent:
+                    origin = "" if wanted == expected else f" ({cut(str(expected))})"
+                    words = f"{wanted}{origin} as extent {place}"
+                    refuse("Session", cut(name), words, f"shape {array.shape}")
+
+
+def _contradictions(graph: Graph) -> Iterator[str]:
+    """Labels whose declared shape is not that of their scores, or whose scores have none."""
+    declared = {item.name: item.shape for item in graph.inputs}
+    for node in graph.nodes:
+        labels = declared.get(node.inputs[1]) if node.op_type in LOSSES else None
+        if labels is not None and labels != _shape_of_labels(graph, node):
+            yield node.inputs[1]
+
+
+def _shape_of_labels(graph: Graph, node: Node) -> tuple[Extent, ...] | None:
+    """The shape of a loss's labels by that of its scores, or of the logarithms it makes of them."""
+    for name in (node.inputs[0], *node.outputs[1:2]):
+        scores = graph.shapes.get(name)
+        if scores is not None:
+            return scores[:-1] if node.op_type in CLASSES_LAST else (scores[:1] + scores[2:])
+    return None
+
+
+# ---- labels --------------------------------------------------------------------------------------
+
+
+def with_label_checks(graph: Graph) -> Graph:
+    """The graph whose losses refuse labels out of range."""
+    return graph.with_nodes(
+        replace(node, attributes={**node.attributes, "check": 1})
+        if node.op_type in LOSSES
+        else node
+        for node in graph.nodes
+    )
+
+
+class Labels:
+    """The range of the labels that a session was last fed from the host, for each loss."""
+
+    def __init__(self, graph: Graph) -> None:
+        names = {item.name for item in graph.inputs}
+        losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
+        self._losses = [node for node in losses if node.inputs[1] in names]
+        self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
+        self.classes: dict[str, int] = {}  # how many the last run had, by the same
+
+    def runners(self, graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
+        """The runners, of which losses check the labels' range."""
+        losses = {id(node) for node in self._losses}
+        return {
+            i: self._with_check(graph.nodes[i], runner) if id(graph.nodes[i]) in losses else runner
+            for i, runner in runners.items()
+        }
+
+    def _with_check(self, node: Node, runner: Runner) -> Runner:
+        return replace(runner, make=lambda xp: partial(self._run, node, runner.make(xp)))
+
+    def _run(self, node: Node, run: Run, values: list[Any], **out: Any) -> Any:
+        n = values[0].shape[-1 if node.op_type in CLASSES_LAST else 1]
+        self.classes[node.outputs[0]] = n
+        self._check(node, n)
+        return run(values, **out)
+
+    def note_range(self, name: str, value: Any) -> None:
+        """Note the range of a feed, if it is labels."""
+        for node in self._losses:
+            if node.inputs[1] != name:
+                continue
+            self._ranges[node.outputs[0]] = None
+            if not hasattr(value, "__cuda_array_interface__"):
+                try:
+                    ignored = node.attributes.get("ignore_index")
+                    self._ranges[node.outputs[0]] = _range(np.asarray(value), ignored)
+                except ValueError as error:  # it is refused where it is fed
+                    pass_on(error)
+
+    def check(self, classes: Mapping[str, int]) -> None:
+        """Refuse the labels looked at last, where each loss has so many classes."""
+        for node in self._losses:
+            if node.outputs[0] in classes:
+                self._check(node, classes[node.outputs[0]])
+
+    def _check(self, node: Node, classes: int) -> None:
+        labels = self._ranges.get(node.outputs[0])
+        if labels is not None and not (labels[0] >= 0 and labels[1] < classes):
+            wrong = labels[0] if labels[0] < 0 else labels[1]
+            expected = f"labels from 0 to {classes - 1}"
+            raise ArgumentError(f"{cut(node.inputs[1])}: expected {expected}, got {wrong}")
+
+
+def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
+    """The least and the largest; None where there are none."""
+    counted = labels if ignored is None else labels[labels != ignored]
+    if labels.dtype.kind not in "iu" or not counted.size:
+        return None
+    return int(counted.min()), int(counted.max())
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
+    """Refuse a graph that says that a gradient is larger than its parameter."""
+    makers = _makers(graph)
+    shapes = {**graph.shapes, **{name: array.shape for name, array in graph.constants.items()}}
+    for node in graph.nodes:
+        maker = makers.get(node.inputs[1]) if node.op_type in ACCUMULATORS else None
+        parameter = parameters.get(node.inputs[0].removesuffix(BUFFER))
+        if parameter is None or maker is None or maker.op_type not in REPEATING:
+            continue
+        for shape in filter(None, map(shapes.get, maker.inputs)):
+            if not may_repeat_to(shape, parameter.shape):
+                extents = ", ".join("?" if n is None else str(n) for n in shape)
+                expected = f"expected shape {parameter.shape}, got more than {cut(f'({extents})')}"
+                raise ArgumentError(f"TrainingSession: {_title(node, maker)}: {expected}")
+
+
+def with_gradient_checks(graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
+    """The runners, of which accumulators refuse larger gradients by their parameters' names."""
+    makers = _makers(graph)
+    result = dict(runners)
+    for i, runner in runners.items():
+        node = graph.nodes[i]
+        if node.op_type in ACCUMULATORS:
+            result[i] = _with_shape_check(runner, _title(node, makers.get(node.inputs[1])))
+    return result
+
+
+def _with_shape_check(runner: Runner, title: str) -> Runner:
+    return replace(runner, make=lambda xp: partial(_run_checked, title, runner.make(xp)))
+
+
+def _run_checked(title: str, run: Run, values: list[Any], **out: Any) -> Any:
+    buffer, value = values[:2]
+    if buffer.shape != value.shape:
+        raise ArgumentError(f"{title}: expected shape {buffer.shape}, got {value.shape}")
+    return run(values, **out)
+
+
+def _title(node: Node, maker: Node | None) -> str:
+    origin = f", which {maker.title} makes" if maker else ""
+    return f"the gradient of parameter {cut(node.inputs[0].removesuffix(BUFFER))!r}{origin}"
+
+
+def _makers(graph: Graph) -> dict[str, Node]:
+    """The node that makes each value, beyond those that give it another name."""
+    makers: dict[str, Node] = {}
+    for node in graph.nodes:
+        is_same = node.op_type == "Identity" and node.inputs[0] in makers
+        origin = makers[node.inputs[0]] if is_same else node
+        makers.update(dict.fromkeys(node.outputs, origin))
+    return makers
+
+
+# ---- types, before it runs -----------------------------------------------------------------------
+
+_NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
+_OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
+Known = Mapping[str, Dtype]
+
+
+def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems) -> None:
+    """Follow types from inputs and constants on; values of unknown type are not refused."""
+    known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
+    known |= {name: array.dtype for name, array in graph.constants.items()}
+    for i, node in enumerate(graph.nodes):
+        dtypes: Sequence[Dtype | None] = ()
+        try:
+            _check_outputs(node)
+            op = runners[i].op if i in runners else None
+            dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+        except OpError as error:
+            problems.add(node.title, error)
+        for k, name in enumerate(node.outputs):
+            dtype = dtypes[k] if k < len(dtypes) else None
+            dtype = dtype or graph.types.get(name)
+            if dtype is not None and name:
+                known[name] = dtype
+    for item in graph.outputs:
+        dtype = known.get(item.name)
+        if item.dtype and dtype and item.dtype != dtype:
+            names = element_type(item.dtype).name, element_type(dtype).name
+            problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
+
+
+def check_divisors(graph: Graph, problems: Problems) -> None:
+    """Refuse a constant 0 that integers are divided by."""
+    for node in graph.nodes:
+        if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
+            divisor = graph.constants.get(node.inputs[1])
+            try:
+                refuse_zeros(divisor)
+            except ArgumentError as error:
+                problems.add(node.title, error)
+
+
+def _check_outputs(node: Node) -> None:
+    schema = _schema(node.op_type, node.version) if node.is_standard else None
+    if schema is not None and len(node.outputs) > schema.most_outputs:
+        raise ArgumentError(f"expected at most {schema.most_outputs} outputs")
+
+
+def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
+    """The types of the outputs of an operator of this package."""
+    bound: call_checks.Bindings = {}
+    places = declared_places(op.inputs, len(node.inputs))
+    for name, place in zip(node.inputs, places, strict=True):
+        item: Input = op.inputs[place]
+        if name in known and item.memory == "device" and item.type:
+            call_checks.bind(op.declaration, item, item.name, known[name], bound)
+    for attribute in op.attributes:
+        value = getattr(op, attribute.name)
+        if attribute.type and isinstance(value, np.dtype):
+            bound.setdefault(attribute.type, value)
+    call_checks.row(op.declaration, bound)
+    fixed = {
+        item.type: dtype_or_none(item.type) for item in op.outputs if item.type not in op.types
+    }
+    return [bound.get(item.type) or fixed.get(item.type) for item in op.outputs]
+
+
+class _Schema(NamedTuple):
+    """ONNX's schema of an operator: of inputs names, types, and if all share one type."""
+
+    inputs: tuple[tuple[str, str, bool], ...]
+    outputs: tuple[str, ...]
+    most_outputs: int
+    allowed: Mapping[str, frozenset[str]]  # by type variable
+
+    def input(self, k: int) -> tuple[str, str, bool]:
+        """The k-th input; the last one is whatever is behind it."""
+        return self.inputs[min(k, len(self.inputs) - 1)]
+
+
+def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
+    """The types of the outputs of a standard operator, by ONNX's own schema."""
+    schema = _schema(node.op_type, node.version) if node.is_standard else None
+    if schema is None:
+        return []
+    bound: dict[str, Dtype | None] = {}
+    for k, name in enumerate(node.inputs if schema.inputs else ()):
+        if name in known:
+            _bind(node, schema, k, known[name], bound)
+    only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
+    return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
+
+
+def _bind(
+    node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
+) -> None:
+    name, variable, is_one = schema.input(k)
+    kinds = schema.allowed.get(variable, {variable})
+    if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
+        got = element_type(dtype).name
+        raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
+    if variable in schema.allowed and is_one:
+        earlier = bound.setdefault(variable, dtype) or dtype
+        if earlier != dtype:
+            names = element_type(earlier).name, element_type(dtype).name
+            raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
+
+
+def _output_type(
+    node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
+) -> Dtype | None:
+    if "to" in node.attributes and node.op_type == "Cast":
+        return to_dtype(node.attributes["to"])
+    if node.op_type == "ConstantOfShape":
+        return getattr(node.attributes.get("value"), "dtype", FLOAT32)
+    if not schema.outputs:
+        return None
+    kind = schema.outputs[min(k, len(schema.outputs) - 1)]
+    return bound.get(kind) or _dtype_of(kind)
+
+
+@functools.cache
+def _schema(op_type: str, version: int) -> _Schema | None:
+    try:
+        known = onnx_package().defs.get_schema(op_type, version, "")
+    except Exception:  # of ONNX's, which has no schema of upstream's operators
+        return None
+    return _Schema(
+        tuple(
+            (item.name, item.type_str, item.option.name != "Variadic" or item.is_homogeneous)
+            for item in known.inputs
+        ),
+        tuple(item.type_str for item in known.outputs),
+        known.max_output,
+        {c.type_param_str: frozenset(c.allowed_type_strs) for c in known.type_constraints},
+    )
+
+
+def _type_string(dtype: Dtype) -> str:
+    name = element_type(dtype).name
+    return f"tensor({_NAMES.get(name, name)})"
+
+
+def _dtype_of(kind: str) -> Dtype | None:
+    return dtype_or_none(_OURS.get(kind, kind.removeprefix("tensor(").removesuffix(")")))

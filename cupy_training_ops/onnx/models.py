@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: MIT
+"""Models: read as a Graph from a file, bytes or a protobuf, and written for inference.
+
+No code of a model's is run, and what is read is bounded: a file by its size, an array by the bytes
+that are there for it. No file is opened outside the model's folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import limits
+from ..codecs.atomic_file import atomic_write
+from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
+from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
+from .passes import STATE
+from .standard import NEWEST
+
+MOST_BYTES = 1 << 31  # of a protobuf
+MOST_NODES = 1 << 20
+UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
+Proto = Any  # a message of ONNX's
+Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
+
+
+def onnx_package() -> Any:
+    """The package onnx, which is an extra."""
+    try:
+        import onnx
+    except ModuleNotFoundError:
+        raise ArgumentError(
+            "reading a model needs the package onnx: pip install 'cupy-training-ops[onnx]'"
+        ) from None
+    return onnx
+
+
+def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
+    """The graph of a model, its protobuf, and the problems that its reading shows."""
+    if isinstance(model, Graph):  # a part of one that was read
+        return model, None, Problems("the model")
+    proto, folder, name = parse(model)
+    problems = Problems(name)
+    return _graph(proto, folder, problems), proto, problems
+
+
+def parse(model: Source) -> tuple[Proto, Path | None, str]:
+    """The protobuf, the folder that external data may be in, and the model's name in messages."""
+    onnx = onnx_package()
+    if isinstance(model, onnx.ModelProto):
+        return model, None, "the model"
+    if isinstance(model, bytes | bytearray | memoryview):
+        return _from_bytes(onnx, bytes(model), "the model"), None, "the model"
+    if not isinstance(model, str | os.PathLike):
+        refuse("Session", "model", "a model, its bytes or the path of its file", shown(model))
+    path = Path(model)
+    return _from_bytes(onnx, read_bounded(path, MOST_BYTES), str(path)), path.parent, str(path)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """A file's bytes; one that is larger, or none, is refused unread."""
+    if path.is_dir():
+        raise ArgumentError(f"{path}: expected a file, got a folder")
+    # A pipe is opened without a wait for its writer.
+    with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as stream:
+        if not path.is_file():
+            raise ArgumentError(f"{path}: expected a file")
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise ArgumentError(f"{path}: expected at most {most} bytes, got {size}")
+        return stream.read(size)
+
+
+def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:  # of protobuf, whose classes are no part of its interface
+        raise ArgumentError(f"{name}: no ONNX model, or a damaged one ({error})") from None
+    if not proto.HasField("graph"):
+        raise ArgumentError(f"{name}: no ONNX model: it has no graph")
+    return proto
+
+
+def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
+    graph = proto.graph
+    if len(graph.node) > MOST_NODES:
+        raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
+    if not proto.opset_import:
+        problems.add("the model", "it imports no opset, so that its operators are of no version")
+    versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
+    constants = dict(_initializers(graph, folder, problems))
+    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))]
+    inputs = tuple(_value(item) for item in graph.input)
+    for name in _twice(item.name for item in inputs):
+        problems.add(f"input {cut(name)!r}", "it is given twice")
+    outputs = tuple(_value(item) for item in graph.output)
+    _check_types((*graph.input, *graph.output), problems)
+    known = {item.name for item in inputs} | constants.keys()
+    nodes_in_order = sort_nodes(nodes, known, problems)
+    made = known.union(*(node.outputs for node in nodes)) - {""}  # of outputs that are left out
+    for item in outputs:
+        if item.name not in made:
+            problems.add(f"output {cut(item.name)!r}", "nothing makes it")
+    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
+    shapes = {v.name: v.shape for v in declared if v.shape is not None}
+    return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
+
+
+def _inline_functions(proto: Proto) -> Iterator[Proto]:
+    """The nodes, with the bodies of the model's own functions in place of their calls."""
+    if not proto.functions:
+        return iter(proto.graph.node)
+    if _n_inlined(proto) > MOST_NODES:
+        raise ArgumentError(f"the model's functions come to more than {MOST_NODES} nodes")
+    from onnx import inliner
+
+    try:
+        return iter(inliner.inline_local_functions(proto).graph.node)
+    except Exception as error:
+        pass_on(error)
+        raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
+
+
+def _n_inlined(proto: Proto) -> int:
+    """The number of nodes with functions inlined; a function that calls itself is refused."""
+    functions = {(f.domain, f.name): f for f in proto.functions}
+    counts: dict[tuple[str, str], int] = {}
+    waiting = [(key, False) for key in functions]
+    opened: set[tuple[str, str]] = set()
+    while waiting:
+        key, is_counted = waiting.pop()
+        called = [(n.domain, n.op_type) for n in functions[key].node]
+        if is_counted:
+            counts[key] = min(sum(counts.get(k, 1) for k in called), 2 * MOST_NODES)
+            continue
+        if key in counts:
+            continue
+        if key in opened:
+            raise ArgumentError(f"the model's function {cut(key[1])!r} calls itself")
+        opened.add(key)
+        waiting.append((key, True))
+        waiting.extend((k, False) for k in called if k in functions and k not in counts)
+    return sum(counts.get((n.domain, n.op_type), 1) for n in proto.graph.node)
+
+
+def _initializers(
+    graph: Proto, folder: Path | None, problems: Problems
+) -> Iterator[tuple[str, HostArray]]:
+    if graph.sparse_initializer:
+        problems.add("the graph", "sparse initializers are not read here")
+    read: Counter[Path] = Counter()
+    for tensor in graph.initializer:
+        try:
+            yield _text(tensor.name), array_of(tensor, folder, read)
+        except OpError as error:
+            problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
+
+
+def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+    domain = _domain(proto.domain)
+    node = Node(
+        _text(proto.op_type),
+        domain,
+        versions.get(domain, NEWEST),
+        tuple(map(_text, proto.input)),
+        tuple(map(_text, proto.output)),
+        name=_text(proto.name),
+        place=place,
+    )
+    attributes: dict[str, Any] = {}
+    for name in _twice(_text(item.name) for item in proto.attribute):
+        problems.add(node.title, f"attribute {cut(name)!r} is given twice")
+    for item in proto.attribute:
+        try:
+            attributes[_text(item.name)] = attribute_value(item)
+        except OpError as error:
+            problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
+    object.__setattr__(node, "attributes", attributes)
+    return node
+
+
+def _domain(name: Any) -> str:
+    """A domain by its one name."""
+    return "" if name in STANDARD else _text(name)
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    """The names that are there more than once."""
+    seen: set[str] = set()
+    return [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+
+
+def attribute_value(item: Proto) -> Any:
+    """An attribute as a Python value: text for bytes, a tuple for a list, a NumPy array."""
+    kinds = type(item)
+    if item.type == kinds.TENSOR:
+        return array_of(item.t, None)
+    single = {kinds.FLOAT: "f", kinds.INT: "i", kinds.STRING: "s"}
+    several = {kinds.FLOATS: "floats", kinds.INTS: "ints", kinds.STRINGS: "strings"}
+    if item.type in single:
+        return _text(getattr(item, single[item.type]))
+    if item.type in several:
+        return tuple(map(_text, getattr(item, several[item.type])))
+    kind = kinds.AttributeType.Name(item.type) if item.type in range(15) else item.type
+    raise ArgumentError(f"attributes that hold {str(kind).lower()} are not read here")
+
+
+def _text(value: Any) -> Any:
+    """Text, which protobuf gives as bytes where it is none; anything else as it is."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = None) -> HostArray:
+    """A tensor's array; refused where there are fewer or more bytes than its shape says.
+
+    read: how many bytes of each file tensors before it took.
+    """
+    dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
+    limits.refuse(limits.of_shape(shape))
+    nbytes = math.prod(shape) * dtype.itemsize
+    if tensor.data_location == type(tensor).EXTERNAL:
+        data = external(tensor, folder, nbytes, Counter() if read is None else read)
+    elif tensor.HasField("raw_data"):
+        data = tensor.raw_data
+    else:
+        return _from_fields(tensor, dtype, shape)
+    return from_bytes(data, dtype, shape)
+
+
+def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
+    """An array of little-endian elements; 16 bytes aligned, and its own."""
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise ArgumentError(f"expected {expected} bytes for shape {shape}, got {len(data)}")
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+    return array if np.little_endian or dtype.itemsize == 1 else array.byteswap()
+
+
+def _dtype(number: int) -> Dtype:
+    try:
+        return to_dtype(int(number))
+    except DtypeError:
+        raise DtypeError(f"elements of ONNX type {int(number)} are not computed here") from None
+
+
+def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
+    """The elements that stand in fields by type; half types as bits in integers."""
+    names = {"float32": "float_data", "float64": "double_data", "int64": "int64_data"}
+    names |= {"uint64": "uint64_data", "uint32": "uint64_data"}
+    names |= {"complex64": "float_data", "complex128": "double_data"}
+    field = getattr(tensor, names.get(element_type(dtype).name, "int32_data"))
+    each = 2 if dtype.kind == "c" else 1
+    if len(field) != math.prod(shape) * each:
+        raise ArgumentError(f"expected {math.prod(shape) * each} elements, got {len(field)}")
+    if dtype in (np.dtype(np.float16), BFLOAT16):
+        return np.array(field, np.int64).astype(np.uint16).view(dtype).reshape(shape)
+    plain = np.array(field)
+    return plain.view(dtype).reshape(shape) if each == 2 else plain.astype(dtype).reshape(shape)
+
+
+def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
+    """The bytes of a tensor in another file of the model's folder, of which all tensors together
+    take no more than twice its size: some share their bytes."""
+    entries = {_text(item.key): _text(item.value) for item in tensor.external_data}
+    path = inside(folder, entries.get("location", ""))
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
+    except ValueError:
+        raise ArgumentError(f"external data: offset and length are no numbers: {entries}") from None
+    if length != nbytes:
+        raise ArgumentError(f"external data: expected {nbytes} bytes, got a length of {length}")
+    read[path] += nbytes
+    if path.is_file() and read[path] > 2 * path.stat().st_size:
+        raise ArgumentError(f"external data: {path.name!r}: tensors say more than it holds")
+    return read_part(path, offset, nbytes)
+
+
+def inside(folder: Path | None, location: str) -> Path:
+    """A file's path within a folder; no link and no `..` leads out of it."""
+    if folder is None:
+        raise ArgumentError("external data: the model was given without its folder")
+    if not location or "\0" in location:
+        raise ArgumentError(f"external data: expected a file's name, got {cut(location)!r}")
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ArgumentError(f"external data: {cut(location)!r} is outside the model's folder")
+    return path
+
+
+def read_part(path: Path, offset: int, nbytes: int) -> bytes:
+    """So many bytes of a file, which has to have them."""
+    try:
+        size = path.stat().st_size if path.is_file() else -1
+    except OSError as error:
+        pass_on(error)
+        size = -1
+    if size < 0:
+        raise ArgumentError(f"external data: no file {path.name!r} in the model's folder")
+    if not 0 <= offset <= size - nbytes:
+        raise ArgumentError(f"external data: {path.name!r} has no {nbytes} bytes at {offset}")
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(nbytes)
+
+
+def _value(proto: Proto) -> Value:
+    kind = proto.type.WhichOneof("value")
+    if kind == "sequence_type":
+        inner = proto.type.sequence_type.elem_type.tensor_type
+        return Value(_text(proto.name), dtype_or_none(inner.elem_type), None, is_sequence=True)
+    tensor = proto.type.tensor_type
+    shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
+    return Value(_text(proto.name), dtype_or_none(tensor.elem_type), shape)
+
+
+def _extent(dim: Proto) -> Extent:
+    """A dimension's number or name; None also of names by which exporters say: unknown."""
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    name = _text(dim.dim_param)
+    return None if name in UNKNOWN else name
+
+
+def _check_types(items: Iterable[Proto], problems: Problems) -> None:
+    """Gather inputs and outputs whose types are not computed here, where the model says any."""
+    for item in items:
+        form = item.type.WhichOneof("value")
+        if form not in (None, "tensor_type", "sequence_type"):
+            words = f"values of {form.removesuffix('_type')} type are not read here"
+            problems.add(f"value {cut(_text(item.name))!r}", words)
+        kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
+        number = kind.tensor_type.elem_type
+        if number and dtype_or_none(number) is None:
+            words = f"elements of ONNX type {int(number)} are not computed here"
+            problems.add(f"value {cut(_text(item.name))!r}", words)
+
+
+def dtype_or_none(name: str | int) -> Dtype | None:
+    """A dtype by its name or ONNX's number; None of types that are not computed here."""
+    try:
+        return to_dtype(name)
+    except DtypeError:
+        return None
+
+
+# ---- for inference: without the loss, with the parameters ----------------------------------------
+
+_OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
+
+
+def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
+    """The outputs of a model beside its loss; else the values that its loss is computed of.
+
+    known: the inputs that there are, without which nothing else can be computed.
+    """
+    if known is not None:
+        computed = _computable(graph, set(known))
+        names = [item.name for item in graph.outputs if item.name in computed]
+    else:
+        names = [item.name for item in graph.outputs if not _OF_LOSS.fullmatch(item.name)]
+    return tuple(names) or _under_loss(graph)
+
+
+def _computable(graph: Graph, known: set[str]) -> set[str]:
+    known |= {"", *graph.constants}
+    for node in graph.nodes:
+        if known.issuperset(node.inputs):
+            known.update(node.outputs)
+    return known
+
+
+def _under_loss(graph: Graph) -> tuple[str, ...]:
+    loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
+    inside = {name for node in loss for name in node.outputs}
+    made = {name for node in graph.nodes for name in node.outputs} - inside
+    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in made)
+    if not scores:
+        raise ArgumentError("the eval model does not show what its loss is computed of: name it")
+    return tuple(scores)
+
+
+def part_of(graph: Graph, names: Sequence[str]) -> Graph:
+    """The part of a graph that computes these values."""
+    nodes = makers_of(graph.nodes, names)
+    wanted = {name for node in nodes for name in node.inputs}
+    inputs = tuple(item for item in graph.inputs if item.name in wanted)
+    constants = {n: a for n, a in graph.constants.items() if n in wanted}
+    values = {item.name: item for item in graph.outputs}
+    template = graph.outputs[0]
+    outputs = tuple(
+        values.get(n, template._replace(name=n, dtype=graph.types.get(n), shape=None))
+        for n in names
+    )
+    return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
+
+
+def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes that make these values, in their order."""
+    wanted, makers = set(names), []
+    for node in reversed(nodes):
+        if wanted.intersection(filter(None, node.outputs)):
+            wanted.update(node.inputs)
+            makers.append(node)
+    missing = sorted(set(names) - {o for node in makers for o in node.outputs})
+    if missing:
+        raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
+    return tuple(reversed(makers))
+
+
+def write_part(
+    graph: Graph,
+    model: Any,
+    arrays: Mapping[str, HostArray],
+    outputs: Sequence[str] | None,
+    path: Path,
+    sync: bool,
+) -> None:
+    """Write the model cut at `outputs`, with these arrays for inputs and constants."""
+    onnx = onnx_package()
+    names = tuple(outputs) if outputs is not None else model_outputs(graph)
+    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
+    _cut_statistics(copy.graph.node)
+    wanted = {name for node in copy.graph.node for name in node.input}
+    known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
+    del copy.graph.output[:]
+    unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
+    copy.graph.output.extend(known.get(n) or unknown(n) for n in names)
+    _keep_if(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
+    _keep_if(copy.graph.value_info, lambda item: item.name in inside - set(names))
+    _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
+    for name, array in arrays.items():
+        if name in wanted and not name.endswith(STATE):
+            copy.graph.initializer.append(_tensor(onnx, name, array))
+    data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
+    with atomic_write(path, sync) as stream:
+        stream.write(data)
+
+
+def _cut_statistics(nodes: Iterable[Any]) -> None:
+    """Upstream's eval models name running statistics that a BatchNormalization gives in training
+    alone; runtimes refuse that."""
+    for node in nodes:
+        is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
+        if node.op_type == "BatchNormalization" and not is_training:
+            del node.output[1:]
+
+
+def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
+
+
+def _keep_if(items: Any, is_wanted: Callable[[Any], object]) -> None:
+    rest = [item for item in items if is_wanted(item)]
+    del items[:]
+    items.extend(rest)

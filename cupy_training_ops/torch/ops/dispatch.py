@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: MIT
+"""How a call finds its launches: those of a recent call like it, autograd's node, the dispatcher.
+
+A call looks like a recent one by one check of PyTorch's own, the one by which compiled code knows
+its inputs: of types, dispatch keys (so of modes, transformations, traces, autocast), dtypes,
+devices, shapes, strides, and which need gradients. It takes no tensor twice. All else is told apart
+by its bytes, so that 1.0 is not 1. Where PyTorch has its check no more, all go the longer way.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ...call.keys import EXACT
+from ...errors import pass_on, refuse, shown
+from . import autograd
+from .autograd import Operator
+from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, learn, pick
+
+Found = tuple[Runner, tuple[Tensor, ...]]
+
+_MANY = 8  # ways in with the same numbers
+_OFTEN = 8  # calls of the longer way for one that is noted
+_NOTHING: tuple[Any, ...] = ()
+_ABSENT = frozenset([(None,) * n for n in range(9)])
+_TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+_all: list[Recent] = []
+
+
+# Of arguments that nobody else wants to see: tensors of types that do nothing of their own.
+KINDS = frozenset(
+    (
+        Tensor,
+        torch.nn.Parameter,
+        int,
+        float,
+        bool,
+        str,
+        tuple,
+        list,
+        torch.Size,
+        torch.dtype,
+        type(None),
+    )
+)
+
+
+# Bound once: each is asked in every call.
+_is_compiling = torch.compiler.is_compiling
+_n_functions = torch._C._len_torch_function_stack
+_n_modes = torch._C._len_torch_dispatch_stack
+_is_transformed = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+_is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
+_BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_batched`
+
+
+class Way(NamedTuple):
+    """How calls of one kind are known, and what they run."""
+
+    is_like: Callable[..., bool]
+    tensors: Pick
+    absent: Pick | None  # what has to be None
+    run: Runner
+
+
+_Ways = dict[object, tuple[Way, ...]]
+
+
+class Recent:
+    """The recent kinds of calls of one operator.
+
+    tensors: the places of arguments that are tensors, or None. changing: the place of one that is
+    no part of a kind. find: what runs a call, which nobody else wants to see, and its tensors.
+    """
+
+    def __init__(self, n: int, tensors: Sequence[int], changing: int | None = None) -> None:
+        self._tensors = tensors
+        self._others = pick([i for i in range(n) if i not in tensors and i != changing])
+        self._n, self._n_missed = n, 0
+        # By the other arguments; where gradients are not recorded, and where they are.
+        self._ways: tuple[_Ways, _Ways] = {}, {}
+        self.find = _finder(self._others, self._ways)
+        _all.append(self)
+
+    def caller(
+        self, longer: Callable[..., Any], draw: Callable[[Any], object] | None = None
+    ) -> Callable[..., Any]:
+        """A function that runs a call as a recent one like it, or the longer way.
+
+        draw: gives the argument behind the last, of the first one; or None: then the longer way.
+        It is `find` once more, since a function between took a tenth of a call's time.
+        """
+        others, ways, find = self._others, self._ways, self.find
+        n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
+        is_compiling, as_bytes, exactly = torch.compiler.is_compiling, marshal.dumps, EXACT
+        nothing, all_absent = _NOTHING, _ABSENT
+
+        def call(*arguments: Any) -> Any:
+            if is_compiling() or forward_ad._current_level >= 0 or n_modes():
+                return longer(*arguments)
+            try:
+                key = as_bytes(others(arguments), exactly)
+            except (ValueError, IndexError):
+                found = find(arguments) if draw is None else None
+                return longer(*arguments) if found is None else found[0](arguments, found[1])
+            for is_like, tensors, absent, run in ways[is_recording()].get(key, nothing):
+                given = tensors(arguments)
+                if is_like(*given) and (absent is None or absent(arguments) in all_absent):
+                    if draw is None:
+                        return run(arguments, given)
+                    drawn = draw(arguments[0])
+                    return longer(*arguments) if drawn is None else run((*arguments, drawn), given)
+            return longer(*arguments)
+
+        return call
+
+    def is_due(self) -> bool:
+        """Return True if a call that goes the longer way is to be noted.
+
+        Few are, so that calls whose shapes are never the same do not pay for it.
+        """
+        self._n_missed += 1
+        return self._n_missed % _OFTEN == 0
+
+    def note(self, arguments: Sequence[Any], run: Runner) -> None:
+        """That calls like this one run so."""
+        others = exact(self._others(arguments)) if len(arguments) == self._n else None
+        if others is None:
+            return
+        ways = self._ways[torch.is_grad_enabled()]
+        known = ways.get(others, _NOTHING)
+        places = [i for i in self._tensors if arguments[i] is not None]
+        absent = [i for i in self._tensors if arguments[i] is None]
+        tensors = pick(places)
+        is_like = guard(tensors(arguments))
+        if is_like is not None:
+            way = Way(is_like, tensors, pick(absent) if absent else None, run)
+            if len(ways) >= 8 * _MANY:
+                ways.clear()
+            ways[others] = (*known[1 - _MANY :], way)
+
+    def forget(self) -> None:
+        """All of them."""
+        for ways in self._ways:
+            ways.clear()
+
+
+def _finder(others: Pick, ways: tuple[_Ways, _Ways]) -> Callable[[Sequence[Any]], Found | None]:
+    """A function that finds a way; one of its own, since every call runs it."""
+    n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
+    as_bytes, exactly, nothing, all_absent = marshal.dumps, EXACT, _NOTHING, _ABSENT
+
+    def find(arguments: Sequence[Any]) -> Found | None:
+        if forward_ad._current_level >= 0 or n_modes():
+            return None
+        try:
+            known = ways[is_recording()].get(as_bytes(others(arguments), exactly), nothing)
+        except ValueError:
+            known = ways[is_recording()].get(exact(others(arguments)), nothing)
+        except IndexError:  # arguments are left out
+            return None
+        for is_like, tensors, absent, run in known:
+            given = tensors(arguments)
+            if is_like(*given) and (absent is None or absent(arguments) in all_absent):
+                return run, given
+        return None
+
+    return find
+
+
+def forget() -> None:
+    """All ways of all operators, where tensors are to run on another backend: in tests."""
+    for recent in _all:
+        recent.forget()
+
+
+def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
+    """A function that returns True if other arguments are like these."""
+    if _TensorGuards is None or not tensors:
+        return None
+    shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    found = _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    is_like: Callable[..., bool] = found.check
+    return is_like if is_like(*tensors) else None
+
+
+class Door:
+    """The shortest way to an operator: its launches; an autograd.Function around them; PyTorch's
+    dispatcher where someone else wants to see the call.
+
+    every: takes the arguments of the schema, by position. first: the same for the first result;
+    without gradients the others are not computed.
+    """
+
+    def __init__(self, operator: Operator, registered: Any) -> None:
+        self.operator, self.registered = operator, registered
+        self.defaults = defaults_of(registered)
+        body = operator.direct or operator.body
+        self._every = _Inside(operator, body, registered)
+        # Of the first result alone: the others cost time.
+        self._first = _Inside(operator, body, registered, is_first=True)
+        self.nodes = self._every.node, self._first.node  # what modes are told of
+        self.every = self._every.recent.caller(self._every_longer)
+        self.first = self._first.recent.caller(self._first_longer)
+        if operator.wanted is not None:
+            self._wanted = _Inside(operator, operator.wanted, registered)
+            self._only_wanted = self._wanted.recent.caller(self._wanted_longer)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """As `every`."""
+        return self.every(*arguments)
+
+    def drawing(
+        self, draw: Callable[[Any], object], longer: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """`first` of all arguments but the last, which is drawn; the longer way draws itself, and
+        is also that of calls for which None is drawn."""
+        return self._first.recent.caller(longer, draw)
+
+    def first_unwatched(self, *arguments: Any) -> Any:
+        """The same as `first` where nobody else is to see the call."""
+        return self._first(arguments)
+
+    def wanted(self, *arguments: Any) -> Sequence[Tensor | None]:
+        """The results that the last argument names, a mask, with None in the places of others."""
+        results, mask = self._only_wanted(*arguments), arguments[-1]
+        given: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
+        if len(given) == len(mask):
+            return given
+        rest = iter(given)
+        return [next(rest) if wanted else None for wanted in mask]
+
+    def _every_longer(self, *arguments: Any) -> Any:
+        arguments += self.defaults[len(arguments) :]
+        try:
+            if is_watched(arguments):
+                return self.registered(*arguments)
+            return self._every(arguments)
+        except Exception as error:
+            refuse_others(self.registered, arguments, error)
+            raise
+
+    def _first_longer(self, *arguments: Any) -> Any:
+        try:
+            if is_watched(arguments):
+                return self.registered(*arguments)[0]
+            return self._first(arguments)
+        except Exception as error:
+            refuse_others(self.registered, arguments, error)
+            raise
+
+    def _wanted_longer(self, *arguments: Any) -> Any:
+        if not torch.is_grad_enabled() and not is_watched(arguments):
+            return self._wanted(arguments)
+        pairs = zip(self.every(*arguments), arguments[-1], strict=True)
+        return tuple([result if wanted else None for result, wanted in pairs])
+
+
+class _Inside:
+    """The way of a call that nobody else sees: launches, or autograd's node."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        body: Callable[..., Any],
+        registered: Any,
+        *,
+        is_first: bool = False,
+    ) -> None:
+        self._operator, self._body, self._is_first = operator, body, is_first
+        self._which, self._which_recorded = (FIRST, JOINED) if is_first else (EVERY, EVERY)
+        self._apply = autograd.general(operator, is_first=is_first)
+        n, changing = len(registered._schema.arguments), operator.changing
+        self.recent = Recent(n, tensors_of(registered, changing), changing)
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        is_due = self.recent.is_due()
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            results = self._tell(arguments) if _n_functions() else self.node(*arguments)
+            if is_due:
+                run = autograd.runner(
+                    self._operator, self._learn, self._apply, self._tell, is_first=self._is_first
+                )
+                self.recent.note(arguments, run)
+            return results
+        if not is_due:
+            return compute(self._body, arguments, self._which)
+        results, run = learn(self._body, arguments, self._which, self._operator.changing)
+        self.recent.note(arguments, run)
+        return results
+
+    def node(self, *arguments: Any) -> Any:
+        """Through autograd's node."""
+        found = self.recent.find(arguments)
+        if found is None:
+            return self._apply(*arguments, (self._compute, ()))
+        run, tensors = found
+        return run(arguments, tensors)
+
+    def _compute(self, arguments: Sequence[Any], _: Any) -> Any:
+        return compute(self._body, arguments, self._which_recorded)
+
+    def _learn(self, arguments: Sequence[Any]) -> tuple[Any, Runner]:
+        return learn(self._body, arguments, self._which_recorded, self._operator.changing)
+
+    def _tell(self, arguments: Sequence[Any]) -> Any:
+        """`node`, where the mode that looks at functions is told, as by PyTorch's own in C++."""
+        mode = torch.overrides._pop_mode()
+        try:
+            results = mode.__torch_function__(self.node, (), arguments, {})
+        finally:
+            torch.overrides._push_mode(mode)
+        if results is NotImplemented:
+            tensors = [x for x in arguments if isinstance(x, Tensor)]
+            return torch.overrides.handle_torch_function(self.node, tensors, *arguments)
+        return results
+
+
+def tensors_of(registered: Any, changing: int | None) -> list[int]:
+    """The places of arguments that are tensors or None, but for one that may be none of them."""
+    schema = registered._schema.arguments
+    return [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
+
+
+def _is_tensor(kind: Any) -> bool:
+    return str(kind) in ("Tensor", "Optional[Tensor]")
+
+
+def is_watched(arguments: Sequence[Any]) -> bool:
+    """Return True if torch.compile, a subclass, a mode, a transform or a trace must see a call.
+
+    So is the dispatcher where tensors have no data, or gradients come as a batch.
+    """
+    return (
+        _is_compiling()
+        or not KINDS.issuperset(map(type, arguments))
+        or _n_modes() > 0
+        or _is_transformed()
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
+        or getattr(arguments[0], "is_meta", False)
+        or _is_key_included(_BATCHED)
+    )
+
+
+def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
+    """Say which argument is no dense tensor, or no row of integers, behind what came of it."""
+    pass_on(error)
+    for given, value in zip(registered._schema.arguments, arguments, strict=False):
+        kind, expected = str(given.type), ""
+        if _is_tensor(given.type) and not (value is None and kind.startswith("Optional")):
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                expected = "a dense tensor"
+        elif kind == "List[int]" and not _are_integers(value):
+            expected = "a list of integers"
+        if expected:
+            got = f"one of layout {value.layout}" if isinstance(value, Tensor) else shown(value)
+            refuse(registered._schema.name, given.name, expected, got)
+
+
+def _are_integers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(x, int | torch.SymInt) for x in value)
+
+
+def defaults_of(overload: Any) -> tuple[Any, ...]:
+    """Defaults of all arguments; the dispatcher leaves out what equals them."""
+    return tuple([argument.default_value for argument in overload._schema.arguments])

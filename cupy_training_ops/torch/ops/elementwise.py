@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""Element by element: gelu and its kin with a bias, relu that keeps bits, dropout, codes.
+
+Which elements a dropout keeps follows from `state` alone, seed and offset: two integers, of which
+the dispatcher is given a tensor. One on a GPU is read there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...call.op import Op
+from ...codecs.table import CODECS, Codec
+from ...dtypes import dtype_name
+from ...errors import refuse, shown
+from ...families.activation.operators import (
+    BiasFastGeluGrad_dX,
+    BiasGelu,
+    BiasGeluGrad_dX,
+    FastGelu,
+    FastGeluGrad,
+    Gelu,
+    GeluGrad,
+    QuickGelu,
+    QuickGeluGrad,
+)
+from ...families.dropout.operators import (
+    BiasDropout,
+    BitmaskBiasDropout,
+    BitmaskDropout,
+    BitmaskDropoutGrad,
+    Dropout,
+    DropoutGrad,
+)
+from ...families.gist.operators import ReluGradFromBits, ReluWithBits
+from .autograd import Operator
+from .launching import OURS, Run, infer, instance
+from .registration import register
+
+# By `approximate` and whether there is a bias: the operator, and its gradient.
+_GELUS = {
+    ("none", False): (Gelu, GeluGrad),
+    ("none", True): (BiasGelu, BiasGeluGrad_dX),
+    ("tanh", False): (FastGelu, FastGeluGrad),
+    ("tanh", True): (FastGelu, BiasFastGeluGrad_dX),
+}
+
+
+def _gelus(approximate: str, bias: Tensor | None) -> Any:
+    found = _GELUS.get((approximate, bias is not None))
+    if found is None:
+        refuse("cto::gelu", "approximate", "'none' or 'tanh'", shown(approximate))
+    return found
+
+
+def _gelu(run: Run, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    op, _ = _gelus(approximate, bias)
+    return run(instance(op), x) if bias is None else run(instance(op), x, bias)
+
+
+def _gelu_backward(
+    run: Run, dy: Tensor, x: Tensor, bias: Tensor | None, approximate: str
+) -> Tensor:
+    _, op = _gelus(approximate, bias)
+    return run(instance(op), dy, x) if bias is None else run(instance(op), dy, x, bias)
+
+
+def _keep_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+    *tensors, ctx.approximate = arguments
+    ctx.save_for_backward(*[x for x in tensors if x is not None])
+
+
+def _over_rows(gradient: Tensor, bias: Tensor) -> Tensor:
+    """The gradient of a bias, a row or an array of the gradient's shape."""
+    if bias.shape == gradient.shape:
+        return gradient
+    return gradient.sum(tuple(range(gradient.dim() - bias.dim())))
+
+
+def _gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, bias = (*ctx.saved_tensors, None)[:2]
+    dx = DOORS["gelu_backward"].every(dy, x, bias, ctx.approximate)
+    return dx, _over_rows(dx, bias) if ctx.needs_input_grad[1] else None, None
+
+
+def _quick_gelu(run: Run, x: Tensor, alpha: float) -> Tensor:
+    return run(instance(QuickGelu, alpha=alpha), x)
+
+
+def _quick_gelu_backward(run: Run, dy: Tensor, x: Tensor, alpha: float) -> Tensor:
+    op = instance(QuickGeluGrad, alpha=alpha)
+    return run(op, dy, x)
+
+
+def _keep_quick_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+    x, ctx.alpha = arguments
+    ctx.save_for_backward(x)
+
+
+def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return DOORS["quick_gelu_backward"].every(dy, *ctx.saved_tensors, ctx.alpha), None
+
+
+def _relu(run: Run, x: Tensor) -> Any:
+    return run(instance(ReluWithBits), x)
+
+
+def _relu_backward(run: Run, dy: Tensor, bits: Tensor) -> Tensor:
+    return run(instance(ReluGradFromBits), dy, bits)
+
+
+def _keep_relu(ctx: Any, _: Sequence[Any], results: Any) -> None:
+    ctx.save_for_backward(results[1])
+
+
+def _relu_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
+    return (DOORS["relu_backward"].every(dy, *ctx.saved_tensors),)
+
+
+def _state(state: Any) -> Any:
+    """As the operator takes it; what goes on by one on a GPU is a copy."""
+    if not isinstance(state, Tensor):
+        return state
+    if state.device.type == "cpu":
+        return tuple(state.tolist())
+    return state.clone().view(torch.uint64)
+
+
+def _triple(
+    name: str, plain: type[Op], biased: type[Op], gradient: type[Op], mask: torch.dtype
+) -> tuple[Operator, Operator]:
+    """A dropout and its gradient, whose masks the dispatcher sees in this dtype."""
+
+    def drawn(run: Run, *arguments: Any) -> Any:
+        x, bias, residual, p, state = arguments
+        if bias is None and residual is None:
+            return run(instance(plain), x, p, True, state)
+        bias = x.new_zeros(x.shape[-1:]) if bias is None else bias
+        return run(instance(biased), x, bias, residual, p, True, state)
+
+    def body(run: Run, *arguments: Any) -> Any:
+        *others, state = arguments
+        found = drawn(run, *others, _state(state))
+        return found if isinstance(found, Tensor) else (found[0], found[1].view(mask))
+
+    def direct(run: Run, *arguments: Any) -> Any:
+        """With the mask as it is: nobody else sees it."""
+        *others, state = arguments
+        return drawn(run, *others, _state(state))
+
+    def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+        y, found = drawn(infer, *arguments)
+        return y, found.view(mask)
+
+    def backward(run: Run, dy: Tensor, found: Tensor, p: float) -> Tensor:
+        is_bits = found.dtype == torch.int32
+        kept = found.view(torch.uint32) if is_bits else found
+        return run(instance(gradient), dy, kept, p, True)
+
+    def keep(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+        _, bias, _, ctx.p, _ = arguments
+        ctx.save_for_backward(results[1], bias)
+
+    def derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
+        found, bias = ctx.saved_tensors
+        _, of_bias, of_residual, *_ = ctx.needs_input_grad
+        dx = DOORS[f"{name}_backward"].every(dy, found, ctx.p)
+        dbias = _over_rows(dx, bias) if of_bias else None
+        return dx, dbias, dy if of_residual else None, None, None
+
+    schema = (
+        f"{name}(Tensor input, Tensor? bias, Tensor? residual, float p, Tensor state) "
+        "-> (Tensor output, Tensor mask)"
+    )
+    return (
+        Operator(schema, body, keep, derivative, fake, direct=direct, changing=4),
+        Operator(
+            f"{name}_backward(Tensor grad, Tensor mask, float p) -> Tensor",
+            backward,
+        ),
+    )
+
+
+def _coder(codec: Codec) -> tuple[Operator, Operator]:
+    def encode(run: Run, x: Tensor) -> Tensor:
+        return run(instance(codec.encoder, **codec.fixed), x)
+
+    def decode(run: Run, code: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        op = instance(codec.decoder, to=dtype_name(OURS[dtype]), shape=tuple(shape))
+        return run(op, code)
+
+    def fake(code: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=code.device)
+
+    schema = f"decode_{codec.name}(Tensor code, SymInt[] shape, ScalarType dtype) -> Tensor"
+    return (
+        Operator(f"encode_{codec.name}(Tensor input) -> Tensor", encode),
+        Operator(schema, decode, fake=fake),
+    )
+
+
+FIXED_SIZE = tuple([codec for codec in CODECS.values() if not codec.leaves_room])
+DOORS = register(
+    (
+        Operator(
+            "gelu(Tensor input, Tensor? bias=None, str approximate='none') -> Tensor",
+            _gelu,
+            _keep_gelu,
+            _gelu_derivative,
+        ),
+        Operator(
+            "gelu_backward(Tensor grad, Tensor input, Tensor? bias=None, "
+            "str approximate='none') -> Tensor",
+            _gelu_backward,
+        ),
+        Operator(
+            "quick_gelu(Tensor input, float alpha=1.702) -> Tensor",
+            _quick_gelu,
+            _keep_quick_gelu,
+            _quick_gelu_derivative,
+        ),
+        Operator(
+            "quick_gelu_backward(Tensor grad, Tensor input, float alpha=1.702) -> Tensor",
+            _quick_gelu_backward,
+        ),
+        Operator(
+            "relu(Tensor input) -> (Tensor output, Tensor bits)",
+            _relu,
+            _keep_relu,
+            _relu_derivative,
+        ),
+        Operator(
+            "relu_backward(Tensor grad, Tensor bits) -> Tensor",
+            _relu_backward,
+        ),
+        *_triple("dropout", Dropout, BiasDropout, DropoutGrad, torch.bool),
+        *_triple(
+            "bitmask_dropout",
+            BitmaskDropout,
+            BitmaskBiasDropout,
+            BitmaskDropoutGrad,
+            torch.int32,  # uint32 has few operators in PyTorch
+        ),
+        *(operator for codec in FIXED_SIZE for operator in _coder(codec)),
+    )
+)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""Row by row: softmax and its logarithm, layer and RMS norms, rows of a table.
+
+Gradients of a table are added in an order that follows from the indices alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...call.op import Op
+from ...errors import refuse
+from ...families.gather.operators import GatherGrad
+from ...families.layer_norm.operators import (
+    LayerNormalization,
+    LayerNormalizationGrad,
+    SimplifiedLayerNormalization,
+    SimplifiedLayerNormalizationGrad,
+)
+from ...families.softmax.operators import (
+    LogSoftmax,
+    LogSoftmaxGrad_13,
+    Softmax,
+    SoftmaxGrad_13,
+)
+from .autograd import Operator
+from .launching import Run, infer, instance
+from .registration import register
+
+
+def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, Operator]:
+    """An operator whose derivative takes its result, and that derivative."""
+
+    def body(run: Run, x: Tensor, dim: int) -> Tensor:
+        return run(instance(forward, axis=dim), x)
+
+    def backward(run: Run, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+        op = instance(gradient, axis=dim)
+        return run(op, dy, y)
+
+    def keep(ctx: Any, arguments: Sequence[Any], y: Tensor) -> None:
+        ctx.dim = arguments[1]
+        ctx.save_for_backward(y)
+
+    def derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return DOORS[f"{name}_backward"].every(dy, *ctx.saved_tensors, ctx.dim), None
+
+    schema = f"{name}_backward(Tensor grad, Tensor output, int dim) -> Tensor"
+    return (
+        Operator(
+            f"{name}(Tensor input, int dim) -> Tensor",
+            body,
+            keep,
+            derivative,
+        ),
+        Operator(schema, backward),
+    )
+
+
+def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
+    """The weight; ones without one."""
+    if not row or x.shape[-len(row) :] != tuple(row):
+        expected = f"a shape that ends in {tuple(row)}"
+        refuse(f"cto::{name}", "input", expected, f"shape {tuple(x.shape)}")
+    return x.new_ones(row) if weight is None else weight
+
+
+def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, eps: float) -> Any:
+    scale = _scale("rms_norm", x, row, weight)
+    op = instance(SimplifiedLayerNormalization, axis=-len(row), epsilon=eps)
+    return run(op, x, scale)
+
+
+def _rms_norm_backward(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    return _pad(_of_rms_norm(run, dy, x, row, weight, inv_std, mask), mask, dy)
+
+
+def _of_rms_norm(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> Any:
+    op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
+    inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
+    return _of_mask(run, op, inputs, mask)
+
+
+def _layer_norm(
+    run: Run,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Any:
+    op = instance(LayerNormalization, axis=-len(row), epsilon=eps)
+    return run(op, x, _scale("layer_norm", x, row, weight), bias)
+
+
+def _layer_norm_backward(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    return _pad(_of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask), mask, dy)
+
+
+def _of_layer_norm(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> Any:
+    op = instance(LayerNormalizationGrad, axis=-len(row))
+    inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
+    return _of_mask(run, op, inputs, mask)
+
+
+def _layer_norm_backward_of_pair(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    pair: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    return _pad(_of_pair(run, dy, x, row, weight, pair, mask), mask, dy)
+
+
+def _of_pair(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    pair: Tensor,
+    mask: Sequence[bool],
+) -> Any:
+    """Mean and inv_std are slices of one tensor, as the forward pass makes them for autograd."""
+    mean, inv_std = pair.unbind()
+    return _of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask)
+
+
+def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
+    """The gradients that the mask names: one, or a tuple."""
+    outputs = [output.name for output in op.outputs]
+    names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
+    return run(op, *inputs, outputs=names) if names else ()
+
+
+def _pad(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...]:
+    """With empty tensors in the places of those that the mask leaves out."""
+    results = iter(found if isinstance(found, tuple) else (found,))
+    return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])
+
+
+_OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
+
+
+def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    x, row, weight, _ = arguments
+    _, inv_std = results
+    ctx.row = tuple(row)
+    ctx.save_for_backward(x, weight, inv_std)
+
+
+def _keep_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    x, row, weight, _, _ = arguments
+    _, *statistics = results  # one tensor, or two
+    ctx.row = tuple(row)
+    ctx.save_for_backward(x, weight, *statistics)
+
+
+def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
+    x, weight, inv_std = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = (needs[0], needs[2])
+    dx, dweight = DOORS["rms_norm_backward"].wanted(dy, x, ctx.row, weight, inv_std, mask)
+    return dx, None, dweight, None
+
+
+def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    x, weight, *statistics = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = (needs[0], needs[2], needs[3])
+    door = DOORS[_OF_STATISTICS[len(statistics)]]
+    dx, dweight, dbias = door.wanted(dy, x, ctx.row, weight, *statistics, mask)
+    return dx, None, dweight, dbias, None
+
+
+def _embedding(_: Run, weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
+    return torch.embedding(weight, indices, padding_idx)
+
+
+def _embedding_backward(
+    run: Run, dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int
+) -> Tensor:
+    op, shape = instance(GatherGrad), (num_weights, dy.shape[-1])
+    found: Tensor = run(op, shape, indices, dy)
+    if padding_idx < 0:
+        return found
+    found[padding_idx].zero_()
+    return found.detach()  # which no launch has made: `learn` goes past no zeros
+
+
+def _keep_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+    weight, indices, ctx.padding_idx = arguments
+    ctx.num_weights = weight.shape[0]
+    ctx.save_for_backward(indices)
+
+
+def _embedding_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (indices,) = ctx.saved_tensors
+    door = DOORS["embedding_backward"]
+    return door.every(dy, indices, ctx.num_weights, ctx.padding_idx), None, None
+
+
+def _fake_embedding_backward(dy: Tensor, indices: Tensor, num_weights: int, _: int) -> Tensor:
+    return _embedding_backward(infer, dy, indices, num_weights, -1)
+
+
+DOORS = register(
+    (
+        *_softmaxes("softmax", Softmax, SoftmaxGrad_13),
+        *_softmaxes("log_softmax", LogSoftmax, LogSoftmaxGrad_13),
+        Operator(
+            "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
+            "float eps=1e-05) -> (Tensor output, Tensor inv_std)",
+            _rms_norm,
+            _keep_rms_norm,
+            _rms_norm_derivative,
+        ),
+        Operator(
+            "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
+            "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
+            _rms_norm_backward,
+            wanted=_of_rms_norm,
+        ),
+        Operator(
+            "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
+            "Tensor? bias=None, float eps=1e-05) "
+            "-> (Tensor output, Tensor mean, Tensor inv_std)",
+            _layer_norm,
+            _keep_layer_norm,
+            _layer_norm_derivative,
+        ),
+        Operator(
+            "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
+            "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
+            "-> (Tensor, Tensor, Tensor)",
+            _layer_norm_backward,
+            wanted=_of_layer_norm,
+        ),
+        Operator(
+            "layer_norm_backward_of_pair(Tensor grad, Tensor input, SymInt[] normalized_shape, "
+            "Tensor? weight, Tensor mean_and_inv_std, bool[3] output_mask) "
+            "-> (Tensor, Tensor, Tensor)",
+            _layer_norm_backward_of_pair,
+            wanted=_of_pair,
+        ),
+        Operator(
+            "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",
+            _embedding,
+            _keep_embedding,
+            _embedding_derivative,
+        ),
+        Operator(
+            "embedding_backward(Tensor grad, Tensor indices, SymInt num_weights, "
+            "int padding_idx=-1) -> Tensor",
+            _embedding_backward,
+            fake=_fake_embedding_backward,
+        ),
+    )
+)
