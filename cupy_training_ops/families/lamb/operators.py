@@ -35,7 +35,6 @@ from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
 from ...plan import Device, Launch, Plan, ScratchMemory, by_value, ceil_div
-from ...planning import parameter_update
 from ...planning import step as common
 from ...planning.multi_tensor import Batch, Columns, batches
 from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, UPDATE_PARTS, LambRule
@@ -49,7 +48,7 @@ DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
-    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
+    return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def for_each(convert: Callable[[object], float]) -> Convert:
@@ -172,7 +171,7 @@ class LambOptimizer(Op):
             common.value_or(norm, common.ABSENT_NORM),
             signal,
         )
-        mixed, copied, is_bfloat16 = parameter_update.low_precision_lists(mixed, copied)
+        mixed, copied, is_bfloat16 = common.low_precision_lists(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
         update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, LISTS * CAPACITY)
         types = {"W": w[0].dtype, "GRAD": g[0].dtype, "MOMENT": m1[0].dtype}
@@ -188,7 +187,7 @@ class LambOptimizer(Op):
         limits = self.ratio_min, self.ratio_max
         steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
         counts = partial(_launch, "lamb__count", **types)
-        return steps.then(parameter_update.count_step(counts, r, t, scale, update, new_t))
+        return steps.then(common.count_step(counts, r, t, scale, update, new_t))
 
 
 @dataclass(frozen=True)
