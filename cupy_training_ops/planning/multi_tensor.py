@@ -41,13 +41,16 @@ class Columns:
 
         Outputs in place of their inputs take no room of their own.
         """
-        lists = [items for items in inputs if _is_there(items)]
-        at = list(_places(inputs))
-        for replaced, items in outputs.items():
+        lists: list[Listed] = []
+        at: list[int] = []
+        for items in inputs:
+            at.append(len(lists) if _is_there(items) else -1)
+            lists += [items] if _is_there(items) else []
+        for place, items in outputs.items():
             if not _is_there(items):
                 at.append(-1)
             elif all(spec is None or spec.in_place for spec in items):
-                at.append(at[replaced])
+                at.append(at[place])
             else:
                 at.append(len(lists))
                 lists.append(items)
@@ -62,12 +65,6 @@ class Columns:
 
 def _is_there(items: Listed) -> bool:
     return any(spec is not None for spec in items)
-
-
-def _places(inputs: Sequence[Listed]) -> Iterator[int]:
-    """For each input its place among the lists that are there; -1 where it is not."""
-    count = itertools.count()
-    return (next(count) if _is_there(items) else -1 for items in inputs)
 
 
 @dataclass(frozen=True)
