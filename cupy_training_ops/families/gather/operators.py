@@ -22,7 +22,15 @@ from ...dtypes import FLOATS, INT64, HostArray
 from ...errors import refuse
 from ...plan import Config, Device, Plan, by_value, ceil_div
 from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples
-from .plan import Columns, Scatter, Sizes, add_columns, are_few, one_each, suit
+from .plan import (
+    Columns,
+    Scatter,
+    Sizes,
+    add_columns,
+    are_few,
+    columns_are_faster,
+    one_each,
+)
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
@@ -220,7 +228,7 @@ class GatherElementsGrad(_GatherGradient):
         if not self.deterministic:
             return self.add_elements(scatter, *dims[-1])
         columns = columns_of(scatter, shape, axis, dims)
-        if columns is None or not suit(scatter, columns):
+        if columns is None or not columns_are_faster(scatter, columns):
             return self.choose_plan(scatter)
         scatter.target = (indices, lines(shape, axis, dims, columns.W))
         return add_columns(scatter, columns)

@@ -413,7 +413,7 @@ def sums_nbytes(scatter: Scatter) -> int:
     return SUM_COLUMNS * (BUCKET_ROWS + 4) * scatter.acc.itemsize
 
 
-def suit(scatter: Scatter, columns: Columns) -> bool:
+def columns_are_faster(scatter: Scatter, columns: Columns) -> bool:
     """Return True if to sort by columns is faster than to sort all elements together."""
     return (
         scatter.sizes.K >= LONG_SORT
