@@ -26,7 +26,7 @@ from ..conv.extents import AUTO_PADS
 from ..conv.operators import PADS, STRIDES, steps
 from .facts import AXES, LONG, ROWS, RUN, THREADS, Geometry
 from .plan_tiles import Tiling
-from .windows import Pool, Windows
+from .windows import Windows, windows_of
 
 WIDEST = 4  # columns of a thread's tile at most
 WIDEST_OF_INDICES = 2  # where Indices are written, 16 bytes side by side
@@ -75,15 +75,8 @@ class _Pool(Op):
 
     def windows(self, x: Shape) -> Windows:
         """The windows of an X of this shape."""
-        return Pool(
-            self.name,
-            self.kernel_shape,
-            self.strides,
-            self.dilations,
-            self.pads,
-            self.auto_pad,
-            self.ceil_mode,
-        ).windows(x)
+        lengths = self.kernel_shape, self.strides, self.dilations, self.pads
+        return windows_of(self.name, x, *lengths, self.auto_pad, self.ceil_mode)
 
     def plan_windows(
         self,

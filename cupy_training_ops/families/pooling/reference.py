@@ -11,7 +11,7 @@ import numpy as np
 from ...dtypes import HostArray
 from ...rules.widening import cast, quiet
 from ..conv.extents import Shape
-from .windows import Pool, Windows
+from .windows import Windows, windows_of
 
 
 class _Attributes(TypedDict):
@@ -27,7 +27,7 @@ class _Attributes(TypedDict):
 def max_pool(
     x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
 ) -> tuple[HostArray, HostArray]:
-    windows = Pool("MaxPool", **attributes).windows(x.shape)
+    windows = windows_of("MaxPool", x.shape, **attributes)
     numbers = _numbers(windows, storage_order)
     y = np.full(windows.y_shape, -np.inf, x.dtype)
     indices = np.full(windows.y_shape, -1)
@@ -48,7 +48,7 @@ def max_pool_grad(
     storage_order: int,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    windows = Pool("MaxPoolGrad", **attributes).windows(shape)
+    windows = windows_of("MaxPoolGrad", shape, **attributes)
     numbers, dx = _numbers(windows, storage_order), np.zeros(shape)
     for at, elements in windows.taps():
         dx[elements] += np.where(indices[at] == numbers[elements], dy[at], 0)
@@ -69,7 +69,7 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
 def average_pool(
     x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
 ) -> HostArray:
-    windows = Pool("AveragePool", **attributes).windows(x.shape)
+    windows = windows_of("AveragePool", x.shape, **attributes)
     y = np.zeros(windows.y_shape)
     for at, elements in windows.taps():
         y[at] += x[elements]
@@ -84,7 +84,7 @@ def average_pool_grad(
     count_include_pad: bool,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    windows = Pool("AveragePoolGrad", **attributes).windows(shape)
+    windows = windows_of("AveragePoolGrad", shape, **attributes)
     shares, dx = dy / _counts(windows, count_include_pad), np.zeros(shape)
     for at, elements in windows.taps():
         dx[elements] += shares[at]

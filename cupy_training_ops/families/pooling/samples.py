@@ -12,7 +12,7 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, Dtype, dtype_name
 from ...samples import Generator, Sample, Shape
-from .windows import Pool, Windows
+from .windows import Windows, windows_of
 
 NAMES = ("AveragePool", "AveragePoolGrad", "MaxPool", "MaxPoolGrad")
 DEFAULTS: Mapping[str, Any] = {
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
     def windows(self) -> Windows:
         """The windows of all four operators."""
-        return Pool("", self.kernel, **{**DEFAULTS, **self.attributes}).windows(self.x)
+        return windows_of("", self.x, self.kernel, **{**DEFAULTS, **self.attributes})
 
 
 # In "beside" some windows have no element of X, in "untouched" some elements are in no window;

@@ -85,49 +85,35 @@ class Windows:
             yield (..., *windows), (..., *elements)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """The attributes of a pool; None where ONNX has a default for each axis."""
-
-    op: str
-    kernel_shape: Shape
-    strides: Shape | None
-    dilations: Shape | None
-    pads: Shape | None
-    auto_pad: str
-    ceil_mode: bool
-
-    def windows(self, x: Shape) -> Windows:
-        """The windows of X (N, C, ...)."""
-        rank = len(self.kernel_shape)
-        if not 1 <= rank <= MAX_AXES:
-            refuse(self.op, "kernel_shape", f"1 to {MAX_AXES} integers", f"{self.kernel_shape}")
-        if len(x) != rank + 2:
-            expected = f"batch, channels and {rank} dimensions, as kernel_shape"
-            refuse(self.op, "X", expected, f"shape {x}")
-        axes = self._fit(x)
-        if min(axis.output for axis in axes) < 1:
-            expected = f"pads and extents that a window of {self.kernel_shape} fits into"
-            refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
-        for axis in axes:
-            reach = (axis.kernel - 1) * axis.dilation
-            far = max(axis.pad + axis.padded, axis.output * axis.stride) + reach
-            if far > MAX_EXTENT:
-                refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{far}")
-        return Windows(x[0], x[1], tuple(axes))
-
-    def _fit(self, x: Shape) -> list[WindowAxis]:
-        """The axes of X's planes, with less than one window where they are too short."""
-        attributes = Attributes(
-            self.op,
-            strides=self.strides,
-            dilations=self.dilations,
-            pads=self.pads,
-            auto_pad=self.auto_pad,
-        )
-        axes = []
-        for axis, n in zip(attributes.axes(self.kernel_shape), x[2:], strict=True):
-            output, pad = axis.of_image(n, ceil=self.ceil_mode)
-            end = axis.behind(n, output, pad) if self.auto_pad.startswith("SAME") else axis.end
-            axes.append(WindowAxis(n, output, axis.kernel, axis.stride, axis.dilation, pad, end))
-        return axes
+def windows_of(
+    op: str,
+    x: Shape,
+    kernel_shape: Shape,
+    strides: Shape | None,
+    dilations: Shape | None,
+    pads: Shape | None,
+    auto_pad: str,
+    ceil_mode: bool,
+) -> Windows:
+    """The windows of X (N, C, ...); None stands for ONNX's default for each axis."""
+    rank = len(kernel_shape)
+    if not 1 <= rank <= MAX_AXES:
+        refuse(op, "kernel_shape", f"1 to {MAX_AXES} integers", f"{kernel_shape}")
+    if len(x) != rank + 2:
+        expected = f"batch, channels and {rank} dimensions, as kernel_shape"
+        refuse(op, "X", expected, f"shape {x}")
+    attributes = Attributes(op, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
+    axes = []
+    for axis, n in zip(attributes.axes(kernel_shape), x[2:], strict=True):
+        output, pad = axis.of_image(n, ceil=ceil_mode)
+        end = axis.behind(n, output, pad) if auto_pad.startswith("SAME") else axis.end
+        axes.append(WindowAxis(n, output, axis.kernel, axis.stride, axis.dilation, pad, end))
+    if min(axis.output for axis in axes) < 1:
+        expected = f"pads and extents that a window of {kernel_shape} fits into"
+        refuse(op, "X", expected, f"shape {x}, pads {pads}")
+    for window in axes:
+        reach = (window.kernel - 1) * window.dilation
+        far = max(window.pad + window.padded, window.output * window.stride) + reach
+        if far > MAX_EXTENT:
+            refuse(op, "X", "fewer than 2^31 elements along each padded axis", f"{far}")
+    return Windows(x[0], x[1], tuple(axes))
