@@ -12,6 +12,7 @@ import numpy as np
 from ...dtypes import FLOAT32, FLOATS, dtype_name
 from ...samples import Generator, Sample, Shape
 from . import reference as cpu
+from .operators import OPS
 
 NAN, INF = np.nan, np.inf
 
@@ -85,12 +86,4 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
             yield Sample(name, f"{dtype_name(dtype)}-special", partial(_special, dtype=dtype))
 
 
-NAMES = (
-    "LogSoftmax",
-    "LogSoftmaxGrad",
-    "LogSoftmaxGrad_13",
-    "Softmax",
-    "SoftmaxGrad",
-    "SoftmaxGrad_13",
-)
-SAMPLES = {name: tuple(_samples(name, i)) for i, name in enumerate(NAMES)}
+SAMPLES = {name: tuple(_samples(name, i)) for i, name in enumerate(OPS)}

@@ -17,14 +17,15 @@ from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.facts import WARP
 from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
+from cupy_training_ops.families.layer_norm.operators import OPS
 from cupy_training_ops.families.layer_norm.plan_staged_rows import rows_on_chip
-from cupy_training_ops.families.layer_norm.samples import NAMES, TYPES, inputs
+from cupy_training_ops.families.layer_norm.samples import TYPES, inputs
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches, assert_sums_match
 
 H200 = Device(132, (9, 0), 227 * 1024)
 SMALL = Device(40, (7, 5), 64 * 1024)
-GRADIENTS = tuple(name for name in NAMES if name.endswith("Grad"))
+GRADIENTS = tuple(name for name in OPS if name.endswith("Grad"))
 FLOATS = (FLOAT32, FLOAT32)
 HALVES = (FLOAT16, FLOAT16)
 
@@ -171,7 +172,7 @@ def check(run, name: str, given_, **attributes) -> None:
 
 
 @pytest.mark.parametrize("types", [TYPES[0], TYPES[2]])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPS)
 def test_lengths_beside_vectors_and_warps(run, rng, name, types) -> None:
     for length in LENGTHS:
         check(run, name, inputs(rng, name, (5, length), types))
@@ -209,7 +210,7 @@ def test_full_rows_have_the_statistics_of_any(run, rng, name, types) -> None:
 @pytest.mark.parametrize(
     "shape", [(3, 16_384), (2, 8191), (2, 20_000), (3, 65_536), (2100, 1024), (2000, 33)]
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPS)
 def test_many_rows_and_long_ones(run, rng, name, shape) -> None:
     check(run, name, inputs(rng, name, shape, FLOATS))
 
@@ -241,7 +242,7 @@ def test_an_output_alone_is_the_same(run, rng, name, shape) -> None:
         assert_matches(run.host(found[place]), expected[place])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("shape", [(70, 64), (40, 35), (2, 17_001)])
 def test_an_input_may_be_the_output(anywhere, rng, name, shape) -> None:
     op, given_ = get_op(name)(), inputs(rng, name, shape, FLOATS)
@@ -314,7 +315,7 @@ def test_the_order_of_threads_changes_no_bit(in_every_order) -> None:
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPS)
 def test_nothing_is_launched_for_nothing(run, rng, name) -> None:
     op = get_op(name)()
     wanted = (op.outputs[0].name,)
@@ -329,7 +330,7 @@ def test_eight_compilations_in_all() -> None:
     """One for each row of types, whatever the operator and the length."""
     found = {
         tuple(step.slots.items())
-        for name in NAMES
+        for name in OPS
         for types in TYPES
         for length in (3, 64, 1024, 20_000)
         for step in planned(name, (9, length), types).steps

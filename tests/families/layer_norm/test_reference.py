@@ -16,13 +16,14 @@ from derivatives import vjp
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.declare.type_rows import combinations
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
-from cupy_training_ops.families.layer_norm.samples import NAMES, inputs
+from cupy_training_ops.families.layer_norm.operators import OPS
+from cupy_training_ops.families.layer_norm.samples import inputs
 from cupy_training_ops.testing.compare import assert_matches
 
 jax.config.update("jax_enable_x64", True)
 
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
-GRADIENTS = tuple(name for name in NAMES if name.endswith("Grad"))
+GRADIENTS = tuple(name for name in OPS if name.endswith("Grad"))
 ROWS = combinations(get_op("LayerNormalization").types)
 EPSILON = 1e-5
 
@@ -309,7 +310,7 @@ def test_a_wrong_size_is_named(anywhere, name, place, bad) -> None:
         get_op(name)()(*map(anywhere.place, given))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("axis", [2, -3])
 def test_an_axis_beyond_the_rank_is_named(anywhere, name, axis) -> None:
     given = map(anywhere.place, GIVEN[name])
