@@ -184,7 +184,7 @@ def value_or(value: object, absent: object) -> object:
     return absent if value is None else value
 
 
-def refuse_others(op: str, name: str, got: Any, like: str, expected: Any) -> None:
+def refuse_other_shapes(op: str, name: str, got: Any, like: str, expected: Any) -> None:
     """Refuse arrays, or lists of them, that do not have the shapes of the expected ones."""
     if got is None:  # where the declaration lets it be absent
         return
@@ -195,7 +195,7 @@ def refuse_others(op: str, name: str, got: Any, like: str, expected: Any) -> Non
     if len(got) != len(expected):
         refuse(op, name, f"{len(expected)} arrays like {like}", str(len(got)))
     for i, pair in enumerate(zip(got, expected, strict=True)):
-        refuse_others(op, f"{name}[{i}]", pair[0], f"{like}[{i}]", pair[1])
+        refuse_other_shapes(op, f"{name}[{i}]", pair[0], f"{like}[{i}]", pair[1])
 
 
 def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:

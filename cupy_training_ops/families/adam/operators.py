@@ -129,7 +129,7 @@ class AdamOptimizer(Op):
         _, t, w, g, m1, m2, mixed, _, _, update, *_ = specs
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
         for name, arrays in named.items():
-            common.refuse_others(self.name, name, arrays, "weights", w)
+            common.refuse_other_shapes(self.name, name, arrays, "weights", w)
         return common.new_step(self.name, "T", t, update), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -251,7 +251,7 @@ class AdamCodedList(AdamOptimizerList):
         w, m1, m2 = specs[2], *specs[4:6]
         coded = tuple(Spec((coded_nbytes(spec.size),), UINT8) for spec in w)
         for name, codes in (("moment_1", m1), ("moment_2", m2)):
-            common.refuse_others(self.name, name, codes, "codes of weights", coded)
+            common.refuse_other_shapes(self.name, name, codes, "codes of weights", coded)
         new_t, _, _, *others = super().infer(*specs[:4], w, w, *specs[6:])
         return new_t, m1, m2, *others
 
@@ -322,7 +322,7 @@ class AdamWOptimizer(Op):
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
         for name, arrays in named.items():
-            common.refuse_others(self.name, name, arrays, "weights", w)
+            common.refuse_other_shapes(self.name, name, arrays, "weights", w)
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:

@@ -20,7 +20,7 @@ from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ...errors import refuse
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from ...planning.multi_tensor import batches
-from ...planning.step import refuse_none, refuse_others
+from ...planning.step import refuse_none, refuse_other_shapes
 from .facts import CAPACITY, CHUNK_NBYTES, NBYTES, THREADS
 
 DONE = np.ones(1, BOOL)
@@ -73,7 +73,7 @@ class InPlaceAccumulator(Op):
     tiles: ClassVar[Tiles] = {}
 
     def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
-        refuse_others(self.name, "value", value, "old_sum", old_sum)
+        refuse_other_shapes(self.name, "value", value, "old_sum", old_sum)
         return (old_sum,)
 
     def plan(
@@ -123,7 +123,7 @@ class InPlaceAccumulatorV2(Op):
     tiles: ClassVar[Tiles] = {}
 
     def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Inferred, ...]:
-        refuse_others(self.name, "value", value, "accumulation_buffer", buffer)
+        refuse_other_shapes(self.name, "value", value, "accumulation_buffer", buffer)
         return (DONE, buffer)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -163,7 +163,7 @@ class InPlaceAccumulatorList(Op):
     def infer(
         self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
     ) -> tuple[Inferred, ...]:
-        refuse_others(self.name, "values", values, "old_sums", old_sums)
+        refuse_other_shapes(self.name, "values", values, "old_sums", old_sums)
         return (old_sums,)
 
     def plan(self, device: Device, *specs: Any) -> Plan:

@@ -140,7 +140,7 @@ class LambOptimizer(Op):
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "moment1": m1, "moment2": m2, "mixed_precision_weights": mixed}
         for name, got in named.items():
-            common.refuse_others(self.name, name, got, "weights", w)
+            common.refuse_other_shapes(self.name, name, got, "weights", w)
         self._rules(len(w))
         if self.do_bias_correction and t is not None:
             common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)

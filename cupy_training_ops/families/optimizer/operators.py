@@ -64,7 +64,7 @@ class SGDOptimizer(Op):
     types: ClassVar[Types] = {"T": FLOATS, "L": common.NUMBERS}
 
     def infer(self, eta: object, w: Spec, g: Spec) -> tuple[Inferred, ...]:
-        common.refuse_others(self.name, "G", g, "W", w)
+        common.refuse_other_shapes(self.name, "G", g, "W", w)
         return w, w
 
     def plan(
@@ -119,7 +119,7 @@ class SGDOptimizerV2(Op):
 
     def infer(self, lr: object, w: Specs, g: Specs, update: Number) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
-        common.refuse_others(self.name, "gradients", g, "weights", w)
+        common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         return common.signal(update), w
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -169,8 +169,8 @@ class SGDOptimizerList(Op):
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
-        common.refuse_others(self.name, "gradients", g, "weights", w)
-        common.refuse_others(self.name, "mixed_precision_weights", mixed, "weights", w)
+        common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
+        common.refuse_other_shapes(self.name, "mixed_precision_weights", mixed, "weights", w)
         return common.signal(numbers[-1]), w, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
