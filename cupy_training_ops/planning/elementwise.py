@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -66,16 +66,18 @@ class ElementwiseOp(Op):
     nbytes: ClassVar[int] = NBYTES
 
     def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
-        named = dict(self._arrays(inputs))
-        row = named.pop(self.row, None)
-        first, *others = named.items()
+        pairs = zip(self.inputs, inputs, strict=True)
+        arrays = {item.name: spec for item, spec in pairs if isinstance(spec, Spec)}
+        row = arrays.pop(self.row, None)
+        (first, x), *others = arrays.items()
         for name, spec in others:
-            if spec.shape != first[1].shape:
-                refuse(self.name, name, f"shape {first[1].shape}, as {first[0]}", f"{spec.shape}")
-        if row is not None and (row.shape == () or row.shape != first[1].shape[-1:]):
-            expected = f"rank 1 and the last extent of {first[0]}, whose shape is {first[1].shape}"
+            if spec.shape != x.shape:
+                refuse(self.name, name, f"shape {x.shape}, as {first}", f"{spec.shape}")
+        if row is not None and (row.shape == () or row.shape != x.shape[-1:]):
+            expected = f"rank 1 and the last extent of {first}, whose shape is {x.shape}"
             refuse(self.name, self.row, expected, f"shape {row.shape}")
-        return tuple(Spec(first[1].shape, self._dtype(output, first[1])) for output in self.outputs)
+        types = (x.dtype if o.type in self.types else to_dtype(o.type) for o in self.outputs)
+        return tuple(Spec(x.shape, dtype) for dtype in types)
 
     @property
     def kernel(self) -> str:
@@ -95,12 +97,3 @@ class ElementwiseOp(Op):
         columns = (divisor(shape[-1] if shape else 1),) if self.row else ()
         options = (*columns, *(_number(value, t) for value in self.options(*inputs)))
         return Plan((streaming_launch(self.kernel, arrays, options, self.nbytes),))
-
-    def _arrays(self, inputs: Sequence[object]) -> Iterator[tuple[str, Spec]]:
-        """The arrays among the inputs, by name."""
-        for item, spec in zip(self.inputs, inputs, strict=True):
-            if isinstance(spec, Spec):
-                yield item.name, spec
-
-    def _dtype(self, output: Output, first: Spec) -> Dtype:
-        return first.dtype if output.type in self.types else to_dtype(output.type)
