@@ -227,10 +227,15 @@ class _Step:
         launches = []
         for rule, batch in pairs:
             values = (*rule, *limits, correct_bias)
-            numbers = by_value(LambRule, **dict(zip(LambRule.fields, values, strict=True)))
-            launches.append(self._direction(batch, numbers, (directions, partials, norms, tickets)))
+            lamb_rule = by_value(LambRule, **dict(zip(LambRule.fields, values, strict=True)))
+            args = (*batch.addresses(self.direction), batch.sizes, lamb_rule, *self.numbers)
+            args += (directions, partials, norms, tickets)
+            launches.append(_launch("lamb__direction", batch.n_chunks, args, **self.types))
             if self.update.are_written or self.has_new_gradients:
-                launches.append(self._update(batch, numbers, (directions, norms)))
+                args = (*batch.addresses(self.update), batch.sizes, lamb_rule, *self.rate)
+                args += (directions, norms, self.is_bfloat16)
+                grid = UPDATE_PARTS * batch.n_chunks
+                launches.append(_launch("lamb__update", grid, args, **self.types))
         return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
@@ -250,15 +255,6 @@ class _Step:
         """Elements of a batch's directions, each tensor at the beginning of its first chunk."""
         last = self.sizes[batch.members[-1]]
         return (batch.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
-
-    def _direction(self, batch: Batch, rule: np.void, scratch: Args) -> Launch:
-        args = (*batch.addresses(self.direction), batch.sizes, rule, *self.numbers, *scratch)
-        return _launch("lamb__direction", batch.n_chunks, args, **self.types)
-
-    def _update(self, batch: Batch, rule: np.void, scratch: Args) -> Launch:
-        args = (*batch.addresses(self.update), batch.sizes, rule, *self.rate, *scratch)
-        grid = UPDATE_PARTS * batch.n_chunks
-        return _launch("lamb__update", grid, (*args, self.is_bfloat16), **self.types)
 
 
 OPS = {"LambOptimizer": LambOptimizer}
