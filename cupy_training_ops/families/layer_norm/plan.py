@@ -121,31 +121,27 @@ def _full(matrix: Matrix, is_centred: bool) -> Division | None:
 
 
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
-    """Rows that their threads hold, by slots or elements; None where they do not fit."""
-    lines = Lines(matrix.count, matrix.length, 1)
-    if not (aligned and fit_rows(lines, _row_in_registers(matrix, matrix.width))):
-        registers = _row_in_registers(matrix, 1)
-        divided = division(lines, registers, True, Kernels("layer_norm__elements"))
-        return divided if _fits(divided, registers, matrix) else None
-    registers = _row_in_registers(matrix, matrix.width)
-    if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
-        nbytes = DEEP_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize
-        deep = replace(registers, nbytes=nbytes, max_threads=HELD_THREADS)
-        divided = division(lines, deep, True, Kernels("layer_norm__deep_rows"))
-        if _fits(divided, deep, matrix):
+    """Rows that their threads hold, by slots or elements: the first division that fits, or None."""
+    lines, itemsize = Lines(matrix.count, matrix.length, 1), matrix.t.itemsize
+    by_slots = _row_in_registers(matrix, matrix.width)
+    if aligned and fit_rows(lines, by_slots):
+        wide = replace(by_slots, nbytes=WIDE_COLUMNS[matrix.both_nbytes] * itemsize)
+        choices = [
+            (by_slots, Kernels("layer_norm__rows", short_rows="layer_norm__short_rows")),
+            (wide, Kernels("layer_norm__wide_rows")),
+        ]
+        if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
+            nbytes = DEEP_COLUMNS[matrix.both_nbytes] * itemsize
+            deep = replace(by_slots, nbytes=nbytes, max_threads=HELD_THREADS)
+            choices.insert(0, (deep, Kernels("layer_norm__deep_rows")))
+    else:
+        choices = [(_row_in_registers(matrix, 1), Kernels("layer_norm__elements"))]
+    for registers, kernels in choices:
+        divided = division(lines, registers, True, kernels)
+        *_, threads = divided.args
+        if threads * registers.depth(registers.nbytes) * registers.width >= matrix.length:
             return divided
-    kernels = Kernels("layer_norm__rows", short_rows="layer_norm__short_rows")
-    divided = division(lines, registers, True, kernels)
-    if _fits(divided, registers, matrix):
-        return divided
-    registers = replace(registers, nbytes=WIDE_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize)
-    divided = division(lines, registers, True, Kernels("layer_norm__wide_rows"))
-    return divided if _fits(divided, registers, matrix) else None
-
-
-def _fits(divided: Division, registers: Registers, matrix: Matrix) -> bool:
-    *_, threads = divided.args
-    return threads * registers.depth(registers.nbytes) * registers.width >= matrix.length
+    return None
 
 
 def _row_in_registers(matrix: Matrix, width: int) -> Registers:
