@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Backend
 from ..call.bound import CheckedCall
-from ..call.guards import Known
-from ..call.keys import reader
+from ..call.keys import Known, reader
 from ..declare.schema import Input
 from ..planning.step import number
 from .whole import Whole

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..call.bound import CheckedCall
-from ..call.guards import Known
+from ..call.keys import Known
 from .base import Optimizer
 from .counts import Places
 from .parts import GatheredParts
