@@ -21,7 +21,7 @@ from ..errors import pass_on, refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .checks import is_number
-from .interop import NONE_LENT, Lent, are_native, is_tensor, refuse_gradients
+from .interop import NONE_LENT, Lent, is_tensor, refuse_gradients
 from .keys import Reader, reader
 from .operator import Operator
 from .overlap import Beside
@@ -41,7 +41,7 @@ def bind(
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.declaration.detaches)
+    lent = op.lend(inputs, out)
     with lent.stream():
         return _bind(op, inputs, out, outputs, workspace, lent)
 
@@ -188,7 +188,7 @@ class OpenCall(AtAddresses):
         self._given = _Given(op, closed, out, outputs, workspace, places)
         self._forms: dict[bool, _ClosedInputs] = {}
         self._watches = True
-        self._form(op.knows_tensors and are_native(op.inputs, closed, out))
+        self._form(op.lend(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
@@ -197,7 +197,7 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.launch(values, changing, addresses)
-        form, every, borrowed = self._borrow(values, self._given.out)
+        form, every, borrowed = self._borrow(values)
         with borrowed.stream():
             call, adopted = form.call_with(every, borrowed)
             return borrowed.give_back(call.launch(adopted, changing, lent=borrowed))
@@ -212,7 +212,7 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.prepare(values, changing, addresses)
-        form, every, borrowed = self._borrow(values, ())
+        form, every, borrowed = self._borrow(values)
         call, adopted = form.call_with(every, borrowed)
         return call.prepare(adopted, changing)
 
@@ -247,36 +247,29 @@ class OpenCall(AtAddresses):
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
         return [arguments.pop(name) for name in self._open], arguments
 
-    def _borrow(
-        self, values: Sequence[object], out: Arguments
-    ) -> tuple[_ClosedInputs, Arguments, Lent]:
+    def _borrow(self, values: Sequence[object]) -> tuple[_ClosedInputs, Arguments, Lent]:
         """The form of the closed inputs that fits these, all inputs, and what is borrowed."""
-        op, given = self._op, self._given
+        given = self._given
         every = _fill(given.inputs, given.places, values)
-        form = self._form(op.knows_tensors and are_native(op.inputs, every, given.out))
-        return form, every, self._new_lent(every, out, form.is_native, form.lent)
+        borrowed = given.op.lend(every, given.out)
+        form = self._form(borrowed.is_native)
+        borrowed.include(form.lent)
+        return form, every, borrowed
 
-    def _form(self, natively: bool) -> _ClosedInputs:
-        form = self._forms.get(natively)
+    def _form(self, is_native: bool) -> _ClosedInputs:
+        form = self._forms.get(is_native)
         if form is None:
-            lent = self._new_lent(self._given.inputs, self._given.out, natively)
-            form = self._forms[natively] = _ClosedInputs(self._given, natively, lent)
+            form = self._forms[is_native] = _ClosedInputs(self._given, is_native)
         return form
-
-    def _new_lent(
-        self, every: Arguments, out: Arguments, natively: bool, before: Lent | None = None
-    ) -> Lent:
-        op = self._op
-        detaches = op.declaration.detaches
-        return Lent(op.inputs, every, out, before, natively=natively, detaches=detaches)
 
 
 class _ClosedInputs:
     """The inputs that are not open in one form: tensors as they are, or as arrays."""
 
-    def __init__(self, given: _Given, is_native: bool, lent: Lent) -> None:
-        self.is_native, self.lent = is_native, lent
+    def __init__(self, given: _Given, is_native: bool) -> None:
         op, pairs = given.op, zip(given.op.inputs, given.inputs, strict=True)
+        arguments, detaches = (op.inputs, given.inputs, given.out), op.detaches
+        self.lent = lent = Lent(*arguments, natively=is_native, detaches=detaches)
         inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
         out = tuple([adopt_out(op.name, value, lent) for value in given.out])
         self._given = given._replace(inputs=inputs, out=out)

@@ -215,7 +215,7 @@ class Op(Operator):
 
         It is remembered by what its arguments were, too: numbers and lists have many forms.
         """
-        lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
+        lent = self.lend(inputs, given)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
             if key is not None and not lent and not self._has_old_names(outputs):
@@ -263,8 +263,8 @@ class Op(Operator):
         if by_name:
             inputs = in_order(self.declaration, inputs, by_name)
         given = out if type(out) is tuple else (out,)
-        lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
-        return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes
+        call, *_ = self.prepared_call(inputs, given, outputs, self.lend(inputs, given))
+        return call.workspace_nbytes
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
