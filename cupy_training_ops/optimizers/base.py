@@ -16,9 +16,8 @@ from ..call.arguments import adopt
 from ..call.backends import are_known, info
 from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.checks import is_number
-from ..call.guards import Known
 from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
-from ..call.keys import reader
+from ..call.keys import Known, reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Input, positive_or_zero

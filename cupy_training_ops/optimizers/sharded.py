@@ -14,8 +14,8 @@ import numpy as np
 from ..call.backends import info
 from ..call.bound import CheckedCall
 from ..call.checks import is_number
-from ..call.guards import Known
 from ..call.interop import Lent, is_tensor
+from ..call.keys import Known
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Shape, finite
 from ..device.streams import Cuda, Streams
