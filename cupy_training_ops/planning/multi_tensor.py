@@ -79,6 +79,18 @@ class Batch:
     sizes: np.void
     capacity: int
 
+    @classmethod
+    def of(cls, members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:
+        """Tensors of these sizes; entries behind the last one hold the number of all chunks."""
+        ends = list(itertools.accumulate(ceil_div(size, chunk) for size in sizes))
+        n_chunks = ends[-1] if ends else 0
+        first_chunk = np.full(capacity + 1, n_chunks, np.uint32)
+        first_chunk[: len(ends)] = [0, *ends[:-1]] if ends else []
+        padded = np.zeros(capacity, np.int64)
+        padded[: len(sizes)] = sizes
+        table = by_value(facts.TensorSizes.of(capacity), size=padded, first_chunk=first_chunk)
+        return cls(members, n_chunks, table, capacity)
+
     def pointers(self, specs: Sequence[Spec | None]) -> Pointers:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
@@ -111,7 +123,7 @@ def batches(
     """
     members = [i for i, size in enumerate(sizes) if size]
     for some in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
-        yield batch(some, [sizes[i] for i in some], chunk, capacity)
+        yield Batch.of(some, [sizes[i] for i in some], chunk, capacity)
 
 
 def _runs(
@@ -131,47 +143,33 @@ def _runs(
         yield tuple(run)
 
 
-def tables(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
+def one_or_more_batches(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
     """The batches of a list of one dtype; one without tensors where none has elements."""
     chunk = chunk_nbytes // xs[0].dtype.itemsize
     listed = list(batches([x.size for x in xs], chunk, capacity))
-    return listed or [batch((), (), chunk, capacity)]
-
-
-def batch(members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:
-    """One launch's table; entries after the last tensor hold the number of all chunks."""
-    ends = list(itertools.accumulate(ceil_div(size, chunk) for size in sizes))
-    n_chunks = ends[-1] if ends else 0
-    first_chunk = np.full(capacity + 1, n_chunks, np.uint32)
-    first_chunk[: len(ends)] = [0, *ends[:-1]] if ends else []
-    padded = np.zeros(capacity, np.int64)
-    padded[: len(sizes)] = sizes
-    table = by_value(facts.TensorSizes.of(capacity), size=padded, first_chunk=first_chunk)
-    return Batch(members, n_chunks, table, capacity)
+    return listed or [Batch.of((), (), chunk, capacity)]
 
 
 def l2_norm(
-    tables: Sequence[Batch],
+    parts: Sequence[Batch],
     xs: Sequence[Spec],
     most_blocks: int,
     launch: MakeLaunch,
     scratch: ScratchMemory,
     *results: object,
 ) -> tuple[Launch, ...]:
-    """The norm of a list: a launch a table, of `most_blocks` at most; the last writes `results`.
+    """The norm of a list: a launch a batch, of `most_blocks` at most; the last writes `results`.
 
     The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
     """
-    blocks = [max(1, min(table.n_chunks, most_blocks)) for table in tables]
-    ticket, partials = (
-        scratch.zeros(1, np.uint32),
-        scratch.take(facts.SUMS_NBYTES * sum(blocks), UINT8),
-    )
+    blocks = [max(1, min(batch.n_chunks, most_blocks)) for batch in parts]
+    ticket = scratch.zeros(1, np.uint32)
+    partials = scratch.take(facts.SUMS_NBYTES * sum(blocks), UINT8)
     firsts = itertools.accumulate(blocks, initial=0)
     launches = []
-    for table, n, first in zip(tables, blocks, firsts, strict=False):
-        n_in_all = sum(blocks) if table is tables[-1] else 0
+    for batch, n, first in zip(parts, blocks, firsts, strict=False):
+        n_in_all = sum(blocks) if batch is parts[-1] else 0
         place = by_value(facts.Partials, first=first, n_in_all=n_in_all)
-        args = (table.pointers(xs), table.sizes, partials, ticket, place, *results)
+        args = (batch.pointers(xs), batch.sizes, partials, ticket, place, *results)
         launches.append(launch(n, args))
     return tuple(launches)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Inputs, outputs and checks of every optimizer's step; its numbers are in math/step.cuh."""
+"""An optimizer's step: what all of them declare, check and launch; numbers are in math/step.cuh."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from ..declare.schema import (
 )
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
 from ..errors import ArgumentError, refuse, shown
+from ..plan import Config, Launch, Plan, Work, slots
+from .multi_tensor import Columns, Listed, MakeLaunch, batches
 
 HALVES = (FLOAT16, BFLOAT16)
 NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which
@@ -215,3 +218,75 @@ def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Infer
 def signal(update: Spec | Changing | None) -> Inferred:
     """The output of the update signal: the input, or True where it is left out."""
     return np.ones((), BOOL) if update is None else update
+
+
+# ---- launches of kernels with algorithm/parameter_update.cuh -------------------------------------
+
+
+def launch(
+    symbol: str,
+    grid: int,
+    threads: int,
+    args: tuple[object, ...],
+    chunk_nbytes: int,
+    capacity: int,
+    lists: int,
+    types: Mapping[str, Dtype],
+) -> Launch:
+    """A launch of a family whose kernels share their slots.
+
+    A block takes `chunk_nbytes`, a launch `capacity` tensors and addresses of `lists` lists.
+    """
+    sizes = {"CHUNK_NBYTES": chunk_nbytes, "CAPACITY": capacity, "POINTERS": lists * capacity}
+    return Launch(symbol, Config((grid,), (threads,)), args, slots(**types, **sizes))
+
+
+def low_precision_lists(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:
+    """Low-precision weights before and after, both () if not wanted; True if they are bfloat16."""
+    present = [spec for spec in mixed or () if spec is not None]
+    if mixed is None or copied is None or not present or not any(copied):
+        return (), (), False
+    return mixed, copied, present[0].dtype == BFLOAT16
+
+
+def over_lists(
+    columns: Columns,
+    sizes: Sequence[int],
+    chunk: int,
+    capacity: int,
+    launch: MakeLaunch,
+    *args: object,
+) -> Plan:
+    """A launch for as many tensors as its tables have room for; none where nothing is written.
+
+    The kernel takes addresses, Columns, sizes, and then `args`.
+    """
+    if not columns.are_written:
+        return Plan()
+    launches = (
+        launch(batch.n_chunks, (*batch.addresses(columns), batch.sizes, *args))
+        for batch in batches(sizes, chunk, capacity, min(capacity, columns.most))
+    )
+    return Plan(tuple(launches))
+
+
+def count_step(
+    launch: MakeLaunch,
+    rate: object,
+    step: object,
+    scale: object,
+    update: object,
+    stepped: Spec | None,
+) -> Plan:
+    """The step after this one, where it is an array that is asked for."""
+    if stepped is None:
+        return Plan()
+    count = launch(1, (rate, step, scale, value_or(update, True), stepped))
+    return Plan((replace(count, config=Config((1,), (1,))),))
+
+
+def pass_signal(update: object, signalled: Spec | None) -> Plan:
+    """The update signal, where it is to be in another array."""
+    if not isinstance(update, Spec) or signalled is None or signalled.in_place:
+        return Plan()
+    return Plan((Work("copy", (update, signalled)),))

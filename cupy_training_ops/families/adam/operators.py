@@ -28,7 +28,6 @@ from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT32, INT64, UINT8, Dtype
 from ...errors import refuse
 from ...plan import Device, Launch, Plan, by_value, ceil_div
-from ...planning import parameter_update
 from ...planning import step as common
 from ...planning.multi_tensor import Columns
 from .codes import coded_nbytes
@@ -148,7 +147,7 @@ class AdamOptimizer(Op):
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, m, v, mixed = arrays
-        copies = parameter_update.low_precision_lists((mixed,), written[-1:])
+        copies = common.low_precision_lists((mixed,), written[-1:])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
@@ -333,7 +332,7 @@ class AdamWOptimizer(Op):
         fixed = rule(rates, self.correct_bias, self.adam_mode)
         args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         steps = over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
-        return steps.then(parameter_update.pass_signal(update, updated))
+        return steps.then(common.pass_signal(update, updated))
 
 
 # ---- launches ------------------------------------------------------------------------------------
@@ -342,7 +341,7 @@ class AdamWOptimizer(Op):
 def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
     """A launch of this family."""
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
-    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
+    return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def chunk(w: Spec, m: Spec, nbytes: int) -> int:
@@ -369,18 +368,18 @@ def chunks_of_lists(
 ) -> Plan:
     """The launches `make` of a step, of so many elements a block at most."""
     w, g, m, v, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision_lists(mixed, outputs[-1])
+    mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, outputs[-1])
     written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
     columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
     sizes = [spec.size for spec in w]
-    return parameter_update.over_lists(columns, sizes, most, CAPACITY, make, *args, is_bfloat16)
+    return common.over_lists(columns, sizes, most, CAPACITY, make, *args, is_bfloat16)
 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
     """The step after this one, by a kernel that is compiled for these arrays already."""
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
-    return parameter_update.count_step(make, *numbers)
+    return common.count_step(make, *numbers)
 
 
 OPS = {

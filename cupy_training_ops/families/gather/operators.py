@@ -229,7 +229,7 @@ class GatherElementsGrad(_GatherGradient):
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
-            return scatter.atomic(scatter.own_kernel("atomic"), one_each(n, THREADS * items), n)
+            return scatter.atomic(scatter.kernels.atomic, one_each(n, THREADS * items), n)
         rows, rows_a_block = n // columns, THREADS // tile
         blocks = ceil_div(rows, rows_a_block * items)
         config = Config((blocks * ceil_div(columns, tile),), (tile, rows_a_block))

@@ -9,7 +9,7 @@ rows that they go to are all that is sorted: gather/columns.cuh and gather/colum
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,34 @@ COLUMN_BLOCKS = 2  # of a multiprocessor
 MAX_COLUMN_NBYTES = 4  # of an element
 MIN_COLUMN_ROWS = 4 * TILE_ROWS  # of dY, below which counts of columns cost more than their sums
 MAX_OF_BUCKET = 2**14  # rows of dY a bucket, which a warp adds up one after the other
+
+
+class Kernels(NamedTuple):
+    """An operator's own kernels: they know which row a slice goes to. All others are shared."""
+
+    few: str
+    keys: str
+    sort: str
+    atomic: str
+
+
+KERNELS = {
+    "GatherGrad": Kernels(
+        "gather_grad__few", "gather_grad__keys", "gather_grad__sort", "gather_grad__atomic"
+    ),
+    "GatherNDGrad": Kernels(
+        "gather_nd_grad__few",
+        "gather_nd_grad__keys",
+        "gather_nd_grad__sort",
+        "gather_nd_grad__atomic",
+    ),
+    "GatherElementsGrad": Kernels(
+        "gather_elements_grad__few",
+        "gather_elements_grad__keys",
+        "gather_elements_grad__sort",
+        "gather_elements_grad__atomic",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -182,9 +210,10 @@ class Scatter:
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
 
-    def own_kernel(self, step: str) -> str:
-        """The operator's own kernel, which knows the row that a slice goes to."""
-        return f"{self.op.function_name}__{step}"
+    @property
+    def kernels(self) -> Kernels:
+        """The operator's own."""
+        return KERNELS[self.op.name]
 
     def launch(self, symbol: str, config: Config, *args: object) -> None:
         """Add one launch."""
@@ -222,7 +251,7 @@ class Scatter:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
         args = (*self.target, self.dy, self.dx, n, s.argument)
-        self.launch(self.own_kernel("few"), one_each(n, THREADS), *args)
+        self.launch(self.kernels.few, one_each(n, THREADS), *args)
         return self.plan()
 
     def add_slices(self) -> Plan:
@@ -258,7 +287,7 @@ class Scatter:
         config = Config((1,), (facts.ALONE_THREADS,), alone_nbytes(rows))
         dy = self.dy if self.is_carried else None
         args = (*self.target, dy, entries, every, self.sizes.G)
-        self.launch(self.own_kernel("sort"), config, *args)
+        self.launch(self.kernels.sort, config, *args)
         return entries
 
     def sort_by_passes(self) -> Scratch:
@@ -277,7 +306,7 @@ class Scatter:
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
                 args = (*self.target, dy, entries, counts, step, self.sizes.G)
-                self.launch(self.own_kernel("keys"), config, *args)
+                self.launch(self.kernels.keys, config, *args)
             else:
                 self.launch("gather__count", config, entries, counts, step)
             symbol = "gather__scatter__long" if is_long else "gather__scatter"
@@ -347,7 +376,7 @@ class Scatter:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
         config, items = items_grid(s.B, s.K, s.W, ATOMIC_ITEMS)
-        return self.atomic(self.own_kernel("atomic"), config, items, s.argument)
+        return self.atomic(self.kernels.atomic, config, items, s.argument)
 
     def atomic(self, symbol: str, config: Config, *args: object) -> Plan:
         """A kernel's additions, between zeros and rounding."""

@@ -45,8 +45,8 @@ class _Codec(Op):
 
     @property
     def kernel(self) -> str:
-        """The kernel's name, that of the function form unless a subclass says more."""
-        return self.function_name
+        """The kernel's name, which a subclass states."""
+        raise NotImplementedError
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
         """One launch over all elements; the kernel is told whether both arrays are aligned."""
@@ -127,6 +127,7 @@ class GistBinarizeEncoder(Encoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_binarize_encoder"
     outputs = (Output("Y", "bool", shape="shape of X"),)
 
 
@@ -136,6 +137,7 @@ class GistBinarizeDecoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_binarize_decoder"
     inputs = (Input("X", "bool", shape="any shape"),)
 
 
@@ -150,6 +152,7 @@ class GistPack1Encoder(Encoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack1_encoder"
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
     tiles: ClassVar[Tiles] = {"X": BOX}
     thread_nbytes = TILE_NBYTES
@@ -165,6 +168,7 @@ class GistPack1Decoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack1_decoder"
     inputs = (
         Input(
             "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 8) codes for n elements"
@@ -191,6 +195,7 @@ class GistPack8Encoder(Encoder):
     (orttraining/orttraining/training_ops/cuda/gist/gist.cc) do not give back their values.
     """
 
+    kernel = "gist_pack8_encoder"
     outputs = (Output("Y", "uint8", shape="shape of X"),)
 
 
@@ -203,6 +208,7 @@ class GistPack8Decoder(Decoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
 
+    kernel = "gist_pack8_decoder"
     inputs = (Input("X", "uint8", shape="any shape"),)
 
 
@@ -216,6 +222,7 @@ class GistPack16Encoder(Encoder):
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack16_encoder"
     outputs = (Output("Y", "float16", shape="shape of X"),)
 
 
@@ -228,6 +235,7 @@ class GistPack16Decoder(Decoder):
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack16_decoder"
     inputs = (Input("X", "float16", shape="any shape"),)
 
 
@@ -273,7 +281,9 @@ class GistPackMsfp15Encoder(Encoder):
 
     @property
     def kernel(self) -> str:
-        return self.function_name + ("__keep_sign" if self.keep_sign else "")
+        if self.keep_sign:
+            return "gist_pack_msfp15_encoder__keep_sign"
+        return "gist_pack_msfp15_encoder"
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
@@ -288,6 +298,7 @@ class GistPackMsfp15Decoder(Decoder):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
+    kernel = "gist_pack_msfp15_decoder"
     inputs = (
         Input(
             "X",

@@ -58,6 +58,7 @@ class GistFp10Encoder(_Narrow, gist.Encoder):
     2018.
     """
 
+    kernel = "gist_fp10_encoder"
     outputs = (Output("Y", "uint32", shape="shape (ceil(n / 3),)"),)
     tiles: ClassVar[Tiles] = {"X": FP10_IN_WORD}
     thread_nbytes = FP10_NBYTES
@@ -74,6 +75,7 @@ class GistFp10Decoder(_Narrow, gist.Decoder):
     2018.
     """
 
+    kernel = "gist_fp10_decoder"
     inputs = (
         Input(
             "X", "uint32", shape="any shape", doc="with `shape`, ceil(n / 3) words for n elements"
@@ -108,6 +110,7 @@ class GistIndex4Encoder(_Index4, gist.Encoder):
     2018.
     """
 
+    kernel = "gist_index4_encoder"
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 2),)"),)
     tiles: ClassVar[Tiles] = {"X": IN_BYTE}
     check = attribute(
@@ -131,6 +134,7 @@ class GistIndex4Decoder(_Index4, gist.Decoder):
     2018.
     """
 
+    kernel = "gist_index4_decoder"
     inputs = (
         Input(
             "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 2) codes for n elements"
@@ -190,6 +194,8 @@ class GistBlockE4m3Encoder(_BlockEncoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
     """
 
+    kernel = "gist_block_e4m3_encoder"
+
 
 class GistBlockE4m3Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T.
@@ -200,6 +206,8 @@ class GistBlockE4m3Decoder(_BlockDecoder):
 
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
     """
+
+    kernel = "gist_block_e4m3_decoder"
 
 
 class GistBlockE5m2Encoder(_BlockEncoder):
@@ -214,6 +222,8 @@ class GistBlockE5m2Encoder(_BlockEncoder):
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
 
+    kernel = "gist_block_e5m2_encoder"
+
 
 class GistBlockE5m2Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T.
@@ -224,6 +234,8 @@ class GistBlockE5m2Decoder(_BlockDecoder):
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
+
+    kernel = "gist_block_e5m2_decoder"
 
 
 class GistInt8Encoder(_BlockEncoder):
@@ -254,7 +266,7 @@ class GistInt8Encoder(_BlockEncoder):
 
     @property
     def kernel(self) -> str:
-        return self.function_name + ("__keep_sign" if self.keep_sign else "")
+        return "gist_int8_encoder__keep_sign" if self.keep_sign else "gist_int8_encoder"
 
 
 class GistInt8Decoder(_BlockDecoder):
@@ -267,6 +279,7 @@ class GistInt8Decoder(_BlockDecoder):
     power of two there.
     """
 
+    kernel = "gist_int8_decoder"
     scales_nbytes = INT8_SCALES_NBYTES
     inputs = (
         Input(

@@ -173,10 +173,10 @@ class InPlaceAccumulatorList(Op):
         sizes = [s.size if w else 0 for s, w in zip(old_sums, written, strict=True)]
         t, value = old_sums[0], values[0]
         launches = []
-        for table in batches(sizes, CHUNK_NBYTES // _wider(t, value), CAPACITY):
-            pointers = map(table.pointers, (old_sums, values, new_sums))
-            args = (*pointers, table.sizes, len(table.members), update)
-            grid = table.n_chunks
+        for batch in batches(sizes, CHUNK_NBYTES // _wider(t, value), CAPACITY):
+            pointers = map(batch.pointers, (old_sums, values, new_sums))
+            args = (*pointers, batch.sizes, len(batch.members), update)
+            grid = batch.n_chunks
             launches.append(_launch("in_place_accumulator_list", grid, args, t.dtype, value.dtype))
         return Plan(tuple(launches))
 
@@ -248,10 +248,10 @@ class MixedPrecisionScale(Op):
         starts = list(itertools.accumulate(sizes, initial=0))
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"
         launches = []
-        for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
-            y = (ys[0], table.starts(starts)) if self.fuse_outputs else (table.pointers(ys),)
-            args = (s, table.pointers(xs), *y, table.sizes, len(table.members))
-            launches.append(_launch(kernel, table.n_chunks, args, self.to, xs[0].dtype))
+        for batch in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
+            y = (ys[0], batch.starts(starts)) if self.fuse_outputs else (batch.pointers(ys),)
+            args = (s, batch.pointers(xs), *y, batch.sizes, len(batch.members))
+            launches.append(_launch(kernel, batch.n_chunks, args, self.to, xs[0].dtype))
         return Plan(tuple(launches))
 
 

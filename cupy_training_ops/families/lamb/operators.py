@@ -35,7 +35,6 @@ from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
 from ...plan import Device, Launch, Plan, ScratchMemory, by_value, ceil_div
-from ...planning import parameter_update
 from ...planning import step as common
 from ...planning.multi_tensor import Batch, Columns, batches
 from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, UPDATE_PARTS, LambRule
@@ -49,7 +48,7 @@ DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
-    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
+    return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def for_each(convert: Callable[[object], float]) -> Convert:
@@ -172,7 +171,7 @@ class LambOptimizer(Op):
             common.value_or(norm, common.ABSENT_NORM),
             signal,
         )
-        mixed, copied, is_bfloat16 = parameter_update.low_precision_lists(mixed, copied)
+        mixed, copied, is_bfloat16 = common.low_precision_lists(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
         update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, LISTS * CAPACITY)
         types = {"W": w[0].dtype, "GRAD": g[0].dtype, "MOMENT": m1[0].dtype}
@@ -188,7 +187,7 @@ class LambOptimizer(Op):
         limits = self.ratio_min, self.ratio_max
         steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
         counts = partial(_launch, "lamb__count", **types)
-        return steps.then(parameter_update.count_step(counts, r, t, scale, update, new_t))
+        return steps.then(common.count_step(counts, r, t, scale, update, new_t))
 
 
 @dataclass(frozen=True)
@@ -217,21 +216,21 @@ class _Step:
         """Two launches a batch; scratch memory for the largest of them."""
         if not (self.direction.are_written or self.update.are_written):
             return Plan()
-        tables = list(self._batches(rules))
+        pairs = list(self._batches(rules))
         scratch = ScratchMemory()
-        most_chunks = max((table.n_chunks for _, table in tables), default=0)
-        lengths = [] if self.has_new_gradients else [self._length(table) for _, table in tables]
+        most_chunks = max((batch.n_chunks for _, batch in pairs), default=0)
+        lengths = [] if self.has_new_gradients else [self._length(batch) for _, batch in pairs]
         most = max(lengths, default=0)
         tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
         partials = scratch.take(2 * most_chunks, FLOAT64)
         directions = scratch.take(most, self.types["GRAD"]) if most else None
         launches = []
-        for rule, table in tables:
+        for rule, batch in pairs:
             values = (*rule, *limits, correct_bias)
             numbers = by_value(LambRule, **dict(zip(LambRule.fields, values, strict=True)))
-            launches.append(self._direction(table, numbers, (directions, partials, norms, tickets)))
+            launches.append(self._direction(batch, numbers, (directions, partials, norms, tickets)))
             if self.update.are_written or self.has_new_gradients:
-                launches.append(self._update(table, numbers, (directions, norms)))
+                launches.append(self._update(batch, numbers, (directions, norms)))
         return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
@@ -244,21 +243,21 @@ class _Step:
         most_chunks = None if self.has_new_gradients else max(1, room // self.chunk)
         for rule, members in places.items():
             own = [self.sizes[i] for i in members]
-            for table in batches(own, self.chunk, CAPACITY, most, most_chunks):
-                yield rule, replace(table, members=tuple(members[i] for i in table.members))
+            for batch in batches(own, self.chunk, CAPACITY, most, most_chunks):
+                yield rule, replace(batch, members=tuple(members[i] for i in batch.members))
 
-    def _length(self, table: Batch) -> int:
+    def _length(self, batch: Batch) -> int:
         """Elements of a batch's directions, each tensor at the beginning of its first chunk."""
-        last = self.sizes[table.members[-1]]
-        return (table.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
+        last = self.sizes[batch.members[-1]]
+        return (batch.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
 
-    def _direction(self, table: Batch, rule: np.void, scratch: Args) -> Launch:
-        args = (*table.addresses(self.direction), table.sizes, rule, *self.numbers, *scratch)
-        return _launch("lamb__direction", table.n_chunks, args, **self.types)
+    def _direction(self, batch: Batch, rule: np.void, scratch: Args) -> Launch:
+        args = (*batch.addresses(self.direction), batch.sizes, rule, *self.numbers, *scratch)
+        return _launch("lamb__direction", batch.n_chunks, args, **self.types)
 
-    def _update(self, table: Batch, rule: np.void, scratch: Args) -> Launch:
-        args = (*table.addresses(self.update), table.sizes, rule, *self.rate, *scratch)
-        grid = UPDATE_PARTS * table.n_chunks
+    def _update(self, batch: Batch, rule: np.void, scratch: Args) -> Launch:
+        args = (*batch.addresses(self.update), batch.sizes, rule, *self.rate, *scratch)
+        grid = UPDATE_PARTS * batch.n_chunks
         return _launch("lamb__update", grid, (*args, self.is_bfloat16), **self.types)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...declare.schema import Spec
@@ -73,20 +72,6 @@ class Matrix:
     def width(self) -> int:
         """Elements of a slot."""
         return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
-
-    def rows_on_chip(
-        self,
-        arrays: Sequence[Spec],
-        others: Sequence[Spec | None],
-        n_parameters: int,
-    ) -> Rows | None:
-        """Rows of these arrays in shared memory, if they fit.
-
-        others: what is read or written beside them, among it so many parameters of columns.
-        """
-        aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
-        dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
-        return rows_on_chip(self.device, shape, dtypes, self.width, aligned, n_parameters)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
         """One of the family's kernels."""
@@ -172,8 +157,45 @@ def _row_in_registers(matrix: Matrix, width: int) -> Registers:
     return Registers(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
 
 
-# What the names of a gradient's kernels begin with.
-FROM_X, FROM_Y = "layer_norm__gradient", "layer_norm__invertible"
+@dataclass(frozen=True)
+class GradientKernels:
+    """A gradient's kernels: for rows in shared memory, then for those that do not fit there."""
+
+    rows: str
+    rows_by_warps: str
+    shifted_rows: str
+    shifted_rows_by_warps: str
+    elements: str
+    row_sums: str
+    columns: str
+
+    def of(self, rows: Rows) -> str:
+        """The kernel for these rows in shared memory."""
+        if rows.width == 1:
+            return self.elements
+        if rows.by_warps:
+            return self.shifted_rows_by_warps if rows.is_shifted else self.rows_by_warps
+        return self.shifted_rows if rows.is_shifted else self.rows
+
+
+FROM_X = GradientKernels(
+    rows="layer_norm__gradient_rows",
+    rows_by_warps="layer_norm__gradient_rows_by_warps",
+    shifted_rows="layer_norm__gradient_shifted_rows",
+    shifted_rows_by_warps="layer_norm__gradient_shifted_rows_by_warps",
+    elements="layer_norm__gradient_elements",
+    row_sums="layer_norm__gradient_row_sums",
+    columns="layer_norm__gradient_columns",
+)
+FROM_Y = GradientKernels(
+    rows="layer_norm__invertible_rows",
+    rows_by_warps="layer_norm__invertible_rows_by_warps",
+    shifted_rows="layer_norm__invertible_shifted_rows",
+    shifted_rows_by_warps="",  # scale and bias take too much shared memory
+    elements="layer_norm__invertible_elements",
+    row_sums="layer_norm__invertible_row_sums",
+    columns="layer_norm__invertible_columns",
+)
 
 
 @dataclass(frozen=True)
@@ -181,7 +203,7 @@ class Read:
     """A gradient's kernels and their first parameters: dY, X or Y, (scale,) or (scale, bias),
     (mean or None, inv_std) or (inv_std,)."""
 
-    prefix: str  # of the kernels' names
+    kernels: GradientKernels
     dy: Spec
     x: Spec | None
     parameters: tuple[Spec, ...]
@@ -192,21 +214,16 @@ class Read:
         """In the kernels' order."""
         return (self.dy, self.x, *self.parameters, *self.statistics)
 
-    def kernel(self, rows: Rows) -> str:
-        """The kernel for these rows in shared memory."""
-        if rows.width == 1:
-            return f"{self.prefix}_elements"
-        shifted = "_shifted" if rows.is_shifted else ""
-        return f"{self.prefix}{shifted}_rows{'_by_warps' if rows.by_warps else ''}"
-
 
 def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
     """dX, and what is wanted of the gradients of scale and bias."""
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
-        others = (*read.parameters, dx)
-        rows = matrix.rows_on_chip([read.dy, read.x], others, len(read.parameters))
+        aligned = all(spec.aligned for spec in (read.dy, read.x, *read.parameters, dx))
+        shape, dtypes = (matrix.count, matrix.length), (read.dy.dtype, read.x.dtype)
+        n_parameters = len(read.parameters)
+        rows = rows_on_chip(matrix.device, shape, dtypes, matrix.width, aligned, n_parameters)
         if rows is not None:
             return _by_rows(matrix, rows, read, dx, sums)
     return _by_columns(matrix, read, dx, sums)
@@ -217,7 +234,7 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
     scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
     lines = _lines(matrix, scratch, sums, n_lines)
     config = rows.config(matrix.device)
-    steps = [matrix.launch(read.kernel(rows), config, *read.args, dx, *lines, rows.argument)]
+    steps = [matrix.launch(read.kernels.of(rows), config, *read.args, dx, *lines, rows.argument)]
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
     return scratch.plan(*steps)
@@ -230,14 +247,14 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
         means = scratch.take(2 * matrix.count, matrix.computed_type)
         config = Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
-        steps.append(matrix.launch(f"{read.prefix}_row_sums", config, *args))
+        steps.append(matrix.launch(read.kernels.row_sums, config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
         read = replace(read, x=None)
     config, rows_of_part = _parts(matrix)
     n_lines = config.grid[1]
     lines = _lines(matrix, scratch, sums, n_lines)
     counts = (matrix.count, matrix.length, rows_of_part)
-    kernel = f"{read.prefix}_columns"
+    kernel = read.kernels.columns
     steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))

@@ -22,9 +22,8 @@ from ...declare.schema import Changing, Inferred, Input, Output, Spec, attribute
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
-from ...planning import parameter_update
 from ...planning import step as common
-from ...planning.multi_tensor import Columns, l2_norm, tables
+from ...planning.multi_tensor import Columns, l2_norm, one_or_more_batches
 from ...rules.widening import computed_in
 from .facts import CHUNK_NBYTES, ONE_LIST, STEP_NBYTES, THREADS, TWO_LISTS, VECS
 
@@ -84,14 +83,12 @@ def _sgd(
 ) -> Plan:
     """A step over weights, gradients and low-precision weights; the signal is the last number."""
     w, g, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision_lists(mixed, outputs[1])
+    mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, outputs[1])
     columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
     sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
     launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
-    steps = parameter_update.over_lists(
-        columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16
-    )
-    return steps.then(parameter_update.pass_signal(numbers[-1], signalled))
+    steps = common.over_lists(columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16)
+    return steps.then(common.pass_signal(numbers[-1], signalled))
 
 
 class SGDOptimizerV2(Op):
@@ -195,8 +192,8 @@ def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -
     """The norm of a list, and whether it is finite, into `results`."""
     dtype, most = xs[0].dtype, BLOCKS * device.multiprocessors
     launch = partial(_launch, "optimizer__norm", w=computed_in(dtype), grad=dtype)
-    chunks = tables(xs, CHUNK_NBYTES, ONE_LIST)
-    return scratch.plan(*l2_norm(chunks, xs, most, launch, scratch, *results))
+    batches = one_or_more_batches(xs, CHUNK_NBYTES, ONE_LIST)
+    return scratch.plan(*l2_norm(batches, xs, most, launch, scratch, *results))
 
 
 GRADIENTS = Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array")
@@ -265,7 +262,7 @@ class InplaceClipGradNorm(Op):
         columns = Columns.of((xs,), {0: clipped}, 2 * TWO_LISTS)
         dtype, sizes = xs[0].dtype, [x.size for x in xs]
         launch = partial(_launch, "inplace_clip_grad_norm", w=computed_in(dtype), grad=dtype)
-        second = parameter_update.over_lists(
+        second = common.over_lists(
             columns, sizes, CHUNK_NBYTES // dtype.itemsize, TWO_LISTS, launch, norm, self.max_norm
         )
         return scratch.plan(*first.steps, *second.steps)

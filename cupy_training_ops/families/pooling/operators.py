@@ -42,6 +42,15 @@ STORAGE_ORDER = attribute(
 )
 
 
+# Kernels for any windows, and those compiled for some.
+KERNELS = {
+    "AveragePool": ("average_pool", "average_pool__tiles"),
+    "AveragePoolGrad": ("average_pool_grad", "average_pool_grad__tiles"),
+    "MaxPool": ("max_pool", "max_pool__tiles"),
+    "MaxPoolGrad": ("max_pool_grad", "max_pool_grad__tiles"),
+}
+
+
 class _Pool(Op):
     """An operator with windows, which follow from its attributes."""
 
@@ -88,13 +97,12 @@ class _Pool(Op):
 
         A thread of the latter writes several neighbours of `written`.
         """
-        windows = self.windows(x.shape)
+        windows, (for_any, compiled) = self.windows(x.shape), KERNELS[self.name]
         if windows.numbers(self.storage_order) == windows.numbers(0):
             arrays = tuple(filter(None, ys))
             tiling = Tiling.of(windows, x, arrays, widest=widest, is_gradient=self.is_gradient)
             if tiling is not None:
-                symbol = f"{self.function_name}__tiles"
-                return tiling.plan(symbol, arguments, self.count_include_pad)
+                return tiling.plan(compiled, arguments, self.count_include_pad)
         rows, run = (1, RUN) if self.is_gradient else (ROWS[written.dtype.itemsize], 1)
         if self.is_gradient:
             by_vectors = written.aligned and written.shape[-1] % RUN == 0
@@ -116,7 +124,7 @@ class _Pool(Op):
         n_threads = math.prod((*written.shape[:2], *extents))
         config = Config((ceil_div(n_threads, THREADS),), (THREADS,))
         arguments = (*arguments, n_threads, geometry)
-        return Plan((Launch(self.function_name, config, arguments, slots(T=written.dtype)),))
+        return Plan((Launch(for_any, config, arguments, slots(T=written.dtype)),))
 
 
 def _axes(numbers: Shape, fill: int = 1) -> Shape:

@@ -35,7 +35,7 @@ from ...plan import (
     ceil_div,
     slots,
 )
-from ...planning.multi_tensor import Batch, l2_norm, tables
+from ...planning.multi_tensor import Batch, l2_norm, one_or_more_batches
 from ...planning.step import refuse_none
 from .facts import CAPACITY, CHUNK_NBYTES, THREADS, UNROLL, Slabs
 
@@ -266,8 +266,8 @@ def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[in
 # ---- lists of tensors ----------------------------------------------------------------------------
 
 
-def _tables(xs: tuple[Spec, ...]) -> list[Batch]:
-    return tables(xs, CHUNK_NBYTES, CAPACITY)
+def _batches(xs: tuple[Spec, ...]) -> list[Batch]:
+    return one_or_more_batches(xs, CHUNK_NBYTES, CAPACITY)
 
 
 def _blocks(device: Device, n_chunks: int) -> int:
@@ -300,7 +300,7 @@ class ReduceAllL2(Op):
         most = BLOCKS * device.multiprocessors
         launch = partial(_launch, "reduce_all_l2", x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()
-        launches = l2_norm(_tables(xs), xs, most, launch, scratch, y)
+        launches = l2_norm(_batches(xs), xs, most, launch, scratch, y)
         return scratch.plan(*launches)
 
 
@@ -337,14 +337,14 @@ class IsAllFinite(Op):
         kernel = "is_all_finite"
         if self.isinf_only or self.isnan_only:
             kernel = "is_all_finite__isinf_only" if self.isinf_only else "is_all_finite__isnan_only"
-        batches = _tables(xs)
+        batches = _batches(xs)
         scratch = ScratchMemory()
         poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
         launches = []
-        for i, table in enumerate(batches):
+        for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            args = (table.pointers(xs), table.sizes, *poll, y, last)
-            grid = _blocks(device, table.n_chunks)
+            args = (batch.pointers(xs), batch.sizes, *poll, y, last)
+            grid = _blocks(device, batch.n_chunks)
             launches.append(_launch(kernel, grid, args, xs[0].dtype, xs[0].dtype))
         return scratch.plan(*launches)
 
