@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a backward pass hides of the communication of its gradients; for two GPUs or more.
+"""Communication of gradients that a backward pass hides; for two GPUs or more.
 
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --out OUT.json
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --quick --provider cpu
@@ -67,7 +67,7 @@ class Training:
 
 
 def rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Iterator[Row]:
-    """Of buckets of several sizes, and of the peer."""
+    """Rows of buckets of several sizes, and of the peer."""
     training, clock = Training(xp, quick), Clock(xp, group)
     for megabytes in MEGABYTES:
         buckets = cto.torch.GradientBuckets(training.parameters, group, megabytes=megabytes)

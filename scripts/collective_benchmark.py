@@ -109,13 +109,13 @@ def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
 
 
 def owned(x: Any, n: int) -> list[Any]:
-    """As many elements, one behind the other, that each rank owns an equal part of."""
+    """Views of x, one behind the other, of which each rank owns an equal part."""
     ours, each = cupy.from_dlpack(x), LARGE // n
     return [ours[i * each : (i + 1) * each - (i == n - 1)] for i in range(n)]
 
 
 def seconds(call: Call) -> tuple[float, float]:
-    """Of a call on the GPU, and on the host."""
+    """Seconds of a call on the GPU, and on the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.barrier()
     torch.cuda.synchronize()

@@ -29,7 +29,7 @@ Panels = dict[str, dict[str, Line]]  # rows by model and way
 
 
 def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
-    """Where was measured, and rows with the distance of their gradients and their relative time."""
+    """Machines, and rows with the distance of their gradients and their relative time."""
     abouts: list[Line] = []
     commands: list[Panels] = []
     for line in (json.loads(each) for file in files for each in file.read_text().splitlines()):
@@ -219,7 +219,7 @@ def short(way: str) -> str:
 
 
 def tables(abouts: Sequence[Line], panels: Panels) -> str:
-    """Where was measured, and a table a panel."""
+    """Machines, and a table a panel."""
     where = dict.fromkeys(
         f"{about['gpu']}, PyTorch {about.get('torch')}, {about['date']}, commit {about['commit']}"
         for about in abouts

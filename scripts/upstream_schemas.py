@@ -165,7 +165,7 @@ def differences() -> list[Difference]:
 
 
 def of_operator(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Difference]:
-    """Of one operator: what its schema says, and what its kernel says if one is listed."""
+    """Differences of one operator: from its schema, and from its kernel if one is listed."""
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
         theirs, ours = (
             [item["name"] for item in schema[kind]],
@@ -193,7 +193,7 @@ def _of_input(cls: type[Op], theirs: Any, item: Input) -> Iterator[Difference]:
 
 
 def is_sequence(cls: type[Op], variable: str) -> bool:
-    """Whether upstream has a sequence of tensors, which is a list here."""
+    """Return True if upstream has a sequence of tensors, which is a list here."""
     return variable.startswith("S_") and cls.name != "SoftmaxCrossEntropyLoss"
 
 

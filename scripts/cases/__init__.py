@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the benchmark runs: operators at given sizes, and peers beside them."""
+"""Cases of the benchmark: operators at given sizes, and peers beside them."""
 
 from __future__ import annotations
 

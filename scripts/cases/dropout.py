@@ -37,7 +37,7 @@ def _mask(rng: Any) -> Any:
 
 
 def _bits(rng: Any) -> Any:
-    """Which PyTorch's integers have, too, if they have a sign."""
+    """Mask of bits in words."""
     return cupy.packbits(_mask(rng), bitorder="little").view(np.uint32)
 
 

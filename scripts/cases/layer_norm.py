@@ -51,7 +51,7 @@ def _torch_gradient(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any, bias: 
 
 
 def _torch_formula(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
-    """Which is for the compiler to fuse."""
+    """Gradient by its formula, which is for the compiler to fuse."""
     wide, x_hat = dy.float(), x.float() * inv_std
     h = wide * scale.float()
     dx = inv_std * (h - x_hat * (h * x_hat).mean(1, keepdim=True))
@@ -59,7 +59,7 @@ def _torch_formula(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
 
 
 def _torch_fused(*inputs: Any) -> Callable[[], Any]:
-    """What autograd calls for rms_norm, since PyTorch 2.9."""
+    """Backward of rms_norm as autograd calls it, since PyTorch 2.9."""
     if not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
         raise NotImplementedError("this PyTorch has no fused backward pass of rms_norm")
     backward = torch.ops.aten._fused_rms_norm_backward

@@ -31,7 +31,7 @@ def tensors(value: Any) -> Any:
 
 
 def ready(make: Callable[..., Callable[[], Any]]) -> Peer:
-    """What makes the call from tensors in place of arrays."""
+    """Peer whose call is made from tensors in place of arrays."""
     return lambda *inputs: make(*map(tensors, inputs))
 
 
