@@ -55,9 +55,9 @@ def cases(group: cto.ProcessGroup) -> dict[str, Case]:
     many_sums["torch coalesced"] = lambda: dist.all_reduce_coalesced(many)
     many_sums["torch one by one"] = lambda: [dist.all_reduce(t) for t in many]
     large_sum = {"ours": sums(group, [x])["ours"], "torch": lambda: dist.all_reduce(x)}
-    gathers = moved(cto.NcclAllGather(group=group), x, size)
+    gathers = moves(cto.NcclAllGather(group=group), x, size)
     gathers["torch"] = lambda: dist.all_gather_into_tensor(x, shard)
-    scatters = moved(cto.NcclReduceScatter(group=group), x, size)
+    scatters = moves(cto.NcclReduceScatter(group=group), x, size)
     scatters["torch"] = lambda: dist.reduce_scatter_tensor(shard, x)
     found: dict[str, Case] = {
         "all-reduce 1 KiB": (small_sum, 1024, 2 * once),
@@ -82,7 +82,7 @@ def sums(group: cto.ProcessGroup, tensors: list[Any]) -> Calls:
     }
 
 
-def moved(op: Any, x: Any, size: int) -> Calls:
+def moves(op: Any, x: Any, size: int) -> Calls:
     """One array of each rank, and several."""
     pieces, parts = owned(x, size), owned(x, 8 * size)
     return {"ours": lambda: op(pieces), "ours, 8 arrays a rank": lambda: op(parts)}

@@ -11,7 +11,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import Case, over
 from .parameters import normal, normals, parameters
-from .peers import norm, on_tensors, ready, torch, unscaled
+from .peers import norm, on_tensors, ready, torch, finite_check
 
 ROWS, COLUMNS = 65_536, 1024
 TYPES = (FLOAT32, FLOAT16, BFLOAT16)
@@ -45,7 +45,7 @@ SUM = on_tensors(
 )
 LISTS = {
     "ReduceAllL2": {"torch norm": on_tensors(norm)},
-    "IsAllFinite": {"torch amp check+unscale": ready(lambda xs: unscaled(xs)[1])},
+    "IsAllFinite": {"torch amp check+unscale": ready(lambda xs: finite_check(xs)[1])},
 }
 CASES = [
     *over(
