@@ -20,7 +20,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import Case, over
 from .parameters import normals, parameters
-from .peers import norm, on_tensors, ready, torch, finite_check
+from .peers import finite_check, norm, on_tensors, ready, torch
 
 N = 2**24
 RATE, SCALE, MOST = 1e-3, 1024.0, 1.0  # of learning, of the loss, and of the norm

@@ -11,7 +11,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import Case, over
 from .parameters import normal, normals, parameters
-from .peers import norm, on_tensors, ready, torch, finite_check
+from .peers import finite_check, norm, on_tensors, ready, torch
 
 ROWS, COLUMNS = 65_536, 1024
 TYPES = (FLOAT32, FLOAT16, BFLOAT16)
