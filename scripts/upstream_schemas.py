@@ -28,37 +28,28 @@ NOT_HERE = {
     "NegativeLogLikelihoodLossInternal2", "LSTMTraining", "LSTMGrad", "GRUTraining", "GRUGrad",
 }  # fmt: skip
 
+
 # LambOptimizer has 1,024 groups of five, which upstream declares and aliases in loops, so that no
 # script reads them out: these are the facts of one group, whose members are lists here.
-_LISTS = (
-    "weights T2",
-    "gradients T3",
-    "moment1 T4",
-    "moment2 T4",
-    "mixed_precision_weights T_MIXED",
-)
-_NUMBERS = (
-    "update_signal bool", "loss_scale T2", "gradient_norm T_GRAD_NORM", "R T1", "step TSTEP"
-)  # fmt: skip
-_REPLACED = (
-    "new_step TSTEP", "new_weights T2", "new_gradients T3", "new_moment_1 T4", "new_moment_2 T4",
-    "new_mixed_precision_weights T_MIXED",
-)  # fmt: skip
+def _items(text: str, *options: str) -> list[dict[str, Any]]:
+    """Inputs or outputs, each a name and its type."""
+    pairs = (each.split() for each in text.split(", "))
+    given = [f"OpSchema::{option}" for option in options]
+    return [{"name": name, "type": kind, "options": given} for name, kind in pairs]
+
+
+_NUMBERS = "update_signal bool, loss_scale T2, gradient_norm T_GRAD_NORM, R T1, step TSTEP"
+_LISTS = "weights T2, gradients T3, moment1 T4, moment2 T4"
+_REPLACED = "new_step TSTEP, new_weights T2, new_gradients T3, new_moment_1 T4, new_moment_2 T4"
+_COPIES = "mixed_precision_weights T_MIXED"
 _ALL = "float16, float, double, bfloat16"
-
-
-def _item(text: str, *options: str) -> dict[str, Any]:
-    name, variable = text.split()
-    return {"name": name, "type": variable, "options": [f"OpSchema::{each}" for each in options]}
-
-
 LAMB: Mapping[str, Any] = {
     "inputs": [
-        *(_item(text, "Optional") for text in _NUMBERS),
-        *(_item(text, "Variadic") for text in _LISTS[:4]),
-        _item(_LISTS[4], "Variadic", "Optional"),
+        *_items(_NUMBERS, "Optional"),
+        *_items(_LISTS, "Variadic"),
+        *_items(_COPIES, "Variadic", "Optional"),
     ],
-    "outputs": [_item(text) for text in _REPLACED],
+    "outputs": _items(f"{_REPLACED}, new_{_COPIES}"),
     "attributes": {
         "alpha": ["", "0.9f"], "beta": ["", "0.999f"], "lambda": ["", "0.0f"],
         "epsilon": ["", "1e-6f"], "max_norm_clip": ["", "1.0f"], "ratio_min": ["", "-infinity"],
@@ -77,6 +68,12 @@ CHECKED = "every call is checked as it is; where given, also against this"
 SIGNAL = "a signal that is an array is updated where it is"
 SHAPE_OF_X = "`shape`: upstream has it from the graph around the node"
 AS_FORWARD = "as the forward operator has it, whose windows are gathered from"
+THEMSELVES = "the arrays themselves come back, none is made"
+NUMBER_INPUTS = (
+    ("SGDOptimizer", "ETA"), ("AdamOptimizer", "R"), ("AdamOptimizer", "loss_scale"),
+    ("AdamOptimizer", "global_gradient_norm"), ("LambOptimizer", "R"),
+    ("LambOptimizer", "loss_scale"), ("LambOptimizer", "gradient_norm"),
+)  # fmt: skip
 POOLS = {
     "AveragePoolGrad": ("ceil_mode", "dilations"),
     "MaxPoolGrad": (
@@ -103,13 +100,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("PythonOp", "attribute input_tensor_ranks"): CHECKED,
     ("PythonOp", "attribute output_tensor_ranks"): CHECKED,
     ("PythonOpGrad", "attribute output_tensor_types"): "says how many gradients there are",
-    ("SGDOptimizer", "input ETA memory"): NUMBERS,
-    ("AdamOptimizer", "input R memory"): NUMBERS,
-    ("AdamOptimizer", "input loss_scale memory"): NUMBERS,
-    ("AdamOptimizer", "input global_gradient_norm memory"): NUMBERS,
-    ("LambOptimizer", "input R memory"): NUMBERS,
-    ("LambOptimizer", "input loss_scale memory"): NUMBERS,
-    ("LambOptimizer", "input gradient_norm memory"): NUMBERS,
+    **{(op, f"input {name} memory"): NUMBERS for op, name in NUMBER_INPUTS},
     ("LambOptimizer", "input R optional"): "upstream reads it in any case",
     ("BiasSoftmaxDropout", "input state memory"): "two numbers, or an array of them",
     ("DropoutGrad", "input training_mode memory"): ON_HOST,
@@ -120,9 +111,9 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("AveragePoolGrad", "inputs"): SHAPE_OF_X,
     ("MaxPoolGrad", "inputs"): SHAPE_OF_X,
     **{(op, f"attribute {each}"): AS_FORWARD for op, found in POOLS.items() for each in found},
-    ("PassThrough", "output outputs alias"): "the arrays themselves come back, none is made",
-    ("RecordEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
-    ("WaitEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
+    ("PassThrough", "output outputs alias"): THEMSELVES,
+    ("RecordEvent", "output OutputData alias"): THEMSELVES,
+    ("WaitEvent", "output OutputData alias"): THEMSELVES,
     ("AdamOptimizer", "types"): "a kernel registered upstream has no float64; the list here has",
     ("MixedPrecisionScale", "types"): "no kernel is registered for other scales than float32",
 }  # fmt: skip
