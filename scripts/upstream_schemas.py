@@ -148,39 +148,34 @@ def differences() -> list[Difference]:
     found = json.loads(SCHEMAS.read_text("utf-8"))
     known = classes()
     return [
-        difference
+        Difference(name, field, upstream, here)
         for name, schema in {**found["schemas"], "LambOptimizer": LAMB}.items()
         if name in known
-        for difference in of_operator(known[name], schema, found["kernels"].get(name))
+        for field, upstream, here in fields(known[name], schema, found["kernels"].get(name))
+        if upstream != here
     ]
 
 
-def of_operator(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Difference]:
-    """Differences of one operator: from its schema, and from its kernel if one is listed."""
+Field = tuple[str, str, str]  # its name, and how it is upstream and here
+
+
+def fields(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Field]:
+    """Fields of one operator: of its schema, and of its kernel if one is listed."""
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
-        theirs, ours = (
-            [item["name"] for item in schema[kind]],
-            [i.upstream or i.name for i in declared],
-        )
-        if theirs != ours:
-            yield Difference(cls.name, kind, ", ".join(theirs), ", ".join(ours))
-    for theirs, item in zip(schema["inputs"], cls.inputs, strict=False):
-        yield from _of_input(cls, theirs, item)
-    yield from _of_attributes(cls, schema["attributes"])
-    yield from _of_types(cls, schema)
+        theirs = ", ".join(item["name"] for item in schema[kind])
+        yield kind, theirs, ", ".join(item.upstream or item.name for item in declared)
+    for item, here in zip(schema["inputs"], cls.inputs, strict=False):
+        options = item.get("options", ())
+        listed = "OpSchema::Variadic" in options or is_sequence(cls, item["type"])
+        optional = "OpSchema::Optional" in options
+        yield f"input {here.name} optional", str(optional), str(here.optional)
+        yield f"input {here.name} list", str(listed), str(here.variadic)
+    yield from _attributes(cls, schema["attributes"])
+    missing = "; ".join(_missing_types(cls, schema))
+    yield "types", missing, "without these" if missing else ""
     if kernel is not None:
-        yield from _of_memory(cls, kernel)
-        yield from _of_aliases(cls, kernel, schema.get("alias", []))
-
-
-def _of_input(cls: type[Op], theirs: Any, item: Input) -> Iterator[Difference]:
-    options = theirs.get("options", ())
-    optional = "OpSchema::Optional" in options
-    if optional != item.optional:
-        yield Difference(cls.name, f"input {item.name} optional", str(optional), str(item.optional))
-    listed = "OpSchema::Variadic" in options or is_sequence(cls, theirs["type"])
-    if listed != item.variadic:
-        yield Difference(cls.name, f"input {item.name} list", str(listed), str(item.variadic))
+        yield from _memory(cls, kernel)
+        yield from _aliases(cls, [*kernel["alias"], *kernel["variadic_alias"]], schema)
 
 
 def is_sequence(cls: type[Op], variable: str) -> bool:
@@ -188,14 +183,13 @@ def is_sequence(cls: type[Op], variable: str) -> bool:
     return variable.startswith("S_") and cls.name != "SoftmaxCrossEntropyLoss"
 
 
-def _of_attributes(cls: type[Op], theirs: Mapping[str, Sequence[str]]) -> Iterator[Difference]:
+def _attributes(cls: type[Op], theirs: Mapping[str, Sequence[str]]) -> Iterator[Field]:
     ours = {item.upstream or item.name: item for item in cls.attributes}
     from_onnx = not theirs and cls.name in FROM_ONNX
     for name in theirs.keys() | (set() if from_onnx else ours.keys()):
         upstream = _default(theirs[name]) if name in theirs else "absent"
         here = _shown(ours[name].default) if name in ours else "absent"
-        if upstream != here:
-            yield Difference(cls.name, f"attribute {name}", upstream, here)
+        yield f"attribute {name}", upstream, here
 
 
 # Their attributes are those of ONNX's forward operators, which upstream does not repeat.
@@ -224,16 +218,13 @@ def _number(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def _of_types(cls: type[Op], schema: Any) -> Iterator[Difference]:
+def _missing_types(cls: type[Op], schema: Any) -> Iterator[str]:
     """Types that upstream declares and that are not here; more are no difference."""
-    missing = []
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
         for theirs, item in zip(schema[kind], declared, strict=False):
             lacking = _declared_types(schema, theirs["type"]) - _types_here(cls, item)
             if item.memory == "device" and lacking:
-                missing.append(f"{item.name}: {', '.join(sorted(lacking))}")
-    if missing:
-        yield Difference(cls.name, "types", "; ".join(missing), "without these")
+                yield f"{item.name}: {', '.join(sorted(lacking))}"
 
 
 def _declared_types(schema: Any, variable: str) -> set[str]:
@@ -250,26 +241,20 @@ def _types_here(cls: type[Op], item: Input | Output) -> set[str]:
     return {dtype_name(to_dtype(item.type))} if item.type in fixed else set()
 
 
-def _of_memory(cls: type[Op], kernel: Any) -> Iterator[Difference]:
+def _memory(cls: type[Op], kernel: Any) -> Iterator[Field]:
     """An input in either memory does for upstream's host; a list of what is on the host, too."""
     for kind, declared in (("input", cls.inputs), ("output", cls.outputs)):
         for place, item in enumerate(declared):
             upstream = "host" if place in kernel[f"host_{kind}s"] else "device"
-            if item.memory != upstream and not (item.memory == "either" and upstream == "host"):
-                yield Difference(cls.name, f"{kind} {item.name} memory", upstream, item.memory)
+            does = item.memory == "either" and upstream == "host"
+            yield f"{kind} {item.name} memory", upstream, upstream if does else item.memory
 
 
-def _of_aliases(cls: type[Op], kernel: Any, more: Sequence[Any]) -> Iterator[Difference]:
+def _aliases(cls: type[Op], pairs: Sequence[Any], schema: Any) -> Iterator[Field]:
     """Outputs that replace an input; that `out=` may be an input's array is no difference."""
-    inputs = [item.name for item in cls.inputs]
-    upstream = {
-        output: inputs[place]
-        for place, output in [*kernel["alias"], *kernel["variadic_alias"], *more]
-    }
+    of_output = {out: cls.inputs[place].name for place, out in [*pairs, *schema.get("alias", [])]}
     for place, item in enumerate(cls.outputs):
-        theirs, ours = upstream.get(place, "none"), item.aliases or "none"
-        if theirs != ours:
-            yield Difference(cls.name, f"output {item.name} alias", theirs, ours)
+        yield f"output {item.name} alias", of_output.get(place, "none"), item.aliases or "none"
 
 
 def table() -> str:
