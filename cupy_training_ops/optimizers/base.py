@@ -210,6 +210,8 @@ class Optimizer:
         ArgumentError, DtypeError and ProviderError before anything is launched or written.
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
+        if type(gradients) not in (list, tuple):
+            gradients = self._read(gradients)
         with self._whole.lock:
             if self._whole.is_torn:
                 self._whole.refuse_torn()
@@ -289,6 +291,11 @@ class Optimizer:
         return self._outputs
 
     # ---- steps -----------------------------------------------------------------------------------
+
+    def _read(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of a list of the caller's own class, which may fail as it is read again."""
+        self._check_length("gradients", gradients)
+        return tuple(gradients)
 
     def _make(self, given: Arrays) -> None:
         """The step that is given this."""
