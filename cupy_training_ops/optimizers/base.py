@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Backend
 from ..call.arguments import adopt
-from ..call.backends import are_known, info
+from ..call.backends import are_known, info, to_host
 from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.convert import is_number
 from ..call.guards import Known
@@ -169,7 +169,17 @@ class Optimizer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        if "_whole" not in state:
+            self._take_old()
         self._take()
+
+    def _take_old(self) -> None:
+        """Go on from an old pickle: one step for all parameters, no record of a torn write."""
+        step, n = vars(self).pop("_step"), len(self.parameters)
+        self._counts = Counts(step, n) if self.counts else None
+        if self._counts is not None:
+            self._counts.load([int(to_host(step)) - 1] * n)
+        self._whole = Whole(type(self).__name__)
 
     def _take(self) -> None:
         """The caller's arrays, where they are now."""

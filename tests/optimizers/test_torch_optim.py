@@ -168,6 +168,21 @@ def test_copies_go_on(seed, how) -> None:
     assert float(optimizer.state[model[0].weight]["step"]) == 6
 
 
+def test_what_a_version_before_had_pickled_goes_on(seed) -> None:
+    """It had no record of a write that was interrupted."""
+    model, optimizer = pair(seed)[0]
+    steps([(model, optimizer)], seed, 3)
+    again, state = copy.deepcopy((model, optimizer.__getstate__()))
+    del state["_whole"]
+    other = object.__new__(AdamW)
+    other.__setstate__(state)
+    steps([(model, optimizer), (again, other)], seed + 1, 3)
+    assert difference(model, again) == 0
+    for home, found in {"adamw": AdamW, "sgd": SGD, "lamb": Lamb}.items():
+        name = f"ccupy_training_ops.torch.optim.{home}\n{found.__name__}\n."
+        assert pickle.loads(name.encode()) is found
+
+
 def test_a_group_that_is_added_begins_at_once(seed) -> None:
     found = pair(seed, weight_decay=0.0)
     steps(found, seed, 3)
