@@ -94,7 +94,7 @@ def gap_before(lines: list[str], number: int) -> list[str]:
 
 
 def row(lines: list[str], table: str, new: str) -> int:
-    """Where a row goes: before the first key that follows it, or at the end."""
+    """Place of a row: before the first key that follows it, or at the end."""
     number = line_of(lines, table) + 1
     key = '    "'
     while lines[number].startswith((" ", "#")):
@@ -180,12 +180,12 @@ def run(command: str, root: Path) -> int:
 
 
 def compiles(command: str) -> bool:
-    """Whether a command is one for NVRTC."""
+    """Return True if a command is one for NVRTC."""
     return command.startswith("cupy-training-ops compile")
 
 
 def possible(command: str) -> bool:
-    """Whether there is what a command needs: NVRTC compiles without a GPU."""
+    """Return True if a command can run here: NVRTC compiles without a GPU."""
     if not compiles(command):
         return True
     try:

@@ -101,7 +101,7 @@ def eager_table(results: list[Record]) -> Iterator[str]:
 
 
 def machine_line(results: list[Record]) -> str:
-    """What was measured with what."""
+    """GPU, versions, commit, date and copy rate of a run."""
     m = results[0]
     liger = f"Liger-Kernel {m['liger']}, " if m.get("liger") else ""
     return (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What a backward pass hides of the communication of its gradients; for two GPUs or more.
+"""Communication of gradients that a backward pass hides; for two GPUs or more.
 
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --out OUT.json
     cupy-training-ops launch --ranks 2 scripts/buckets_benchmark.py --quick --provider cpu
 
-The backward pass of a transformer of torch_models.py, float32 gradients, without and with buckets,
+The backward pass of a GPT of torch_models.py, float32 gradients, without and with buckets,
 and the buckets alone; on GPUs the same of PyTorch's DistributedDataParallel. Hidden is what of the
 communication's own time the pass does not become longer by. Cases take turns; medians count, of
 the slowest rank.
@@ -39,18 +39,17 @@ class Training:
 
     def __init__(self, xp: Any, quick: bool) -> None:
         import torch
-        from torch_models import Transformer, text
+        from torch_models import GPT, text
 
         self._torch = torch
         self.device = torch.device("cpu" if xp is np else f"cuda:{xp.cuda.runtime.getDevice()}")
         if xp is not np:
             torch.cuda.set_device(self.device)
-        layers, width, heads, tokens, n, length = (
-            (2, 64, 4, 128, 4, 128) if quick else (12, 1024, 16, 4096, 16, 1024)
-        )
-        self._x, self._target = (each.to(self.device) for each in text(n, length, tokens)(1))
+        sizes = (2, 64, 4, 128, 128) if quick else (12, 1024, 16, 4096, 1024)
+        rows = text(4 if quick else 16, sizes[-1], sizes[-2])
+        self._x, self._target = (each.to(self.device) for each in rows(1))
         with self.device:
-            self.network = Transformer(layers, width, heads, tokens, length)
+            self.network = GPT(*sizes)
         self.parameters = list(self.network.parameters())
         self._loss: Any = None
 
@@ -67,7 +66,7 @@ class Training:
 
 
 def rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Iterator[Row]:
-    """Of buckets of several sizes, and of the peer."""
+    """Rows of buckets of several sizes, and of the peer."""
     training, clock = Training(xp, quick), Clock(xp, group)
     for megabytes in MEGABYTES:
         buckets = cto.torch.GradientBuckets(training.parameters, group, megabytes=megabytes)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from map_models import Llama
 from memory_map import about
-from memory_map_report import coded_bytes
+from memory_map_report import coded_bytes, markdown
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_models import GPT, ResNet
@@ -135,13 +135,12 @@ class Trained:
         return functional.cross_entropy(self.model(x).float(), target)
 
 
-def line(model: str, losses: dict[str, list[list[float]]], coded: int) -> str:
+def row(model: str, losses: dict[str, list[list[float]]], coded: int) -> list[str]:
     """Ends of both, their largest distance, and how far seeds are apart."""
     plain, codes = ([end(each) for each in losses[name]] for name in WAYS)
     off = max(abs(a - b) for a, b in zip(plain, codes, strict=True))
     ends = (", ".join(f"{each:.4f}" for each in found) for found in (plain, codes))
-    figures = f"{off:.4f} | {max(plain) - min(plain):.4f} | {coded / 1e6:,.1f}"
-    return f"| {model} | {' | '.join(ends)} | {figures} |"
+    return [model, *ends, f"{off:.4f}", f"{max(plain) - min(plain):.4f}", f"{coded / 1e6:,.1f}"]
 
 
 def end(losses: list[float]) -> float:
@@ -162,10 +161,7 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     out.mkdir(parents=True, exist_ok=True)
-    lines = [
-        "| model | plain | codes | apart | seeds apart | coded MB |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     least = {"least": 0} if tiny else {}
     found: dict[str, dict[str, list[list[float]]]] = {}
     for model, course in courses(tiny).items():
@@ -177,11 +173,12 @@ def main(tiny: bool, models: tuple[str, ...], steps: int, seeds: int, out: Path)
             codes = cto.torch.activation_codes(**least) if name == "codes" else None
             trained = Trained(course, codes, device)
             found[model][name] = [trained.losses(seed, steps) for seed in range(seeds)]
-        lines.append(line(model, found[model], trained.coded()))
-        click.echo(lines[-1])
+        rows.append(row(model, found[model], trained.coded()))
+        click.echo(f"| {' | '.join(rows[-1])} |")
         text = json.dumps({"about": about(tiny), "losses": found})
         (out / "code_losses.json").write_text(text + "\n")
-        (out / "code_losses.md").write_text("\n".join(lines) + "\n")
+        table = markdown("model | plain | codes | apart | seeds apart | coded MB", rows)
+        (out / "code_losses.md").write_text(table + "\n")
 
 
 if __name__ == "__main__":

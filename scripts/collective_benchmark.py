@@ -44,37 +44,48 @@ Case = tuple[Calls, float, float]  # the bytes that count, and the factor of the
 
 def cases(group: cto.ProcessGroup) -> dict[str, Case]:
     """By name."""
-    once = (group.size - 1) / group.size
-    x = torch.ones(LARGE, device="cuda")
+    once, size = (group.size - 1) / group.size, group.size
+    small, x = (torch.ones(n, device="cuda") for n in (256, LARGE))
+    many = [torch.ones(SMALL, device="cuda") for _ in range(MANY)]
+    shard = torch.ones(LARGE // size, device="cuda")
+    small_sum, many_sums = sums(group, [small]), sums(group, many)
+    same = [cupy.from_dlpack(small)]
+    small_sum["ours, function"] = lambda: cto.nccl_all_reduce(same, group=group)
+    small_sum["torch"] = lambda: dist.all_reduce(small)  # the host is most of it
+    many_sums["torch coalesced"] = lambda: dist.all_reduce_coalesced(many)
+    many_sums["torch one by one"] = lambda: [dist.all_reduce(t) for t in many]
+    large_sum = {"ours": sums(group, [x])["ours"], "torch": lambda: dist.all_reduce(x)}
+    gathers = moves(cto.NcclAllGather(group=group), x, size)
+    gathers["torch"] = lambda: dist.all_gather_into_tensor(x, shard)
+    scatters = moves(cto.NcclReduceScatter(group=group), x, size)
+    scatters["torch"] = lambda: dist.reduce_scatter_tensor(shard, x)
     found: dict[str, Case] = {
-        "all-reduce 1 KiB": (small_sum(group), 1024, 2 * once),
-        "all-reduce 256 MiB": (one_sum(group, x), NBYTES, 2 * once),
-        "all-reduce 500 x 64 KiB": (many_sums(group), 4 * MANY * SMALL, 2 * once),
-        "all-gather 256 MiB": (gathers(group, x), NBYTES, once),
-        "reduce-scatter 256 MiB": (scatters(group, x), NBYTES, once),
+        "all-reduce 1 KiB": (small_sum, 1024, 2 * once),
+        "all-reduce 256 MiB": (large_sum, NBYTES, 2 * once),
+        "all-reduce 500 x 64 KiB": (many_sums, 4 * MANY * SMALL, 2 * once),
+        "all-gather 256 MiB": (gathers, NBYTES, once),
+        "reduce-scatter 256 MiB": (scatters, NBYTES, once),
     }
-    if group.size & (group.size - 1) == 0:
-        adasum, ours = cto.AdasumAllReduce(group=group), cupy.from_dlpack(x)
-        found["Adasum 256 MiB"] = ({"ours": lambda: adasum([ours])}, NBYTES, 2 * once)
+    if size & (size - 1) == 0:
+        adasum, arrays = cto.AdasumAllReduce(group=group), [cupy.from_dlpack(x)]
+        found["Adasum 256 MiB"] = ({"ours": lambda: adasum(arrays)}, NBYTES, 2 * once)
     return found
 
 
-def one_sum(group: cto.ProcessGroup, x: Any) -> Calls:
-    reduce_all, ours = cto.NcclAllReduce(group=group), cupy.from_dlpack(x)
-    return {"ours": lambda: reduce_all([ours]), "torch": lambda: dist.all_reduce(x)}
-
-
-def small_sum(group: cto.ProcessGroup) -> Calls:
-    """What the host needs for it is most of it."""
-    x = torch.ones(256, device="cuda")
-    reduce_all, ours = cto.NcclAllReduce(group=group), cupy.from_dlpack(x)
+def sums(group: cto.ProcessGroup, tensors: list[Any]) -> Calls:
+    """All-reduces over the tensors' memory."""
+    reduce_all, arrays = cto.NcclAllReduce(group=group), [cupy.from_dlpack(t) for t in tensors]
     return {
-        "ours": lambda: reduce_all([ours]),
-        "ours, function": lambda: cto.nccl_all_reduce([ours], group=group),
-        "ours, bound": reduce_all.bound([ours]),
-        "by hand": by_hand(group, [ours]),
-        "torch": lambda: dist.all_reduce(x),
+        "ours": lambda: reduce_all(arrays),
+        "ours, bound": reduce_all.bound(arrays),
+        "by hand": by_hand(group, arrays),
     }
+
+
+def moves(op: Any, x: Any, size: int) -> Calls:
+    """One array of each rank, and several."""
+    pieces, parts = owned(x, size), owned(x, 8 * size)
+    return {"ours": lambda: op(pieces), "ours, 8 arrays a rank": lambda: op(parts)}
 
 
 def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
@@ -97,47 +108,14 @@ def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
     return each if len(arrays) == 1 else together
 
 
-def many_sums(group: cto.ProcessGroup) -> Calls:
-    many = [torch.ones(SMALL, device="cuda") for _ in range(MANY)]
-    reduce_all, ours = cto.NcclAllReduce(group=group), [cupy.from_dlpack(t) for t in many]
-    return {
-        "ours": lambda: reduce_all(ours),
-        "ours, bound": reduce_all.bound(ours),
-        "by hand": by_hand(group, ours),
-        "torch coalesced": lambda: dist.all_reduce_coalesced(many),
-        "torch one by one": lambda: [dist.all_reduce(t) for t in many],
-    }
-
-
-def gathers(group: cto.ProcessGroup, x: Any) -> Calls:
-    gather, shard = cto.NcclAllGather(group=group), torch.ones(LARGE // group.size, device="cuda")
-    pieces, parts = owned(x, group.size), owned(x, 8 * group.size)
-    return {
-        "ours": lambda: gather(pieces),
-        "ours, 8 arrays a rank": lambda: gather(parts),
-        "torch": lambda: dist.all_gather_into_tensor(x, shard),
-    }
-
-
-def scatters(group: cto.ProcessGroup, x: Any) -> Calls:
-    scatter = cto.NcclReduceScatter(group=group)
-    shard = torch.ones(LARGE // group.size, device="cuda")
-    pieces, parts = owned(x, group.size), owned(x, 8 * group.size)
-    return {
-        "ours": lambda: scatter(pieces),
-        "ours, 8 arrays a rank": lambda: scatter(parts),
-        "torch": lambda: dist.reduce_scatter_tensor(shard, x),
-    }
-
-
 def owned(x: Any, n: int) -> list[Any]:
-    """As many elements, one behind the other, that each rank owns an equal part of."""
+    """Views of x, one behind the other, of which each rank owns an equal part."""
     ours, each = cupy.from_dlpack(x), LARGE // n
     return [ours[i * each : (i + 1) * each - (i == n - 1)] for i in range(n)]
 
 
 def seconds(call: Call) -> tuple[float, float]:
-    """Of a call on the GPU, and on the host."""
+    """Seconds of a call on the GPU, and on the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.barrier()
     torch.cuda.synchronize()

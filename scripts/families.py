@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the scripts mean by a family: print its operators, one a line; those of all without one."""
+"""Operators of families: print them, one a line; those of all where none is named."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ def main(**given: Any) -> None:
 
 
 def names() -> list[str]:
-    """Of all calls."""
+    """Names of all calls."""
     return list(actions())
 
 
 @functools.cache
 def actions() -> dict[str, Action]:
-    """What is timed; from here on the host's tensors are a GPU's, which is never asked."""
+    """Calls by name; from here on the host's tensors are a GPU's, which is never asked."""
     import torch
     from tensor_backends import HollowTensors, tensors_on
 
@@ -101,7 +101,7 @@ def ways(name: str, call: Callable[[Any], Any]) -> dict[str, Action]:
 
 
 def nodes() -> dict[str, Action]:
-    """What autograd takes for a node of Python's around nothing."""
+    """Autograd's time for a node of Python's around nothing."""
     import torch
 
     class Node(torch.autograd.Function):

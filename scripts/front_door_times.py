@@ -265,7 +265,7 @@ class Workers:
         )
 
     def ask(self, function: Call, *arguments: Any, limit: float | None = None) -> Any:
-        """What the function returns there."""
+        """Result of the function in that process."""
         return self.pool.submit(function, *arguments).result(limit)
 
 
@@ -278,7 +278,7 @@ def ways_of(name: str) -> dict[str, Way]:
 
 
 def names_of(name: str) -> list[str]:
-    """Of the ways; what the case before needed is freed first."""
+    """Names of the ways; the case before is freed first."""
     ways_of.cache_clear()
     return list(ways_of(name))
 

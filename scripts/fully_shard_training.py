@@ -99,7 +99,7 @@ class Training:
 
 
 class Measured(NamedTuple):
-    """Of a way."""
+    """Figures of a way."""
 
     peak: float
     ms: float

@@ -53,7 +53,7 @@ def main(check: bool) -> None:
 
 
 def read(path: Path) -> str:
-    """What stands there, if anything."""
+    """Text of a file, empty where there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
@@ -103,13 +103,13 @@ def slots_header(module: ModuleType) -> str:
 
 
 def head(module: ModuleType, includes: str) -> str:
-    """What a header of a module of facts begins with."""
+    """Beginning of the header of a module of facts."""
     path = module.__name__.replace(".", "/") + ".py"
     return HEAD.format(module=path, command=COMMAND, includes=includes)
 
 
 def taken(name: str) -> object:
-    """What a name means among the facts of all families."""
+    """Value of a name among the facts of all families."""
     return getattr(core, name, None)
 
 

@@ -60,14 +60,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def emulated(item: pytest.Item) -> bool:
-    """Whether a test runs its kernels on the emulator."""
+    """Return True if a test runs its kernels on the emulator."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     named = any(isinstance(value, str) and value.startswith("emulated") for value in values)
     return named or "in_every_order" in getattr(item, "fixturenames", ())
 
 
 def concerns(item: pytest.Item, families: Collection[str]) -> bool:
-    """Whether the file, the parameters or the text of a test name one of the families."""
+    """Return True if file, parameters or text of a test name one of the families."""
     names = {*families, *operators(families), *(CODECS if "gist" in families else ())}
     parameters = item.callspec.id if hasattr(item, "callspec") else ""
     words = {*item.path.stem.split("_"), item.path.parent.name, *re.findall(r"\w+", parameters)}

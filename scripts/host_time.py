@@ -79,7 +79,7 @@ def open_list() -> Action:
 
 
 def momentum() -> Any:
-    """What binds the operator of four lists that the tests of calls have."""
+    """Binder of the operator of four lists that the tests of calls have."""
     from probe.list_probe import ProbeMomentum
 
     return ProbeMomentum().bound
@@ -197,7 +197,7 @@ def call(name: str) -> Action:
 
 @functools.cache
 def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
-    """What makes hollow arrays, and what is launched; from here on CuPy's arrays are such."""
+    """Maker of hollow arrays, and the launches; from here on CuPy's arrays are such."""
     import cupy
 
     from cupy_training_ops.testing.hollow import hollow, hollow_launches

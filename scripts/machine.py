@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What figures were measured with: GPU, driver, versions, commit, date."""
+"""Circumstances of figures: GPU, driver, versions, commit, date."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def liger_version() -> str | None:
 
 
 def commit() -> str:
-    """What CTO_COMMIT says, which a copy without git needs; else git."""
+    """Value of CTO_COMMIT, which a copy without git needs; else git's."""
     told = os.environ.get("CTO_COMMIT")
     return told or command("git", "rev-parse", "--short", "HEAD") or "unknown"
 

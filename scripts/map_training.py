@@ -110,7 +110,7 @@ class Training:
         return found
 
     def coded(self) -> dict[str, Any] | None:
-        """What codes say of the graphs, single tensors left out."""
+        """Report of the codes, single tensors left out."""
         if self.codes is None:
             return None
         return {name: said for name, said in self.codes.report().items() if name != "graphs"}

@@ -298,7 +298,7 @@ def differences(ours: Path, expected: Path) -> Line:
 
 
 def about(tiny: bool) -> Line:
-    """Where and with what this is measured."""
+    """First line of a file: machine, versions, commit and date."""
     try:
         found = machine()
     except Exception as error:

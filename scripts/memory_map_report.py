@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ Panels = dict[str, dict[str, Line]]  # rows by model and way
 
 
 def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
-    """Where was measured, and rows with the distance of their gradients and their relative time."""
+    """Machines, and rows with the distance of their gradients and their relative time."""
     abouts: list[Line] = []
     commands: list[Panels] = []
     for line in (json.loads(each) for file in files for each in file.read_text().splitlines()):
@@ -69,21 +69,22 @@ def ordered(rows: dict[str, Line]) -> list[Line]:
     return sorted(rows.values(), key=place)
 
 
+def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table, the head's cells separated by bars."""
+    rule = "|---" * (head.count("|") + 1) + "|"
+    return "\n".join([f"| {head} |", rule, *(f"| {' | '.join(cells)} |" for cells in rows)])
+
+
 def table(rows: dict[str, Line]) -> str:
     """A panel's name, and rows of Markdown."""
-    lines = [
-        f"{next(iter(rows.values()))['label']}:",
-        "",
-        "| way | peak GB | held GB | ms, least (median) | of compiled | coded GB | first call s | "
-        "gradients off, median, worst |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join([*lines, *map(_line, ordered(rows))])
+    head = "way | peak GB | held GB | ms, least (median) | of compiled | coded GB | first call s"
+    head += " | gradients off, median, worst"
+    return f"{next(iter(rows.values()))['label']}:\n\n{markdown(head, map(_cells, ordered(rows)))}"
 
 
-def _line(row: Line) -> str:
+def _cells(row: Line) -> Sequence[str]:
     coded = coded_bytes(row)
-    cells = (
+    return (
         row["way"],
         f"{row['peak_bytes'] / GB:.2f}",
         f"{row['held_bytes'] / GB:.2f}",
@@ -93,7 +94,6 @@ def _line(row: Line) -> str:
         f"{row['first_s']:.0f}",
         ", ".join(f"{error:.2%}" for error in row.get("gradients", ())),
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def coded_bytes(row: Line) -> int | None:
@@ -109,44 +109,38 @@ def comparison(panels: Panels) -> str:
 
     Codes count that hold a quarter of plain's bytes as codes.
     """
-    lines = [
-        "| model | PyTorch's way | its time of compiled | ours | its peak | its time |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for rows in panels.values():
         least = rows[CONTROL]["held_bytes"] / 4
         ours = [row for row in rows.values() if (coded_bytes(row) or 0) >= least]
         for row in ordered(rows):
             if row["ratio"] < SLOWER or not _is_pytorchs(row):
                 continue
-            cells = (row["label"], row["way"], f"{row['ratio']:.2f}")
             best = min(ours, key=lambda each: max(_against(each, row)), default=None)
-            figures = ("none", "", "")
+            figures = ["none", "", ""]
             if best:
-                figures = (best["way"], *(f"{each:.3f}" for each in _against(best, row)))
-            lines.append(f"| {' | '.join((*cells, *figures))} |")
-    return "\n".join(lines)
+                figures = [best["way"], *(f"{each:.3f}" for each in _against(best, row))]
+            lines.append([row["label"], row["way"], f"{row['ratio']:.2f}", *figures])
+    head = "model | PyTorch's way | its time of compiled | ours | its peak | its time"
+    return markdown(head, lines)
 
 
 def shares(panels: Panels) -> str:
     """Least time of codes, and of PyTorch's compiled ways, that hold a half, or a third."""
-    lines = [
-        "| model | of what waits | codes | time of compiled | PyTorch's | time of compiled |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for rows in panels.values():
         for share in (2, 3):
             most = rows[CONTROL]["held_bytes"] / share
             few = [row for row in rows.values() if row["held_bytes"] <= most]
-            cells = [rows[CONTROL]["label"], f"1/{share}"]
+            lines.append([rows[CONTROL]["label"], f"1/{share}"])
             for some in (
                 [row for row in few if way_of(row["way"]).codes is not None],
                 [row for row in few if _is_pytorchs(row)],
             ):
                 best = min(some, key=lambda row: row["ratio"], default=None)
-                cells += [best["way"], f"{best['ratio']:.3f}"] if best else ["none", ""]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+                lines[-1] += [best["way"], f"{best['ratio']:.3f}"] if best else ["none", ""]
+    head = "model | of what waits | codes | time of compiled | PyTorch's | time of compiled"
+    return markdown(head, lines)
 
 
 def _is_pytorchs(row: Line) -> bool:
@@ -225,7 +219,7 @@ def short(way: str) -> str:
 
 
 def tables(abouts: Sequence[Line], panels: Panels) -> str:
-    """Where was measured, and a table a panel."""
+    """Machines, and a table a panel."""
     where = dict.fromkeys(
         f"{about['gpu']}, PyTorch {about.get('torch')}, {about['date']}, commit {about['commit']}"
         for about in abouts

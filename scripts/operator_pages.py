@@ -51,7 +51,7 @@ def page(family: str) -> str:
 
 
 def about(family: str) -> list[str]:
-    """What a family is, by paragraphs."""
+    """Paragraphs that describe a family."""
     return [text for (text,) in sections(newest(family)[0].declaration)[f"family {family}"]]
 
 
@@ -61,14 +61,14 @@ def newest(family: str) -> list[type[Op]]:
 
 
 def common(family: str) -> list[str]:
-    """What holds for every call of every operator of a family."""
+    """Sentences that hold for every call of every operator of a family."""
     found = (sections(cls.declaration)["every call"] for cls in newest(family))
     first, *others = ([text for (text,) in rows] for rows in found)
     return [text for text in first if all(text in other for other in others)]
 
 
 def examples_of(family: str) -> tuple[str, dict[str, str]]:
-    """What stands before the examples of a family, and the example of each operator."""
+    """Code before the examples of a family, and the example of each operator."""
     path = EXAMPLES / f"{family}.py"
     if not path.is_file():
         raise click.ClickException(f"examples/operators/{family}.py: there is no such file")
@@ -226,7 +226,7 @@ def names_upstream() -> list[str]:
 
 
 def upstream_row(family: str, cls: type[Op]) -> list[str]:
-    """Of an operator of com.microsoft the domain goes without saying."""
+    """Cells of an operator; the domain com.microsoft goes without saying."""
     versions = registered(cls.name).replace(f" {cls.name}, version", "")
     inputs = ", ".join(f"{item.name}{'?' * item.optional}" for item in cls.inputs)
     attributes = ", ".join(item.name for item in cls.attributes)

@@ -138,7 +138,7 @@ def fused_clipped(parameters: Parameters) -> Step:
 
 
 def step_of(make: Optimizers) -> Callable[[Parameters], Step]:
-    """Of PyTorch's protocol."""
+    """Maker of a step of PyTorch's protocol."""
     return lambda parameters: make(parameters).step
 
 

@@ -177,7 +177,7 @@ def slow_table() -> str:
 
 
 def figures(cases: list[Record]) -> list[str]:
-    """How many there are, their geometric means, and the one furthest behind its peer."""
+    """Number of cases, their geometric means, and the one furthest behind its peer."""
     over = statistics.geometric_mean(r["ms"]["median"] / floor_of(r) for r in cases)
     beside = [r for r in cases if r["peers"]]
     if not beside:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What AdamW over ranks saves, in one run; for two GPUs or more.
+"""Savings of AdamW over ranks, in one run; for two GPUs or more.
 
     cupy-training-ops launch --ranks 2 scripts/sharded_benchmark.py --out OUT.json
     cupy-training-ops launch --ranks 2 scripts/sharded_benchmark.py --quick --provider cpu
@@ -43,7 +43,7 @@ class Clock:
         self._meet = cto.NcclAllReduce(group=group)
 
     def of(self, call: Call, before: Call = lambda: None) -> float:
-        """Of one call, behind what is not counted."""
+        """Milliseconds of one call, behind a call that is not counted."""
         before()
         self._meet(self._one)
         self._done()
@@ -53,7 +53,7 @@ class Clock:
         return (time.perf_counter() - began) * 1e3
 
     def slowest(self, own: list[float]) -> list[float]:
-        """Of each time the longest that a rank took."""
+        """Longest of each time over the ranks."""
         every = np.zeros((self._group.size, len(own)))
         every[self._group.rank] = own
         (every,) = cto.nccl_all_reduce([every], group=self._group)
@@ -65,7 +65,7 @@ class Clock:
 
 
 def medians(clock: Clock, calls: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float]:
-    """Of calls in turns, each behind a call that is not counted; two rounds warm up."""
+    """Medians of calls in turns, each behind a call that is not counted; two rounds warm up."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, (before, call) in calls.items():

@@ -145,7 +145,7 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def _output(command: str) -> str:
-    """What a terminal of 80 columns shows of a command, without colours."""
+    """Output of a command in a terminal of 80 columns, without colours."""
     program = Path(".bin", "cupy-training-ops")
     if not program.exists():
         program.parent.mkdir()

@@ -128,7 +128,7 @@ def inputs(cls: type[Op], union: str = "") -> list[str]:
 
 
 def taken(cls: type[Op], item: Input) -> str:
-    """What an input may be."""
+    """Type of an input."""
     one = "_Array"
     if item.memory != "device":
         value = accepted(cls, item)
@@ -145,12 +145,12 @@ def keyword(cls: type[Op], item: Attribute) -> str:
 
 
 def more(cls: type[Op]) -> list[str]:
-    """What an operator takes beside its declared attributes."""
+    """Keywords that an operator takes beside its declared attributes."""
     return ["**keywords: object"] if cls.takes_keywords else []
 
 
 def call_keywords(cls: type[Op]) -> list[str]:
-    """What every call takes beside its inputs."""
+    """Keywords that every call takes beside its inputs."""
     kinds = ["tuple[_Memory | None, ...]" if o.variadic else "_Memory" for o in cls.outputs]
     out = kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(f'{k} | None' for k in kinds)}]"
     return [f"out: {out} | None = None", wanted(cls), "workspace: _Memory | None = None"]
@@ -163,7 +163,7 @@ def wanted(cls: type[Op]) -> str:
 
 
 def result(cls: type[Op]) -> str:
-    """What comes back: a tuple where there are several outputs, and for a list."""
+    """Type of a result: a tuple where there are several outputs, and for a list."""
     ones = [made(output) for output in cls.outputs]
     return ones[0] if len(ones) == 1 else f"tuple[{', '.join(ones)}]"
 
@@ -180,7 +180,7 @@ def made(output: Output) -> str:
 
 
 def accepted(cls: type[Op], item: Input | Attribute) -> str:
-    """What a host input or an attribute may be, by what its converter gives."""
+    """Type of a host input or an attribute, by what its converter gives."""
     if item.convert is None:
         return "object"
     try:

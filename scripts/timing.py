@@ -33,7 +33,7 @@ class Timing:
 
 
 def rotations(nbytes: int) -> int:
-    """How many input sets keep a call from finding its inputs in the L2 cache."""
+    """Number of input sets that keep a call from finding its inputs in the L2 cache."""
     return max(2, -(-ROTATED_NBYTES // max(nbytes, 1)))
 
 

@@ -96,7 +96,7 @@ class Training:
             self.buckets.ready(place, self.gradients[place])
 
     def checksum(self) -> int:
-        """Of the parameters' bits."""
+        """Checksum of the parameters' bits."""
         host = [to_host(array) for array in self.parameters]
         return zlib.crc32(b"".join(array.tobytes() for array in host))
 

@@ -45,7 +45,7 @@ class Digits(NamedTuple):
 
 
 def loaded() -> tuple[Digits, Digits]:
-    """What is trained on, and what is held out."""
+    """Digits to train on, and those held out."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -138,7 +138,7 @@ def cropped(xp: Any, digits: Digits, at: Any, top: int = 1, left: int = 1) -> An
 
 
 class Result(NamedTuple):
-    """What became of a training."""
+    """Outcome of a training."""
 
     losses: list[float]
     correct: int
@@ -183,7 +183,7 @@ def plot(result: Result, path: Path) -> None:
 
 
 def share(result: Result) -> float:
-    """Of the held-out images."""
+    """Share of the held-out images that is read correctly."""
     return result.correct / HELD_OUT
 
 

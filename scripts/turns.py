@@ -32,7 +32,7 @@ PACKAGE = "cupy_training_ops"
 
 
 class CheckoutError(click.ClickException):
-    """What went wrong in a checkout's process."""
+    """Failure in a checkout's process."""
 
 
 class Checkout:
@@ -58,7 +58,7 @@ class Checkout:
         self._process.communicate()
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        """What the function of that name returns there."""
+        """Result of the function of that name there."""
         try:
             print(json.dumps([question, *arguments]), file=self._process.stdin, flush=True)
             answer, failure = json.loads(self._process.stdout.readline())
@@ -83,7 +83,7 @@ def in_turns(
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Those of a script that times calls."""
+    """Add the options of a script that times calls."""
     folder = click.Path(exists=True, file_okay=False, path_type=Path)
     for option in (
         click.option("--runs", type=click.IntRange(2), default=150, show_default=True),

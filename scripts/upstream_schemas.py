@@ -28,37 +28,28 @@ NOT_HERE = {
     "NegativeLogLikelihoodLossInternal2", "LSTMTraining", "LSTMGrad", "GRUTraining", "GRUGrad",
 }  # fmt: skip
 
+
 # LambOptimizer has 1,024 groups of five, which upstream declares and aliases in loops, so that no
 # script reads them out: these are the facts of one group, whose members are lists here.
-_LISTS = (
-    "weights T2",
-    "gradients T3",
-    "moment1 T4",
-    "moment2 T4",
-    "mixed_precision_weights T_MIXED",
-)
-_NUMBERS = (
-    "update_signal bool", "loss_scale T2", "gradient_norm T_GRAD_NORM", "R T1", "step TSTEP"
-)  # fmt: skip
-_REPLACED = (
-    "new_step TSTEP", "new_weights T2", "new_gradients T3", "new_moment_1 T4", "new_moment_2 T4",
-    "new_mixed_precision_weights T_MIXED",
-)  # fmt: skip
+def _items(text: str, *options: str) -> list[dict[str, Any]]:
+    """Inputs or outputs, each a name and its type."""
+    pairs = (each.split() for each in text.split(", "))
+    given = [f"OpSchema::{option}" for option in options]
+    return [{"name": name, "type": kind, "options": given} for name, kind in pairs]
+
+
+_NUMBERS = "update_signal bool, loss_scale T2, gradient_norm T_GRAD_NORM, R T1, step TSTEP"
+_LISTS = "weights T2, gradients T3, moment1 T4, moment2 T4"
+_REPLACED = "new_step TSTEP, new_weights T2, new_gradients T3, new_moment_1 T4, new_moment_2 T4"
+_COPIES = "mixed_precision_weights T_MIXED"
 _ALL = "float16, float, double, bfloat16"
-
-
-def _item(text: str, *options: str) -> dict[str, Any]:
-    name, variable = text.split()
-    return {"name": name, "type": variable, "options": [f"OpSchema::{each}" for each in options]}
-
-
 LAMB: Mapping[str, Any] = {
     "inputs": [
-        *(_item(text, "Optional") for text in _NUMBERS),
-        *(_item(text, "Variadic") for text in _LISTS[:4]),
-        _item(_LISTS[4], "Variadic", "Optional"),
+        *_items(_NUMBERS, "Optional"),
+        *_items(_LISTS, "Variadic"),
+        *_items(_COPIES, "Variadic", "Optional"),
     ],
-    "outputs": [_item(text) for text in _REPLACED],
+    "outputs": _items(f"{_REPLACED}, new_{_COPIES}"),
     "attributes": {
         "alpha": ["", "0.9f"], "beta": ["", "0.999f"], "lambda": ["", "0.0f"],
         "epsilon": ["", "1e-6f"], "max_norm_clip": ["", "1.0f"], "ratio_min": ["", "-infinity"],
@@ -77,6 +68,12 @@ CHECKED = "every call is checked as it is; where given, also against this"
 SIGNAL = "a signal that is an array is updated where it is"
 SHAPE_OF_X = "`shape`: upstream has it from the graph around the node"
 AS_FORWARD = "as the forward operator has it, whose windows are gathered from"
+THEMSELVES = "the arrays themselves come back, none is made"
+NUMBER_INPUTS = (
+    ("SGDOptimizer", "ETA"), ("AdamOptimizer", "R"), ("AdamOptimizer", "loss_scale"),
+    ("AdamOptimizer", "global_gradient_norm"), ("LambOptimizer", "R"),
+    ("LambOptimizer", "loss_scale"), ("LambOptimizer", "gradient_norm"),
+)  # fmt: skip
 POOLS = {
     "AveragePoolGrad": ("ceil_mode", "dilations"),
     "MaxPoolGrad": (
@@ -103,13 +100,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("PythonOp", "attribute input_tensor_ranks"): CHECKED,
     ("PythonOp", "attribute output_tensor_ranks"): CHECKED,
     ("PythonOpGrad", "attribute output_tensor_types"): "says how many gradients there are",
-    ("SGDOptimizer", "input ETA memory"): NUMBERS,
-    ("AdamOptimizer", "input R memory"): NUMBERS,
-    ("AdamOptimizer", "input loss_scale memory"): NUMBERS,
-    ("AdamOptimizer", "input global_gradient_norm memory"): NUMBERS,
-    ("LambOptimizer", "input R memory"): NUMBERS,
-    ("LambOptimizer", "input loss_scale memory"): NUMBERS,
-    ("LambOptimizer", "input gradient_norm memory"): NUMBERS,
+    **{(op, f"input {name} memory"): NUMBERS for op, name in NUMBER_INPUTS},
     ("LambOptimizer", "input R optional"): "upstream reads it in any case",
     ("BiasSoftmaxDropout", "input state memory"): "two numbers, or an array of them",
     ("DropoutGrad", "input training_mode memory"): ON_HOST,
@@ -120,9 +111,9 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("AveragePoolGrad", "inputs"): SHAPE_OF_X,
     ("MaxPoolGrad", "inputs"): SHAPE_OF_X,
     **{(op, f"attribute {each}"): AS_FORWARD for op, found in POOLS.items() for each in found},
-    ("PassThrough", "output outputs alias"): "the arrays themselves come back, none is made",
-    ("RecordEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
-    ("WaitEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
+    ("PassThrough", "output outputs alias"): THEMSELVES,
+    ("RecordEvent", "output OutputData alias"): THEMSELVES,
+    ("WaitEvent", "output OutputData alias"): THEMSELVES,
     ("AdamOptimizer", "types"): "a kernel registered upstream has no float64; the list here has",
     ("MixedPrecisionScale", "types"): "no kernel is registered for other scales than float32",
 }  # fmt: skip
@@ -157,54 +148,48 @@ def differences() -> list[Difference]:
     found = json.loads(SCHEMAS.read_text("utf-8"))
     known = classes()
     return [
-        difference
+        Difference(name, field, upstream, here)
         for name, schema in {**found["schemas"], "LambOptimizer": LAMB}.items()
         if name in known
-        for difference in of_operator(known[name], schema, found["kernels"].get(name))
+        for field, upstream, here in fields(known[name], schema, found["kernels"].get(name))
+        if upstream != here
     ]
 
 
-def of_operator(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Difference]:
-    """Of one operator: what its schema says, and what its kernel says if one is listed."""
+Field = tuple[str, str, str]  # its name, and how it is upstream and here
+
+
+def fields(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Field]:
+    """Fields of one operator: of its schema, and of its kernel if one is listed."""
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
-        theirs, ours = (
-            [item["name"] for item in schema[kind]],
-            [i.upstream or i.name for i in declared],
-        )
-        if theirs != ours:
-            yield Difference(cls.name, kind, ", ".join(theirs), ", ".join(ours))
-    for theirs, item in zip(schema["inputs"], cls.inputs, strict=False):
-        yield from _of_input(cls, theirs, item)
-    yield from _of_attributes(cls, schema["attributes"])
-    yield from _of_types(cls, schema)
+        theirs = ", ".join(item["name"] for item in schema[kind])
+        yield kind, theirs, ", ".join(item.upstream or item.name for item in declared)
+    for item, here in zip(schema["inputs"], cls.inputs, strict=False):
+        options = item.get("options", ())
+        listed = "OpSchema::Variadic" in options or is_sequence(cls, item["type"])
+        optional = "OpSchema::Optional" in options
+        yield f"input {here.name} optional", str(optional), str(here.optional)
+        yield f"input {here.name} list", str(listed), str(here.variadic)
+    yield from _attributes(cls, schema["attributes"])
+    missing = "; ".join(_missing_types(cls, schema))
+    yield "types", missing, "without these" if missing else ""
     if kernel is not None:
-        yield from _of_memory(cls, kernel)
-        yield from _of_aliases(cls, kernel, schema.get("alias", []))
-
-
-def _of_input(cls: type[Op], theirs: Any, item: Input) -> Iterator[Difference]:
-    options = theirs.get("options", ())
-    optional = "OpSchema::Optional" in options
-    if optional != item.optional:
-        yield Difference(cls.name, f"input {item.name} optional", str(optional), str(item.optional))
-    listed = "OpSchema::Variadic" in options or is_sequence(cls, theirs["type"])
-    if listed != item.variadic:
-        yield Difference(cls.name, f"input {item.name} list", str(listed), str(item.variadic))
+        yield from _memory(cls, kernel)
+        yield from _aliases(cls, [*kernel["alias"], *kernel["variadic_alias"]], schema)
 
 
 def is_sequence(cls: type[Op], variable: str) -> bool:
-    """Whether upstream has a sequence of tensors, which is a list here."""
+    """Return True if upstream has a sequence of tensors, which is a list here."""
     return variable.startswith("S_") and cls.name != "SoftmaxCrossEntropyLoss"
 
 
-def _of_attributes(cls: type[Op], theirs: Mapping[str, Sequence[str]]) -> Iterator[Difference]:
+def _attributes(cls: type[Op], theirs: Mapping[str, Sequence[str]]) -> Iterator[Field]:
     ours = {item.upstream or item.name: item for item in cls.attributes}
     from_onnx = not theirs and cls.name in FROM_ONNX
     for name in theirs.keys() | (set() if from_onnx else ours.keys()):
         upstream = _default(theirs[name]) if name in theirs else "absent"
         here = _shown(ours[name].default) if name in ours else "absent"
-        if upstream != here:
-            yield Difference(cls.name, f"attribute {name}", upstream, here)
+        yield f"attribute {name}", upstream, here
 
 
 # Their attributes are those of ONNX's forward operators, which upstream does not repeat.
@@ -233,16 +218,13 @@ def _number(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def _of_types(cls: type[Op], schema: Any) -> Iterator[Difference]:
+def _missing_types(cls: type[Op], schema: Any) -> Iterator[str]:
     """Types that upstream declares and that are not here; more are no difference."""
-    missing = []
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
         for theirs, item in zip(schema[kind], declared, strict=False):
             lacking = _declared_types(schema, theirs["type"]) - _types_here(cls, item)
             if item.memory == "device" and lacking:
-                missing.append(f"{item.name}: {', '.join(sorted(lacking))}")
-    if missing:
-        yield Difference(cls.name, "types", "; ".join(missing), "without these")
+                yield f"{item.name}: {', '.join(sorted(lacking))}"
 
 
 def _declared_types(schema: Any, variable: str) -> set[str]:
@@ -259,26 +241,20 @@ def _types_here(cls: type[Op], item: Input | Output) -> set[str]:
     return {dtype_name(to_dtype(item.type))} if item.type in fixed else set()
 
 
-def _of_memory(cls: type[Op], kernel: Any) -> Iterator[Difference]:
+def _memory(cls: type[Op], kernel: Any) -> Iterator[Field]:
     """An input in either memory does for upstream's host; a list of what is on the host, too."""
     for kind, declared in (("input", cls.inputs), ("output", cls.outputs)):
         for place, item in enumerate(declared):
             upstream = "host" if place in kernel[f"host_{kind}s"] else "device"
-            if item.memory != upstream and not (item.memory == "either" and upstream == "host"):
-                yield Difference(cls.name, f"{kind} {item.name} memory", upstream, item.memory)
+            does = item.memory == "either" and upstream == "host"
+            yield f"{kind} {item.name} memory", upstream, upstream if does else item.memory
 
 
-def _of_aliases(cls: type[Op], kernel: Any, more: Sequence[Any]) -> Iterator[Difference]:
+def _aliases(cls: type[Op], pairs: Sequence[Any], schema: Any) -> Iterator[Field]:
     """Outputs that replace an input; that `out=` may be an input's array is no difference."""
-    inputs = [item.name for item in cls.inputs]
-    upstream = {
-        output: inputs[place]
-        for place, output in [*kernel["alias"], *kernel["variadic_alias"], *more]
-    }
+    of_output = {out: cls.inputs[place].name for place, out in [*pairs, *schema.get("alias", [])]}
     for place, item in enumerate(cls.outputs):
-        theirs, ours = upstream.get(place, "none"), item.aliases or "none"
-        if theirs != ours:
-            yield Difference(cls.name, f"output {item.name} alias", theirs, ours)
+        yield f"output {item.name} alias", of_output.get(place, "none"), item.aliases or "none"
 
 
 def table() -> str:

@@ -20,7 +20,12 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.call.op import Op
 from cupy_training_ops.testing.compare import poison
-from cupy_training_ops.testing.samples import all_samples, mapped_inputs, mapped_outputs, sampled
+from cupy_training_ops.testing.samples import (
+    all_samples,
+    mapped_inputs,
+    mapped_outputs,
+    sampled_operators,
+)
 
 FAMILIES = sorted({get_op(name).family for name in CALLS})
 
@@ -59,7 +64,7 @@ def test_all_operators_with_scratch_memory_are_called() -> None:
 
     rng, found = np.random.default_rng(0), set()
     with hollow_launches():
-        for sample in (sample for name in sampled() for sample in all_samples()[name]):
+        for sample in (sample for name in sampled_operators() for sample in all_samples()[name]):
             op = get_op(sample.op)(**sample.attributes)
             if type(op).plan is Op.plan or sample.op in found:
                 continue

@@ -26,7 +26,7 @@ from probe.list_probe import (
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, one_launch
 
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.call.guards import LastCall
+from cupy_training_ops.call.op import LastCall
 from cupy_training_ops.call.view_ops import DelegatingOp, ViewOp
 from cupy_training_ops.declare.schema import Input, Output, real
 from cupy_training_ops.device.launch import launch_log

@@ -26,7 +26,7 @@ from cupy_training_ops import ArgumentError
 from cupy_training_ops.call.arguments import CALL
 from cupy_training_ops.registry import REGISTRY, get_op
 from cupy_training_ops.testing.compare import assert_matches
-from cupy_training_ops.testing.samples import all_samples, flat, sampled
+from cupy_training_ops.testing.samples import all_samples, flat, sampled_operators
 
 SAMPLES = all_samples()
 X = np.arange(1, 301, dtype=np.float32)
@@ -40,7 +40,7 @@ def test_no_name_means_two_things(cls) -> None:
     assert len({*found, *CALL}) == len(found) + len(CALL)
 
 
-@pytest.mark.parametrize("name", sampled())
+@pytest.mark.parametrize("name", sampled_operators())
 def test_every_input_has_its_name(name, rng) -> None:
     """In any order; the signature takes what the call takes."""
     sample = next(s for s in SAMPLES[name] if "ordinary" in s.label)
@@ -165,7 +165,7 @@ def test_signatures_are_those_of_the_calls() -> None:
 # ---- pickling ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sampled())
+@pytest.mark.parametrize("name", sampled_operators())
 def test_functions_classes_and_operators_can_be_pickled(name) -> None:
     cls = get_op(name)
     function = getattr(cto, cls.function_name)

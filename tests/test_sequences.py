@@ -17,7 +17,7 @@ from cupy_training_ops import get_op
 from cupy_training_ops.call.op import Op
 from cupy_training_ops.registry import FAMILIES
 from cupy_training_ops.samples import Sample
-from cupy_training_ops.testing.samples import all_samples, sampled
+from cupy_training_ops.testing.samples import all_samples, sampled_operators
 
 TIMES = 2
 MOST_DRAWN = 3  # operators of a family: one, and another for each four that there are
@@ -56,7 +56,7 @@ def drawn_operators(draw: random.Random) -> list[str]:
     """Of each family some that have samples."""
     found: list[str] = []
     for operators in FAMILIES.values():
-        names = [name for name in operators if name in sampled()]
+        names = [name for name in operators if name in sampled_operators()]
         found += draw.sample(names, min(1 + len(names) // 4, MOST_DRAWN, len(names)))
     return found
 
@@ -76,14 +76,14 @@ def test_calls_of_drawn_operators_leave_nothing_for_others(rng, seed) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", sampled())
+@pytest.mark.parametrize("name", sampled_operators())
 def test_calls_leave_nothing_for_others(rng, seed, name) -> None:
     with Run(drawn_run(name, seed), seed) as run:
         assert call_all(list(all_samples()[name]), run, rng, seed)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", sampled())
+@pytest.mark.parametrize("name", sampled_operators())
 def test_calls_on_a_gpu_leave_nothing_for_others(rng, seed, name) -> None:
     with Run("cuda", seed) as run:
         assert call_all(list(all_samples()[name]), run, rng, seed)

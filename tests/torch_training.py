@@ -12,6 +12,9 @@ from cupy_training_ops.torch import AdamW
 
 N_STEPS = 200
 SIZES = (8, 16, 4)
+# A first step is lr g / (|g| + eps). Where it comes late, two models' g differ by some d already,
+# and their steps by up to lr d / eps: with PyTorch's eps of 1e-8 as much as lr where g is about 0.
+SMOOTH = {"eps": 1e-3}
 
 
 def net(seed: int, device: str = "cpu") -> torch.nn.Module:
@@ -29,7 +32,7 @@ def backward(model, generator, scaler=None) -> None:
     (loss if scaler is None else scaler.scale(loss)).backward()
 
 
-def pair(seed, make=AdamW, other=torch.optim.AdamW, **options):
+def pair(seed, make=AdamW, other=torch.optim.AdamW, numbers=None, **options):
     """The same model twice, with two optimizers; groups without decay for vectors."""
     found = []
     for kind in (make, other):
@@ -37,7 +40,7 @@ def pair(seed, make=AdamW, other=torch.optim.AdamW, **options):
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() == 1]
         groups = [{"params": matrices}, {"params": vectors, **options}]
-        found.append((model, kind(groups, lr=1e-2)))
+        found.append((model, kind(groups, **{"lr": 1e-2, **(numbers or {})})))
     return found
 
 

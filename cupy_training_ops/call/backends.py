@@ -178,7 +178,8 @@ def info(array: Array) -> Info:
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...] | None:
     """The same of a list, which may have None; None, or KeyError, where one has to be adopted."""
-    kinds = set(map(type, arrays)) - {type(None)}
+    kinds = set(map(type, arrays))
+    kinds.discard(type(None))
     if len(kinds) == 1:
         kind = kinds.pop()
         backend = BACKENDS.get(kind) or TENSORS.get(kind)

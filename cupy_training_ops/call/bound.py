@@ -8,17 +8,21 @@ a call over hundreds of new ones costs little beside its launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from operator import attrgetter
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from ..errors import refuse
+from ..backend import Array
+from ..declare.schema import Input
+from ..device.tensor_guards import Watched, like, state
+from ..dtypes import dtype_name
+from ..errors import pass_on, refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .checks import is_number
-from .guards import Addresses, AtAddresses, TensorGuard, Unchanged, as_list
-from .interop import NONE_LENT, Lent, are_native
-from .keys import reader
+from .interop import NONE_LENT, Lent, is_tensor, refuse_gradients
+from .keys import Reader, reader
 from .operator import Operator
 from .overlap import Beside
 from .prepared import Arguments, Arrays, group
@@ -27,6 +31,7 @@ from .run import NO_VALUES, Call, Placed
 __all__ = ["BoundCall", "LendingCall", "OpenCall", "bind", "opened"]
 
 Outputs = Sequence[str] | None
+Addresses = list[int]
 
 
 def bind(
@@ -36,7 +41,7 @@ def bind(
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.declaration.detaches)
+    lent = op.lend(inputs, out)
     with lent.stream():
         return _bind(op, inputs, out, outputs, workspace, lent)
 
@@ -70,6 +75,18 @@ def _bind(
 def _replaces(array: object, alias: int | None, arrays: Arrays) -> bool:
     """Return True if an output is the very input that it replaces."""
     return alias is not None and array is arrays[alias]
+
+
+class AtAddresses:
+    """Base of what knows arrays by their addresses, which a copy's arrays would not have."""
+
+    _op: Operator
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self._op.name}: a bound call holds its arrays where they are and cannot be pickled "
+            f"or copied; bind again"
+        )
 
 
 class BoundCall(AtAddresses):
@@ -171,7 +188,7 @@ class OpenCall(AtAddresses):
         self._given = _Given(op, closed, out, outputs, workspace, places)
         self._forms: dict[bool, _ClosedInputs] = {}
         self._watches = True
-        self._form(op.knows_tensors and are_native(op.inputs, closed, out))
+        self._form(op.lend(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
@@ -180,7 +197,7 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.launch(values, changing, addresses)
-        form, every, borrowed = self._borrow(values, self._given.out)
+        form, every, borrowed = self._borrow(values)
         with borrowed.stream():
             call, adopted = form.call_with(every, borrowed)
             return borrowed.give_back(call.launch(adopted, changing, lent=borrowed))
@@ -195,7 +212,7 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.prepare(values, changing, addresses)
-        form, every, borrowed = self._borrow(values, ())
+        form, every, borrowed = self._borrow(values)
         call, adopted = form.call_with(every, borrowed)
         return call.prepare(adopted, changing)
 
@@ -230,36 +247,29 @@ class OpenCall(AtAddresses):
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
         return [arguments.pop(name) for name in self._open], arguments
 
-    def _borrow(
-        self, values: Sequence[object], out: Arguments
-    ) -> tuple[_ClosedInputs, Arguments, Lent]:
+    def _borrow(self, values: Sequence[object]) -> tuple[_ClosedInputs, Arguments, Lent]:
         """The form of the closed inputs that fits these, all inputs, and what is borrowed."""
-        op, given = self._op, self._given
+        given = self._given
         every = _fill(given.inputs, given.places, values)
-        form = self._form(op.knows_tensors and are_native(op.inputs, every, given.out))
-        return form, every, self._new_lent(every, out, form.is_native, form.lent)
+        borrowed = given.op.lend(every, given.out)
+        form = self._form(borrowed.is_native)
+        borrowed.include(form.lent)
+        return form, every, borrowed
 
-    def _form(self, natively: bool) -> _ClosedInputs:
-        form = self._forms.get(natively)
+    def _form(self, is_native: bool) -> _ClosedInputs:
+        form = self._forms.get(is_native)
         if form is None:
-            lent = self._new_lent(self._given.inputs, self._given.out, natively)
-            form = self._forms[natively] = _ClosedInputs(self._given, natively, lent)
+            form = self._forms[is_native] = _ClosedInputs(self._given, is_native)
         return form
-
-    def _new_lent(
-        self, every: Arguments, out: Arguments, natively: bool, before: Lent | None = None
-    ) -> Lent:
-        op = self._op
-        detaches = op.declaration.detaches
-        return Lent(op.inputs, every, out, before, natively=natively, detaches=detaches)
 
 
 class _ClosedInputs:
     """The inputs that are not open in one form: tensors as they are, or as arrays."""
 
-    def __init__(self, given: _Given, is_native: bool, lent: Lent) -> None:
-        self.is_native, self.lent = is_native, lent
+    def __init__(self, given: _Given, is_native: bool) -> None:
         op, pairs = given.op, zip(given.op.inputs, given.inputs, strict=True)
+        arguments, detaches = (op.inputs, given.inputs, given.out), op.detaches
+        self.lent = lent = Lent(*arguments, natively=is_native, detaches=detaches)
         inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
         out = tuple([adopt_out(op.name, value, lent) for value in given.out])
         self._given = given._replace(inputs=inputs, out=out)
@@ -507,3 +517,131 @@ def with_values(
             refuse(op.name, name, "a number, as was bound", type(value).__name__)
         every[places[name]] = adopt_input(op.name, item, value, _NOTHING[op.declaration.detaches])
     return tuple(every)
+
+
+# ---- guards: arrays that are what they were ------------------------------------------------------
+
+
+class Unchanged:
+    """The dtypes and shapes of bound arrays of NumPy's, which can be set, and all of tensors.
+
+    The memory of a CuPy array stays what it was, and no kernel looks at shapes. Of an array that
+    stands for a tensor, the tensor is looked at.
+    """
+
+    def __init__(self, call: Call, arrays: Arrays, lent: Lent) -> None:
+        """arrays: the call's, the caller's outputs behind the others; None is not looked at."""
+        named = zip(call.prepared.names, arrays, strict=False)
+        given = {name: array for name, array in named if array is not None}
+        owners = {name: lent.owner(array) for name, array in given.items()}
+        tensors = {name: owner for name, owner in owners.items() if is_tensor(owner)}
+        own = () if call.backend.runs_kernels else given
+        others = {name: given[name] for name in own if given[name] is owners[name]}
+        self._op, self._names = call.prepared.op, (*others, *tensors)
+        self._arrays, self._tensors = tuple(others.values()), Watched(tuple(tensors.values()))
+        self._before = _forms(self._arrays)
+
+    def are_same(self) -> bool:
+        """Return True if all are what they were."""
+        if self._arrays and _forms(self._arrays) != self._before:
+            return False
+        return self._tensors.are_same()
+
+    def refuse_others(self) -> None:
+        """Refuse arrays whose dtype or shape is another now."""
+        if not self.are_same():
+            self._refuse()
+
+    def refuse_gradients(self) -> None:
+        """Refuse tensors whose gradients a result would silently not have."""
+        tensors = self._tensors.tensors
+        refuse_gradients(self._op, self._names[len(self._arrays) :], tensors)
+
+    def _refuse(self) -> NoReturn:
+        now = [*_forms(self._arrays), *map(state, self._tensors.tensors)]
+        every = zip(self._names, now, [*self._before, *self._tensors.before], strict=True)
+        place, (name, current, bound) = next(
+            (i, each) for i, each in enumerate(every) if each[1] != each[2]
+        )
+        if place >= len(self._arrays):
+            refuse(self._op, name, "the tensor as it was bound", "one of other memory or form")
+        refuse(self._op, name, f"{_describe(bound)}, as it was bound", _describe(current))
+
+
+_form = attrgetter("dtype", "shape")
+
+
+def _forms(arrays: Arrays) -> list[object]:
+    return list(map(_form, arrays))
+
+
+def _describe(form: Any) -> str:
+    return f"{dtype_name(form[0])} of shape {form[1]}"
+
+
+_ALIGNMENT = 16  # in bytes; whether an address has it is part of a key
+
+
+class TensorGuard:
+    """Guard of open inputs: tensors of the same kind and the same values pass."""
+
+    def __init__(
+        self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]
+    ) -> None:
+        self._backend = call.backend
+        self._readers = [reader(declared[place]) for place in places]
+        given = [inputs[place] for place in places]
+        pairs = zip(self._readers, places, strict=True)
+        arrays = {place for place, _ in call.array_places}
+        self._keys = [_tensor_key(read, inputs[p], p in arrays) for read, p in pairs]
+        tensors = self._tensors(given) or []
+        has_holes = any(tensor is None for tensor in tensors)
+        self._are_alike = None if has_holes or not tensors else like(tensors)
+        self._aligned = _alignment(call.backend.pointers(tensors))
+
+    def match(self, values: Sequence[Any]) -> Addresses | None:
+        """Addresses of these, if they are such ones."""
+        try:
+            tensors = self._tensors(values)
+        except (KeyError, TypeError) as error:  # a value to be frozen, or an array to be adopted
+            pass_on(error)
+            return None
+        if tensors is None or self._are_alike is None or not self._are_alike(tensors):
+            return None
+        addresses = self._backend.pointers(tensors)
+        return addresses if _alignment(addresses) == self._aligned else None
+
+    def _tensors(self, values: Sequence[Any]) -> list[Any] | None:
+        """Tensors of all values; None where one of them is of another kind."""
+        tensors: list[Any] = []
+        for value, key, read in zip(values, self._keys, self._readers, strict=True):
+            if type(key) is _Tensors:
+                items = as_list(value)
+                if len(items) != key.n or isinstance(value, list | tuple) != key.are_listed:
+                    return None
+                tensors += items
+            elif (None if value is None else read(value)) != key:
+                return None
+        return tensors
+
+
+def _alignment(addresses: Addresses) -> object:
+    """True for each aligned address, which plans depend on; None for 0, which has no memory."""
+    return [address % _ALIGNMENT == 0 if address else None for address in addresses]
+
+
+class _Tensors(NamedTuple):
+    """An input that was given as tensors."""
+
+    n: int
+    are_listed: bool
+
+
+def _tensor_key(read: Reader, value: Any, is_array: bool) -> object:
+    if value is None or not is_array:
+        return None if value is None else read(value)
+    return _Tensors(len(as_list(value)), isinstance(value, tuple))
+
+
+def as_list(value: Any) -> Sequence[Array | None]:
+    return value if isinstance(value, list | tuple) else (value,)

@@ -100,19 +100,15 @@ class Lent:
         declared: Sequence[Input],
         inputs: Sequence[object],
         out: Arguments,
-        before: Lent | None = None,
         *,
         natively: bool = False,
         detaches: bool = True,
     ) -> None:
-        """`before` knows the arrays that were adopted before this call.
-
-        natively: tensors are taken by their metadata where all arrays are such on a GPU. detaches:
-        those that require gradients are taken as data.
-        """
+        """natively: tensors are taken by their metadata where all arrays are such on a GPU.
+        detaches: those that require gradients are taken as data."""
         self.detaches = detaches
-        self._owners: dict[int, object] = dict(before._owners) if before else {}
-        self._unwritable: dict[int, object] = dict(before._unwritable) if before else {}
+        self._owners: dict[int, object] = {}
+        self._unwritable: dict[int, object] = {}
         self._tensor = _only_tensors(declared, inputs, out)
         are_tensors = natively and self._tensor is not None
         self.is_native = are_tensors and _have_backend(declared, inputs, out)
@@ -132,6 +128,11 @@ class Lent:
         if is_copy or is_read_only(value):
             self._unwritable[id(array)] = value
         return array
+
+    def include(self, before: Lent) -> None:
+        """Know the arrays, too, that were adopted before this call."""
+        self._owners.update(before._owners)
+        self._unwritable.update(before._unwritable)
 
     @property
     def has_unwritable(self) -> bool:

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Keys of calls: an array by dtype, shape, alignment and device, a host value exactly."""
+"""Keys of calls: an array by dtype, shape, alignment and device, a host value exactly.
+
+Arrays of a call before are known again without them: most of the host time of a call over hundreds
+of arrays is reading and comparing what they are.
+"""
 
 from __future__ import annotations
 
 import itertools
 import marshal
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..backend import Array, Backend
 from ..declare.schema import Input
 from ..dtypes import HostArray
-from .backends import BACKENDS, TENSORS, info, infos
+from ..errors import pass_on
+from .backends import BACKENDS, TENSORS, info, infos, is_array
 
 Reader = Callable[[Any], object]
 
@@ -150,3 +158,101 @@ def is_plain(value: object) -> bool:
 def unmark(key: object) -> object:
     """The host value of which `host_key` made a key."""
     return key.value if type(key) is Marked else key
+
+
+# ---- arrays that are known again -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Known:
+    """The arrays that a call had, and what tells whether another has the same."""
+
+    backend: Backend
+    declared: Sequence[Input]
+    readers: Sequence[Reader]
+    keys: tuple[object, ...]  # of host values
+    identities: tuple[int, ...]
+    held: tuple[weakref.ref[Array], ...]
+    dead: Sequence[object]  # weak references of arrays that died: another may have the identity
+    states: list[object] | None  # what of the arrays may change while they live
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        declared: Sequence[Input],
+        readers: Sequence[Reader],
+        inputs: Sequence[Any],
+        out: Sequence[Any] = (),
+        by_memory: bool = False,
+    ) -> Known | None:
+        """Make the guard of these arguments; None where they cannot be known again.
+
+        by_memory: arrays are the same ones also where they were given another shape.
+        """
+        dead = list[object]()
+        try:
+            arrays = _arrays(declared, inputs, out)
+            if not backend.runs_kernels or all(array is None for array in arrays):
+                return None
+            held = tuple([weakref.ref(a, dead.append) for a in arrays if a is not None])
+            keys = _keys(declared, readers, inputs, out)
+        except (KeyError, TypeError) as error:
+            pass_on(error)
+            return None
+        states = None if by_memory else backend.states(arrays)
+        identities = tuple(map(id, arrays))
+        return cls(backend, declared, readers, keys, identities, held, dead, states)
+
+    def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
+        """Return True if these arguments are the same."""
+        try:
+            arrays = _arrays(self.declared, inputs, out)
+            if self.dead or tuple(map(id, arrays)) != self.identities:
+                return False
+            if _keys(self.declared, self.readers, inputs, out) != self.keys:
+                return False
+            return self.states is None or self.backend.states(arrays) == self.states
+        except (KeyError, TypeError) as error:  # an argument that has to be adopted first
+            pass_on(error)
+            return False
+
+
+def _arrays(
+    declared: Sequence[Input], inputs: Sequence[Any], out: Sequence[Any]
+) -> list[Array | None]:
+    """All arrays that are given, one by one; TypeError where a list is none."""
+    arrays: list[Array | None] = []
+    for item, value in zip(declared, inputs, strict=True):
+        if item.memory == "device":
+            arrays += _require_list(value) if item.variadic and value is not None else (value,)
+        elif item.memory == "either":
+            arrays.append(value if is_array(value) else None)
+    for given in out:
+        arrays += given if isinstance(given, tuple) else (given,)
+    return arrays
+
+
+def _require_list(value: Any) -> Sequence[Any]:
+    """A list as it is; an array would take itself apart, and another class may have no end."""
+    if type(value) not in (list, tuple):
+        raise TypeError
+    values: Sequence[Any] = value
+    return values
+
+
+def _keys(
+    declared: Sequence[Input], readers: Sequence[Reader], inputs: Sequence[Any], out: Sequence[Any]
+) -> tuple[object, ...]:
+    """Key that tells calls with the same arrays apart: lengths of lists, host values."""
+    lengths = tuple([len(given) if isinstance(given, tuple) else None for given in out])
+    return lengths, tuple(map(_key, declared, readers, inputs))
+
+
+def _key(item: Input, read: Reader, value: object) -> object:
+    """Key of one input; KeyError or TypeError where it has to be adopted first."""
+    if item.memory == "device" and isinstance(value, list | tuple):
+        return len(value)
+    if value is None or (item.memory != "host" and is_array(value)):
+        return None
+    return read(value)

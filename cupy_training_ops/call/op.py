@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..declare.declaration import Declaration
@@ -19,13 +20,12 @@ from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in
 from .backends import BACKENDS, TENSORS, info
 from .bound import BoundCall, OpenCall, bind
 from .checks import frozen_attributes
-from .guards import LastCall, remember
 from .help import Help
 from .interop import Lent
 from .operator import Operator
 from .prepare import prepare, select_outputs
 from .prepared import Arguments
-from .run import Call
+from .run import Call, Placed
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
@@ -33,6 +33,45 @@ Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _NO_OUT = (None,)
 _MAX_SHARED = 256  # instances of an operator
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """A call that was made, and what tells whether the next one has the same arrays."""
+
+    call: Call
+    known: keys.Known
+    outputs: Sequence[str] | None
+    placed: Placed | None
+
+    def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
+        """Return True if a call with these arguments is the same."""
+        missing = len(self.known.declared) - len(inputs)
+        try:
+            if missing < 0 or outputs != self.outputs:
+                return False
+        except (TypeError, ValueError):  # an array, which has to be refused
+            return False
+        return self.known.has(inputs + (None,) * missing, out)
+
+    def again(self, inputs: Arguments, out: Arguments) -> object:
+        """The call, without a comparison of memory."""
+        inputs, out, arrays = self.call.unpack(inputs, out)
+        return self.call.finish(inputs, arrays, out, None, self.placed)
+
+
+def remember(
+    call: Call,
+    readers: tuple[keys.Reader, ...],
+    inputs: Arguments,
+    out: Arguments,
+    outputs: Sequence[str] | None,
+    placed: Placed | None,
+) -> list[LastCall]:
+    """The call with these arguments in a list, which is empty where it cannot be known again."""
+    known = keys.Known.of(call.backend, call.prepared.inputs, readers, inputs, out)
+    names = None if outputs is None else tuple(outputs)  # a list might change
+    return [] if known is None else [LastCall(call, known, names, placed)]
 
 
 class Op(Operator):
@@ -141,7 +180,7 @@ class Op(Operator):
         key: Key | None
         try:
             key = self._call_key(inputs, given, outputs)
-            call = None if key is None else self._remembered.get(key)
+            call = self._remembered.get(key)
         except (KeyError, TypeError) as error:  # an unusual array, or a value that tells nothing
             pass_on(error)
             key = call = None
@@ -176,7 +215,7 @@ class Op(Operator):
 
         It is remembered by what its arguments were, too: numbers and lists have many forms.
         """
-        lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
+        lent = self.lend(inputs, given)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
             if key is not None and not lent and not self._has_old_names(outputs):
@@ -224,8 +263,8 @@ class Op(Operator):
         if by_name:
             inputs = in_order(self.declaration, inputs, by_name)
         given = out if type(out) is tuple else (out,)
-        lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
-        return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes
+        call, *_ = self.prepared_call(inputs, given, outputs, self.lend(inputs, given))
+        return call.workspace_nbytes
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent

@@ -77,6 +77,10 @@ class Operator(Declares):
         """Return True if tensors need not be adopted: `check_values` reads CuPy's arrays."""
         return self.takes_tensors and not self._looks_at_values
 
+    def lend(self, inputs: Arguments, out: Arguments) -> Lent:
+        """What other libraries lend to a call with these arguments."""
+        return Lent(self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches)
+
     @classmethod
     def source(cls) -> Source:
         """The family's CUDA source."""

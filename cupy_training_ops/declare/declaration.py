@@ -111,7 +111,7 @@ class Declaration:
             "name": name,
             "family": home(op.__module__)[0],
             "function_name": snake_case(name),
-            "attributes": _taken_attributes(op),
+            "attributes": _take_attributes(op),
             "outputs": getattr(op, "outputs", ()),  # a base class has none
         }
         written = [f.name for f in fields(cls) if f.init and f.name not in derived]
@@ -134,7 +134,7 @@ def snake_case(name: str) -> str:
     return _WORD.sub("_", name).lower()
 
 
-def _taken_attributes(op: type) -> tuple[Attribute, ...]:
+def _take_attributes(op: type) -> tuple[Attribute, ...]:
     """The attributes of a class: those of its bases, then those in its body, in their order.
 
     One that the body states again stands where the body has it. They are taken off the class: what

@@ -92,16 +92,6 @@ def _shape_of_labels(graph: Graph, node: Node) -> tuple[Extent, ...] | None:
 # ---- labels --------------------------------------------------------------------------------------
 
 
-def with_label_checks(graph: Graph) -> Graph:
-    """The graph whose losses refuse labels out of range."""
-    return graph.with_nodes(
-        replace(node, attributes={**node.attributes, "check": 1})
-        if node.op_type in LOSSES
-        else node
-        for node in graph.nodes
-    )
-
-
 class Labels:
     """The range of the labels that a session was last fed from the host, for each loss."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -69,6 +69,15 @@ class Graph:
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """The same with other nodes."""
         return replace(self, nodes=tuple(nodes))
+
+    def with_attributes(self, op_types: Collection[str], **attributes: Any) -> Graph:
+        """The same with these attributes of all nodes of these operators."""
+        return self.with_nodes(
+            replace(node, attributes={**node.attributes, **attributes})
+            if node.op_type in op_types
+            else node
+            for node in self.nodes
+        )
 
 
 def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:

@@ -167,20 +167,10 @@ def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
     return next((pool for pool in forward.values() if pool.name and pool.name == title), None)
 
 
-# ---- products that do what is written around them: transpose, scale, round to TF32 ---------------
+# ---- products that do what is written around them: transpose, scale ------------------------------
 
 PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
-GRADIENTS = ("ConvGrad", "ConvTransposeGrad")
-
-
-def with_tf32(graph: Graph) -> Graph:
-    """Products of float32 by TF32, where there are units for it."""
-    return graph.with_nodes(
-        replace(node, attributes={**node.attributes, "allow_tf32": 1})
-        if node.op_type in (*PRODUCTS, *GRADIENTS)
-        else node
-        for node in graph.nodes
-    )
+TAKE_TF32 = (*PRODUCTS, "ConvGrad", "ConvTransposeGrad")
 
 
 def fuse_products(graph: Graph) -> Graph:

@@ -18,17 +18,10 @@ from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
-from .checks import (
-    Extents,
-    Labels,
-    check_divisors,
-    check_types,
-    with_gradient_checks,
-    with_label_checks,
-)
+from .checks import LOSSES, Extents, Labels, check_divisors, check_types, with_gradient_checks
 from .graph import Value
 from .models import Source, read_model
-from .passes import fuse_products, prepare, schedule, with_tf32
+from .passes import TAKE_TF32, fuse_products, prepare, schedule
 from .program import Compiler, Program, coalesce, node_runners
 
 
@@ -73,14 +66,15 @@ class Session:
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
         graph = prepare(graph, problems, _check_seed(seed))
         if tf32:
-            graph = with_tf32(graph)
+            graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
         runners = node_runners(graph, problems)
         first = graph
         check_types(graph, runners, problems)
         check_divisors(graph, problems)
         problems.refuse()
         graph = schedule(fuse_products(graph))
-        graph = with_label_checks(graph) if xp is np else graph
+        if xp is np:  # where losses refuse labels out of range themselves
+            graph = graph.with_attributes(LOSSES, check=1)
         self.labels = Labels(graph)
         known = {id(first.nodes[i]): runner for i, runner in runners.items()}
         runners = node_runners(graph, problems, known)

@@ -20,7 +20,7 @@ from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
 from .models import model_outputs, part_of, write_part
 from .session import Notes, Session
-from .training_state import Point, Progressing, alone, read_state, write_state
+from .training_state import Point, Transactional, exclusive, read_state, write_state
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 RESET = "lazy_reset_grad"
@@ -33,7 +33,7 @@ Arrays = Mapping[str, Any]
 Run = Callable[[Arrays, Notes], dict[str, Any]]
 
 
-class TrainingSession(Progressing):
+class TrainingSession(Transactional):
     """Trains the artifacts in a folder of `generate_artifacts`, on NumPy or CuPy arrays.
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
@@ -82,7 +82,7 @@ class TrainingSession(Progressing):
         self._eval = Session(evaluation, xp, tf32=tf32) if evaluation.exists() else None
         arrays = NUMBERS if graph else ()
         self._optimizer = Session(optimizer, xp, arrays=arrays) if optimizer.exists() else None
-        self._take(checkpoint)
+        self._load_checkpoint(checkpoint)
         self.properties = checkpoint.properties
         self._training.extents.names_hold = True
         if self._eval is not None:
@@ -111,7 +111,7 @@ class TrainingSession(Progressing):
         own = {n: updated[n] for n in self._optimizer.inputs if n in updated}
         return make(self._training, fixed), make(self._optimizer, own)
 
-    def _take(self, checkpoint: Checkpoint) -> None:
+    def _load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take parameters and states of optimizers, checked against the graphs."""
         graph = self._training.graph
         inputs = {item.name: item for item in graph.inputs}
@@ -128,7 +128,7 @@ class TrainingSession(Progressing):
         self._point, self._lr = Point(), DEFAULT_LR
         self._moments: dict[str, dict[str, Any]] = {}
         if self._optimizer is not None:
-            self._take_optimizer(self._optimizer, checkpoint)
+            self._load_optimizer(self._optimizer, checkpoint)
 
     def _check(self, inputs: Mapping[str, Any], arrays: Arrays) -> None:
         for name in self._trained:
@@ -144,7 +144,7 @@ class TrainingSession(Progressing):
         if not self._trained or RESET not in inputs or not self._training.outputs:
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
-    def _take_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
+    def _load_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
         extra = sorted(set(optimizer.inputs) - OPTIMIZER_INPUTS)
         if extra:
             self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
@@ -210,7 +210,7 @@ class TrainingSession(Progressing):
 
     # ---- training --------------------------------------------------------------------------------
 
-    @alone
+    @exclusive
     def step(self, *inputs: Any, **named: Any) -> Any:
         """Forward, backward, and the optimizer; the loss comes back."""
         optimizer, run = self._need_optimizer()
@@ -222,7 +222,7 @@ class TrainingSession(Progressing):
             raise
         return loss
 
-    @alone
+    @exclusive
     def accumulate(self, *inputs: Any, **named: Any) -> Any:
         """Forward and backward: gradients are added to those since the last `apply`."""
         try:
@@ -233,7 +233,7 @@ class TrainingSession(Progressing):
             raise
         return loss
 
-    @alone
+    @exclusive
     def apply(self) -> None:
         """A step of the optimizer by the accumulated gradients, which begin anew after it."""
         optimizer, run = self._need_optimizer()
@@ -286,7 +286,7 @@ class TrainingSession(Progressing):
             raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
         return self._optimizer, self._run_optimizer
 
-    @alone
+    @exclusive
     def eval(self, *inputs: Any, **named: Any) -> Any:
         """The loss of the eval model; all its outputs are in `outputs`.
 
@@ -341,7 +341,7 @@ class TrainingSession(Progressing):
 
     # ---- files -----------------------------------------------------------------------------------
 
-    @alone
+    @exclusive
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
         """Write all that training goes on with: `load` makes the next steps bit-equal.
 
@@ -350,7 +350,7 @@ class TrainingSession(Progressing):
         """
         write_state(file, self._state_arrays(), self._numbers(), sync)
 
-    @alone
+    @exclusive
     def load(self, file: StrPath | BinaryFile) -> None:
         """Go on from a file that `save` wrote for the same artifacts."""
         arrays = self._state_arrays()
@@ -373,7 +373,7 @@ class TrainingSession(Progressing):
         point = self._point
         return {"step": point.step_count, "is_reset": point.is_reset, "lr": self._lr}
 
-    @alone
+    @exclusive
     def export(
         self, file: StrPath, outputs: Sequence[str] | None = None, *, sync: bool = True
     ) -> None:

@@ -27,7 +27,7 @@ from ..errors import ArgumentError, ProviderError, cut, refuse, shown
 from ..forks import Locked
 
 P = ParamSpec("P")
-S = TypeVar("S", bound="Progressing")
+S = TypeVar("S", bound="Transactional")
 T = TypeVar("T")
 FORMAT = container.Format("training session", version=1, longest_header=1 << 26)
 MAX_STEP = 2**62
@@ -47,9 +47,7 @@ class Point(NamedTuple):
     is_torn: bool = False
 
 
-def alone(
-    method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[S, P], T]:
+def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """A method that runs alone: other threads wait, and a stopped call is put back first."""
     call = method.__name__
 
@@ -75,7 +73,7 @@ def alone(
     return call_alone
 
 
-def _is_below(frame: FrameType | None, code: CodeType, session: Progressing) -> bool:
+def _is_below(frame: FrameType | None, code: CodeType, session: Transactional) -> bool:
     """Return True if a frame is called from a session's call; one that was stopped is none."""
     while frame is not None:
         if frame.f_code is code and frame.f_locals["self"] is session:
@@ -84,7 +82,7 @@ def _is_below(frame: FrameType | None, code: CodeType, session: Progressing) -> 
     return False
 
 
-class Progressing(Locked):
+class Transactional(Locked):
     """A session that goes from point to point, by one call at a time."""
 
     _point: Point
@@ -99,7 +97,7 @@ class Progressing(Locked):
         return self._point.step_count
 
     @step_count.setter
-    @alone
+    @exclusive
     def step_count(self, count: int) -> None:
         if type(count) is not int or not 0 <= count <= MAX_STEP:
             refuse(

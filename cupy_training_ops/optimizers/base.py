@@ -13,12 +13,11 @@ import numpy as np
 
 from ..backend import Backend
 from ..call.arguments import adopt
-from ..call.backends import are_known, info
+from ..call.backends import are_known, info, to_host
 from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.checks import is_number
-from ..call.guards import Known
 from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
-from ..call.keys import reader
+from ..call.keys import Known, reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Input, positive_or_zero
@@ -169,7 +168,17 @@ class Optimizer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        if "_whole" not in state:
+            self._take_old()
         self._take()
+
+    def _take_old(self) -> None:
+        """Go on from an old pickle: one step for all parameters, no record of a torn write."""
+        step, n = vars(self).pop("_step"), len(self.parameters)
+        self._counts = Counts(step, n) if self.counts else None
+        if self._counts is not None:
+            self._counts.load([int(to_host(step)) - 1] * n)
+        self._whole = Whole(type(self).__name__)
 
     def _take(self) -> None:
         """The caller's arrays, where they are now."""
@@ -210,6 +219,8 @@ class Optimizer:
         ArgumentError, DtypeError and ProviderError before anything is launched or written.
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
+        if type(gradients) not in (list, tuple):
+            gradients = self._read(gradients)
         with self._whole.lock:
             if self._whole.is_torn:
                 self._whole.refuse_torn()
@@ -289,6 +300,11 @@ class Optimizer:
         return self._outputs
 
     # ---- steps -----------------------------------------------------------------------------------
+
+    def _read(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of a list of the caller's own class, which may fail as it is read again."""
+        self._check_length("gradients", gradients)
+        return tuple(gradients)
 
     def _make(self, given: Arrays) -> None:
         """The step that is given this."""

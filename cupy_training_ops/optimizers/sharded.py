@@ -14,8 +14,8 @@ import numpy as np
 from ..call.backends import info
 from ..call.bound import CheckedCall
 from ..call.checks import is_number
-from ..call.guards import Known
 from ..call.interop import Lent, is_tensor
+from ..call.keys import Known
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Shape, finite
 from ..device.streams import Cuda, Streams
@@ -271,6 +271,8 @@ class AdamW(adam.AdamW):
         """
         numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
         self.group.require_open("AdamW")
+        if type(gradients) not in (list, tuple, Means):
+            gradients = self._read(gradients)
         with self._whole.lock, Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
             self._whole.refuse_torn()
             if not self._watched.are_same():

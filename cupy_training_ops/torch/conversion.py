@@ -106,12 +106,12 @@ def _rms_norm_of(cls: Any) -> Any:
             return cls.forward(self, hidden_states).to(nn.type_of_norm(hidden_states, weight))
         return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 
-    def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
+    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
         """By theirs: no module has this class under its name."""
         _, _, *state = cls.__reduce_ex__(self, protocol)
         return _blank, (cls,), *state
 
-    body = {"forward": forward, "__reduce_ex__": reduced, "__module__": __name__}
+    body = {"forward": forward, "__reduce_ex__": reduce, "__module__": __name__}
     return type(cls.__name__, (cls,), body)
 
 

@@ -54,7 +54,7 @@ _softmax, _log_softmax = DOORS["softmax"].every, DOORS["log_softmax"].every
 _dropout, _embedding = DOORS["bitmask_dropout"], DOORS["embedding"].every
 _loss, _loss_and_gradient = DOORS["cross_entropy_loss"].every, DOORS["cross_entropy"].first
 _loss_beside_gradient = DOORS["cross_entropy"].every
-_loss_in_place, _overwritten = DOORS["cross_entropy_"].every, DOORS["overwritten"].every
+_loss_in_place, _check_overwriting = DOORS["cross_entropy_"].every, DOORS["overwritten"].every
 _linear_loss = DOORS["linear_cross_entropy"].every
 
 
@@ -136,7 +136,7 @@ def dropout(
     except TypeError:
         is_drawn = is_share = False
     if is_drawn:
-        return _dropped(input, bias, residual, float(p))
+        return _drop(input, bias, residual, float(p))
     if not is_share:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
@@ -145,17 +145,17 @@ def dropout(
     return total if residual is None else total + residual
 
 
-def _dropped_longer(*given: Any) -> Any:
+def _drop_longer(*given: Any) -> Any:
     """With seed and offset: numbers, or a tensor where they are drawn at each run."""
     input, bias, residual, _ = given
     _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     device = input.device
     if is_watched(given):
-        return _dropout.registered(*given, _drawn_on(device))[0]
-    return _dropout.first_unwatched(*given, _drawn(input) or _drawn_on(device))
+        return _dropout.registered(*given, _draw_on(device))[0]
+    return _dropout.first_unwatched(*given, _draw(input) or _draw_on(device))
 
 
-class _Drawn(threading.local):
+class _Memory(threading.local):
     """A thread's memory for what it draws, which is made once."""
 
     def __init__(self) -> None:
@@ -163,21 +163,21 @@ class _Drawn(threading.local):
             self.seed = torch.empty((), dtype=torch.int64, device="cpu")
 
 
-_drawn_by = _Drawn()
+_memory = _Memory()
 
 
-def _drawn(x: Tensor) -> tuple[int, ...] | None:
+def _draw(x: Tensor) -> tuple[int, ...] | None:
     """A seed of PyTorch's generator of the CPU, and an offset of 0; None where a graph is
     captured, whose replays draw anew."""
     if x.is_cuda and _is_capturing():
         return None
-    return _drawn_by.seed.random_().item(), 0
+    return _memory.seed.random_().item(), 0
 
 
-_dropped = _dropout.drawing(_drawn, _dropped_longer)
+_drop = _dropout.drawing(_draw, _drop_longer)
 
 
-def _drawn_on(device: torch.device) -> Tensor:
+def _draw_on(device: torch.device) -> Tensor:
     return torch.randint(_MOST_SEED, (2,), device=device)
 
 
@@ -251,7 +251,7 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
         refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
     is_whole = input.is_contiguous()
     if torch.compiler.is_compiling():
-        _overwritten(input)
+        _check_overwriting(input)
         # Inductor mistakes a part of a product for others once it pads its rows, and the part is
         # written: scores stay as they are.
         is_part = input._base is not None and input._base.numel() != input.numel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the benchmark runs: operators at given sizes, and peers beside them."""
+"""Cases of the benchmark: operators at given sizes, and peers beside them."""
 
 from __future__ import annotations
 
@@ -61,16 +61,25 @@ class Case:
 def over(
     types: Iterable[Dtype],
     op: str,
-    make: Callable[[Dtype], Make],
+    make: Callable[..., Make],
     label: str = "",
-    attributes: Mapping[str, Any] | None = None,
-    peers: Mapping[str, Peer] | None = None,
+    attributes: Mapping[str, Any] = {},
+    peers: Mapping[str, Peer] = {},
+    variants: Mapping[str, Mapping[str, Any]] = {"": {}},
     **more: Any,
 ) -> list[Case]:
-    """A case of an operator for each type, with what makes inputs of that type."""
+    """A case of an operator for each type and variant: `make(dtype, ...)`, with what a variant has
+    behind its label, gives what makes the inputs."""
     return [
-        Case(op, SHORT[t] + label, make(t), attributes or {}, peers or {}, **more) for t in types
+        Case(op, SHORT[t] + each + label, make(t, **given), attributes, peers, **more)
+        for each, given in variants.items()
+        for t in types
     ]
+
+
+def of_lengths(*lengths: int) -> dict[str, dict[str, int]]:
+    """Variants with rows of these lengths."""
+    return {f",{length}": {"length": length} for length in lengths}
 
 
 def all_cases() -> list[Case]:

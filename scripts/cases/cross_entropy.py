@@ -50,7 +50,7 @@ def _torch_loss(x: Any, y: Any, w: Any = None, ignore: int = NONE, out: str = ""
 
 
 def _torch_gradient(slope: Any, x: Any, y: Any, count: Any) -> Any:
-    """What autograd calls, in turn."""
+    """Gradient as autograd makes it, by two calls."""
     of_x = torch.ops.aten.nll_loss_backward(slope, x, y, None, MEAN, NONE, count)
     return torch._log_softmax_backward_data(of_x, x, 1, x.dtype)
 

@@ -24,7 +24,7 @@ def _forward(dtype: Any) -> Any:
     return normals(dtype, SHAPE, then=(RATIO, True))
 
 
-def _biased(dtype: Any) -> Any:
+def _biased_inputs(dtype: Any) -> Any:
     def make(rng: Any) -> tuple[Any, ...]:
         x, residual, bias = normals(dtype, SHAPE, SHAPE, SHAPE[1:])(rng)
         return x, bias, residual, RATIO, True
@@ -37,7 +37,7 @@ def _mask(rng: Any) -> Any:
 
 
 def _bits(rng: Any) -> Any:
-    """Which PyTorch's integers have, too, if they have a sign."""
+    """Mask of bits in words."""
     return cupy.packbits(_mask(rng), bitorder="little").view(np.uint32)
 
 
@@ -55,7 +55,7 @@ def _softmax_gradient(dtype: Any) -> Any:
 # ---- peers: functions of tensors, so that they compile to one graph ------------------------------
 
 
-def _dropped(x: Any, ratio: float, *_: Any) -> Any:
+def _torch_dropout(x: Any, ratio: float, *_: Any) -> Any:
     return torch.native_dropout(x, ratio, True)
 
 
@@ -90,9 +90,9 @@ def _torch_softmax_gradient(slope: Any, mask: Any, p: Any, _ratio: float) -> Any
 
 ROWS = {"is_inner_broadcast": True}
 KINDS: tuple[tuple[str, Any, dict[str, Any], Any], ...] = (
-    ("Dropout", _forward, {}, on_tensors(_dropped)),
-    ("BitmaskDropout", _forward, {}, on_tensors(_dropped)),
-    ("BiasDropout", _biased, {}, on_tensors(_torch_biased)),
+    ("Dropout", _forward, {}, on_tensors(_torch_dropout)),
+    ("BitmaskDropout", _forward, {}, on_tensors(_torch_dropout)),
+    ("BiasDropout", _biased_inputs, {}, on_tensors(_torch_biased)),
     ("DropoutGrad", _gradient, {}, on_tensors(_torch_gradient)),
     ("BitmaskDropoutGrad", partial(_gradient, mask=_bits), {}, _torch_of_bits),
     (

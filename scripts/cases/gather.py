@@ -69,14 +69,10 @@ ROW_PEERS = {
 }
 ATOMIC = {"deterministic": False}
 
+KINDS = {f",{kind}": {"kind": kind} for kind in ("ids", "zipf", "same")}
+
 CASES = [
-    *(
-        case
-        for kind in ("ids", "zipf", "same")
-        for case in over(
-            (FLOAT32, FLOAT16), "GatherGrad", partial(_gather, kind=kind), f",{kind}", {}, ROW_PEERS
-        )
-    ),
+    *over((FLOAT32, FLOAT16), "GatherGrad", _gather, peers=ROW_PEERS, variants=KINDS),
     Case("GatherGrad", "f2,ids,not deterministic", _gather(FLOAT16, "ids"), ATOMIC, ROW_PEERS),
     Case("GatherNDGrad", "f4", _gather_nd, {}, ROW_PEERS),
     Case("GatherElementsGrad", "f4,atomic", _gather_elements, ATOMIC, {"torch scatter": SCATTER}),

@@ -81,11 +81,11 @@ def _plain(name: str) -> list[Case]:
     return cases
 
 
-def _encoded(name: str, x: Any) -> Any:
+def _encode(name: str, x: Any) -> Any:
     return get_op(name.replace("Decoder", "Encoder"))()(x)
 
 
-def _restored(name: str, dtype: Any) -> dict[str, Any]:
+def _decoder_attributes(name: str, dtype: Any) -> dict[str, Any]:
     """Attributes: a code alone says neither."""
     return {} if "Encoder" in name else {"to": dtype, "shape": (N,)}
 
@@ -99,12 +99,12 @@ def _narrow_inputs(name: str, dtype: Any, rng: Any) -> tuple[Any, ...]:
         x = rng.integers(0, 16, N, dtype=cupy.uint8).astype(dtype)
     else:
         x = normal(rng, (N,), dtype)
-    return (x if "Encoder" in name else _encoded(name, x),)
+    return (x if "Encoder" in name else _encode(name, x),)
 
 
 def _narrow(name: str, dtype: Any) -> Case:
     make = partial(_narrow_inputs, name, dtype)
-    return Case(name, SHORT[dtype], make, _restored(name, dtype), _peers(name, dtype))
+    return Case(name, SHORT[dtype], make, _decoder_attributes(name, dtype), _peers(name, dtype))
 
 
 INDICES = tuple(map(np.dtype, ("u1", "i2", "i4", "i8")))  # one of each size
@@ -119,7 +119,7 @@ def _sparse_inputs(name: str, dtype: Any, zeros: float, rng: Any) -> tuple[Any, 
     x = (x != 0 if dtype == UINT8 else x).astype(dtype)
     if "Encoder" in name:
         return (x,)
-    code = _encoded(name, x)
+    code = _encode(name, x)
     return (code[: _length(code)].copy(),)
 
 
@@ -139,7 +139,7 @@ def _sparse(name: str, dtype: Any, zeros: float = 0.5, label: str = "") -> Case:
         name,
         SHORT[dtype] + label,
         partial(_sparse_inputs, name, dtype, zeros),
-        _restored(name, dtype),
+        _decoder_attributes(name, dtype),
         nbytes=partial(_sparse_nbytes, name, dtype),
     )
 

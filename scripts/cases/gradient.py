@@ -22,7 +22,7 @@ PAIRS = (
 )  # fmt: skip
 
 
-def _moved(old_sum: Any, value: Any) -> int:
+def _sum_nbytes(old_sum: Any, value: Any) -> int:
     """Both read, the sum written in place."""
     return int(2 * old_sum.nbytes + value.nbytes)
 
@@ -36,19 +36,19 @@ def _accumulators(t: Any, value: Any) -> Iterator[Case]:
 
     label, add = f"{SHORT[t]},{SHORT[value]}", {"torch add_": on_tensors(lambda x, y: x.add_(y))}
     for op in ("InPlaceAccumulator", "InPlaceAccumulatorV2"):
-        yield Case(op, label, pair, peers=add, nbytes=_moved)
+        yield Case(op, label, pair, peers=add, nbytes=_sum_nbytes)
     if FLOAT32 in (t, value):
         yield Case(
             "InPlaceAccumulatorList",
             f"{label},model",
             model,
             peers={"torch foreach_add_": on_tensors(lambda x, y: torch._foreach_add_(x, y))},
-            nbytes=lambda sums, values: sum(map(_moved, sums, values)),
+            nbytes=lambda sums, values: sum(map(_sum_nbytes, sums, values)),
             eager=True,
         )
 
 
-def _scaled(t: Any, of_model: bool = False) -> Any:
+def _scale_inputs(t: Any, of_model: bool = False) -> Any:
     return lambda rng: (
         cupy.full(1, 0.5, cupy.float32),
         parameters(rng, t) if of_model else [normal(rng, (N,), t)],
@@ -75,7 +75,7 @@ CASES = [
         for case in over(
             TYPES,
             "MixedPrecisionScale",
-            _scaled,
+            _scale_inputs,
             f"->{SHORT[y]}",
             {"to": y},
             {"torch mul, to": _torch_scale(y.name)},
@@ -84,7 +84,7 @@ CASES = [
     *over(
         (FLOAT32, FLOAT16),
         "MixedPrecisionScale",
-        lambda t: _scaled(t, of_model=True),
+        lambda t: _scale_inputs(t, of_model=True),
         "->f2,model",
         {"to": FLOAT16},
         {"torch": _torch_scale("float16")},

@@ -4,7 +4,7 @@ as peer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, Peer, liger, over
+from . import Case, liger, of_lengths, over
 from .parameters import normals, rows
 from .peers import on_tensors, torch
 
@@ -51,7 +51,7 @@ def _torch_gradient(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any, bias: 
 
 
 def _torch_formula(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
-    """Which is for the compiler to fuse."""
+    """Gradient by its formula, which is for the compiler to fuse."""
     wide, x_hat = dy.float(), x.float() * inv_std
     h = wide * scale.float()
     dx = inv_std * (h - x_hat * (h * x_hat).mean(1, keepdim=True))
@@ -59,7 +59,7 @@ def _torch_formula(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
 
 
 def _torch_fused(*inputs: Any) -> Callable[[], Any]:
-    """What autograd calls for rms_norm, since PyTorch 2.9."""
+    """Backward of rms_norm as autograd calls it, since PyTorch 2.9."""
     if not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
         raise NotImplementedError("this PyTorch has no fused backward pass of rms_norm")
     backward = torch.ops.aten._fused_rms_norm_backward
@@ -83,45 +83,38 @@ RMS_NORM = on_tensors(
 )
 
 
-def _cases(op: str, make: Any, lengths: Sequence[int], peers: dict[str, Peer]) -> list[Case]:
-    return [
-        case
-        for length in lengths
-        for case in over(TYPES, op, partial(make, length=length), f",{length}", {}, peers)
-    ]
-
-
-GRADIENT_LENGTHS, LENGTHS = (256, 1023, 1024, 4096, 16_384), (1024, 4096, 8192)
+GRADIENT, SIMPLIFIED = "LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad"
+OF_GRADIENTS = of_lengths(256, 1023, 1024, 4096, 16_384)
+LENGTHS = of_lengths(1024, 4096, 8192)
 CASES = [
-    *_cases("LayerNormalizationGrad", _gradient, GRADIENT_LENGTHS, {
+    *over(TYPES, GRADIENT, _gradient, variants=OF_GRADIENTS, peers={
         "torch": on_tensors(_torch_gradient, lambda _, __, scale, *___: torch.zeros_like(scale)),
         "Liger": liger.layer_norm_grad,
     }),
-    *_cases(
-        "SimplifiedLayerNormalizationGrad",
-        partial(_gradient, kind="simplified"),
-        GRADIENT_LENGTHS,
-        {
-            "torch": _torch_fused,
-            "torch formula": on_tensors(_torch_formula),
-            "Liger": liger.rms_norm_grad,
-        },
+    *over(TYPES, SIMPLIFIED, partial(_gradient, kind="simplified"), variants=OF_GRADIENTS, peers={
+        "torch": _torch_fused,
+        "torch formula": on_tensors(_torch_formula),
+        "Liger": liger.rms_norm_grad,
+    }),
+    *over(
+        TYPES,
+        "InvertibleLayerNormalizationGrad",
+        partial(_gradient, kind="invertible"),
+        variants=of_lengths(1024),
     ),
-    *_cases(
-        "InvertibleLayerNormalizationGrad", partial(_gradient, kind="invertible"), (1024,), {}
-    ),
-    *_cases("LayerNormalization", partial(_forward, n_rows=2), LENGTHS, {
+    *over(TYPES, "LayerNormalization", partial(_forward, n_rows=2), variants=LENGTHS, peers={
         "torch": FORWARD, "Liger": partial(liger.layer_norm, epsilon=EPSILON),
     }),
-    *_cases("SimplifiedLayerNormalization", partial(_forward, n_rows=1), LENGTHS, {
-        "torch": on_tensors(_torch_simplified),
-        "torch rms_norm": RMS_NORM,
-        "Liger": partial(liger.rms_norm, epsilon=EPSILON),
-    }),
-    Case(
-        "LayerNormalizationGrad",
-        "f4,1024,X_grad alone",
-        _gradient(FLOAT32, 1024),
-        outputs=("X_grad",),
+    *over(
+        TYPES,
+        "SimplifiedLayerNormalization",
+        partial(_forward, n_rows=1),
+        variants=LENGTHS,
+        peers={
+            "torch": on_tensors(_torch_simplified),
+            "torch rms_norm": RMS_NORM,
+            "Liger": partial(liger.rms_norm, epsilon=EPSILON),
+        },
     ),
+    Case(GRADIENT, "f4,1024,X_grad alone", _gradient(FLOAT32, 1024), outputs=("X_grad",)),
 ]  # fmt: skip

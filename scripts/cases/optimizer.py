@@ -20,7 +20,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import Case, over
 from .parameters import normals, parameters
-from .peers import norm, on_tensors, ready, torch, unscaled
+from .peers import finite_check, norm, on_tensors, ready, torch
 
 N = 2**24
 RATE, SCALE, MOST = 1e-3, 1024.0, 1.0  # of learning, of the loss, and of the norm
@@ -68,12 +68,12 @@ def _gradients(dtype: Any) -> Any:
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def _copied(_r: Any, _t: Any, w: Any, g: Any, *rest: Any) -> int:
+def _copy_nbytes(_r: Any, _t: Any, w: Any, g: Any, *rest: Any) -> int:
     """Weights and moments read and written, gradients read, copies written."""
     return sum(24 * x.size for x in w) + sum(x.nbytes for x in (*g, *rest[-1]))
 
 
-def _copied_one(_r: Any, _t: Any, w: Any, g: Any, *_: Any) -> int:
+def _copy_nbytes_one(_r: Any, _t: Any, w: Any, g: Any, *_: Any) -> int:
     return 24 * w.size + 2 * g.nbytes + 2 * w.size
 
 
@@ -98,7 +98,7 @@ def _whole_step(op: Any, r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
     return run
 
 
-def _fused(_r: Any, t: Any, *lists: Any, found_inf: Any = None) -> Callable[[], Any]:
+def _fused_adam(_r: Any, t: Any, *lists: Any, found_inf: Any = None) -> Callable[[], Any]:
     """PyTorch's step of lists of tensors, or of tensors."""
     weights, gradients, m, v = (x if isinstance(x, list) else [x] for x in lists[:4])
     steps = [torch.full((), float(t), device="cuda") for _ in weights]
@@ -114,8 +114,8 @@ def _clip(gradients: list[Any]) -> None:
 
 
 def _torch_whole(r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
-    found, check = unscaled(lists[1], 1 / SCALE)
-    step = _fused(r, t, *lists, found_inf=found)
+    found, check = finite_check(lists[1], 1 / SCALE)
+    step = _fused_adam(r, t, *lists, found_inf=found)
 
     def run() -> None:
         check()
@@ -125,14 +125,14 @@ def _torch_whole(r: Any, t: Any, *lists: Any) -> Callable[[], Any]:
     return run
 
 
-def _checked(gradients: list[Any]) -> Callable[[], Any]:
+def _norm_and_check(gradients: list[Any]) -> Callable[[], Any]:
     """The norm, and the check."""
-    _, check = unscaled(gradients)
+    _, check = finite_check(gradients)
     return lambda: (check(), norm(gradients))
 
 
-FUSED = {"torch fused adamw": ready(_fused)}
-NORM, CLIP = ready(_checked), on_tensors(_clip)
+FUSED = {"torch fused adamw": ready(_fused_adam)}
+NORM, CLIP = ready(_norm_and_check), on_tensors(_clip)
 ADD = on_tensors(lambda _, w, g: w.add_(g, alpha=-RATE))
 FOREACH = on_tensors(lambda _, ws, gs: torch._foreach_add_(ws, gs, alpha=-RATE))
 CASES = [
@@ -182,7 +182,7 @@ CASES = [
         _mixed_one,
         {"weight_decay_mode": 1, "lambda_": 0.01},
         FUSED,
-        _copied_one,
+        _copy_nbytes_one,
     ),
     Case("AdamWOptimizer", "f4,model", _adam_model, peers=FUSED, eager=True),
     Case("AdamOptimizerList", "f4,model", _adam_model, peers=FUSED, eager=True, outputs=ADAM),
@@ -190,7 +190,7 @@ CASES = [
         "AdamOptimizerList",
         "f4,f2,copy,model",
         partial(_adam_model, grad=FLOAT16, copies=True),
-        nbytes=_copied,
+        nbytes=_copy_nbytes,
         outputs=(*ADAM, COPIES),
     ),
     Case(

@@ -28,7 +28,7 @@ def _indices() -> Any:
     return cupy.sort(cupy.random.permutation(DIMS[0] * DIMS[1])[:TOKENS])
 
 
-def _packed(dtype: Any) -> Any:
+def _packed_rows(dtype: Any) -> Any:
     return lambda rng: (normal(rng, (TOKENS, HIDDEN), dtype), _indices(), DIMS)
 
 
@@ -55,7 +55,7 @@ SELECT = on_tensors(lambda x, rows: x.reshape(-1, x.shape[2]).index_select(0, ro
 CASES = [
     *over(TYPES, "SliceGrad", _slice, peers={"torch slice": SLICE}),
     *over(TYPES, "SliceGrad", lambda t: _slice(t, 3), ",odd", peers={"torch slice": SLICE}),
-    *over(TYPES, "PadAndUnflatten", _packed, peers={"torch index_copy": PAD}),
+    *over(TYPES, "PadAndUnflatten", _packed_rows, peers={"torch index_copy": PAD}),
     *over(
         TYPES,
         "FlattenAndUnpad",

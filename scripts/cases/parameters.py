@@ -36,7 +36,7 @@ def normal(rng: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 def normals(
     dtype: Any, *shapes: tuple[int, ...], then: tuple[Any, ...] = ()
 ) -> Callable[[Any], tuple[Any, ...]]:
-    """What makes normal numbers of these shapes, with host values behind them."""
+    """Maker of normal numbers of these shapes, with host values behind them."""
     return lambda rng: (*(normal(rng, shape, dtype) for shape in shapes), *then)
 
 

@@ -31,7 +31,7 @@ def tensors(value: Any) -> Any:
 
 
 def ready(make: Callable[..., Callable[[], Any]]) -> Peer:
-    """What makes the call from tensors in place of arrays."""
+    """Peer whose call is made from tensors in place of arrays."""
     return lambda *inputs: make(*map(tensors, inputs))
 
 
@@ -61,7 +61,7 @@ def cast(to: str, view: str = "") -> Peer:
     return peer
 
 
-def unscaled(gradients: list[Any], number: float = 1.0) -> tuple[Any, Callable[[], Any]]:
+def finite_check(gradients: list[Any], number: float = 1.0) -> tuple[Any, Callable[[], Any]]:
     """Mixed-precision training's check, which also multiplies by a number in place, and the flag
     that it sets."""
     found, scale = (torch.full((1,), v, device="cuda") for v in (0.0, number))

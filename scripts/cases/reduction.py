@@ -11,20 +11,24 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 from . import Case, over
 from .parameters import normal, normals, parameters
-from .peers import norm, on_tensors, ready, torch, unscaled
+from .peers import finite_check, norm, on_tensors, ready, torch
 
 ROWS, COLUMNS = 65_536, 1024
 TYPES = (FLOAT32, FLOAT16, BFLOAT16)
-SUMS = {
-    "rows": ((ROWS, COLUMNS), 1),
-    "cols": ((ROWS, COLUMNS), 0),
-    "one row": ((1, ROWS * COLUMNS), 1),
-    "short rows": ((ROWS * 64, 16), 1),
-    "few long rows": ((16, ROWS * 64), 1),
-    "narrow cols": ((ROWS * 64, 16), 0),
-    "wide cols": ((16, ROWS * 64), 0),
-    "rows of one": ((ROWS * COLUMNS, 1), 1),
+SUMS: dict[str, dict[str, Any]] = {
+    ",rows": {"shape": (ROWS, COLUMNS), "axis": 1},
+    ",cols": {"shape": (ROWS, COLUMNS), "axis": 0},
+    ",one row": {"shape": (1, ROWS * COLUMNS), "axis": 1},
+    ",short rows": {"shape": (ROWS * 64, 16), "axis": 1},
+    ",few long rows": {"shape": (16, ROWS * 64), "axis": 1},
+    ",narrow cols": {"shape": (ROWS * 64, 16), "axis": 0},
+    ",wide cols": {"shape": (16, ROWS * 64), "axis": 0},
+    ",rows of one": {"shape": (ROWS * COLUMNS, 1), "axis": 1},
 }
+
+
+def _matrix(dtype: Any, shape: tuple[int, int], axis: int) -> Any:
+    return normals(dtype, shape, then=((axis,),))
 
 
 def _one(dtype: Any) -> Any:
@@ -41,19 +45,11 @@ SUM = on_tensors(
 )
 LISTS = {
     "ReduceAllL2": {"torch norm": on_tensors(norm)},
-    "IsAllFinite": {"torch amp check+unscale": ready(lambda xs: unscaled(xs)[1])},
+    "IsAllFinite": {"torch amp check+unscale": ready(lambda xs: finite_check(xs)[1])},
 }
 CASES = [
-    *(
-        case
-        for label, (shape, axis) in SUMS.items()
-        for case in over(
-            (FLOAT32, FLOAT16),
-            "ReduceSumTraining",
-            lambda t, shape=shape, axis=axis: normals(t, shape, then=((axis,),)),
-            f",{label}",
-            peers={"torch sum": SUM},
-        )
+    *over(
+        (FLOAT32, FLOAT16), "ReduceSumTraining", _matrix, peers={"torch sum": SUM}, variants=SUMS
     ),
     *(
         case

@@ -4,12 +4,12 @@ as peers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, Peer, liger, over
+from . import liger, of_lengths, over
 from .parameters import normals, rows
 from .peers import on_tensors, torch
 
@@ -22,28 +22,20 @@ def _torch_log_gradient(dy: Any, y: Any) -> Any:
     return torch._log_softmax_backward_data(dy, y, -1, y.dtype)
 
 
-def _cases(op: str, n_inputs: int, lengths: Sequence[int], peers: dict[str, Peer]) -> list[Case]:
-    return [
-        case
-        for length in lengths
-        for case in over(
-            (FLOAT32, FLOAT16, BFLOAT16),
-            op,
-            lambda t, length=length: normals(t, *[rows(length)] * n_inputs),
-            f",{length}",
-            peers=peers,
-        )
-    ]
+def _inputs(dtype: Any, length: int, n: int = 1) -> Any:
+    return normals(dtype, *[rows(length)] * n)
 
 
-GRADIENT_LENGTHS, LENGTHS = (64, 256, 1024, 1025, 4096, 4097, 32_768), (1024, 32_768)
+TYPES, TWO = (FLOAT32, FLOAT16, BFLOAT16), partial(_inputs, n=2)
+OF_GRADIENTS = of_lengths(64, 256, 1024, 1025, 4096, 4097, 32_768)
+LENGTHS = of_lengths(1024, 32_768)
 SOFTMAX = {"torch": on_tensors(lambda x: torch.softmax(x, -1)), "Liger": liger.softmax}
 GRADIENT = {"torch": on_tensors(_torch_gradient), "Liger": liger.softmax_grad}
 LOG_SOFTMAX = {"torch": on_tensors(lambda x: torch.log_softmax(x, -1))}
 LOG_GRADIENT = {"torch": on_tensors(_torch_log_gradient)}
 CASES = [
-    *_cases("SoftmaxGrad_13", 2, GRADIENT_LENGTHS, GRADIENT),
-    *_cases("LogSoftmaxGrad_13", 2, GRADIENT_LENGTHS, LOG_GRADIENT),
-    *_cases("Softmax", 1, LENGTHS, SOFTMAX),
-    *_cases("LogSoftmax", 1, LENGTHS, LOG_SOFTMAX),
+    *over(TYPES, "SoftmaxGrad_13", TWO, peers=GRADIENT, variants=OF_GRADIENTS),
+    *over(TYPES, "LogSoftmaxGrad_13", TWO, peers=LOG_GRADIENT, variants=OF_GRADIENTS),
+    *over(TYPES, "Softmax", _inputs, peers=SOFTMAX, variants=LENGTHS),
+    *over(TYPES, "LogSoftmax", _inputs, peers=LOG_SOFTMAX, variants=LENGTHS),
 ]

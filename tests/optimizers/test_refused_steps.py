@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from ranks import in_threads, results
 from training import (
     OPTIMIZERS,
     assert_same,
@@ -185,3 +186,63 @@ def test_a_largest_norm_of_lamb_is_a_number(anywhere) -> None:
     optimizer = cto.Lamb([anywhere.place(P)])
     with pytest.raises(ArgumentError, match="Lamb: max_norm: expected a number, got"):
         optimizer.step([anywhere.place(G)], max_norm=anywhere.place(np.ones(1, np.float32)))
+
+
+class Failing(list):
+    """Gradients whose class fails as they are read for the n-th time."""
+
+    reads = 0
+
+    def __init__(self, gradients, n: int) -> None:
+        super().__init__(gradients)
+        self.n = n
+
+    def __iter__(self):
+        self.reads += 1
+        if self.reads == self.n:
+            raise ZeroDivisionError("of its own")
+        return super().__iter__()
+
+
+def assert_a_failing_list_writes_nothing(optimizer, parameters, gradients) -> None:
+    """What the list raises passes as it is, whenever it is read; it is read once."""
+    optimizer.step(gradients)
+    before = [np.array(p) for p in parameters]
+    state = optimizer.state_dict()
+    with pytest.raises(ZeroDivisionError, match="of its own"):
+        optimizer.step(Failing(gradients, 1))
+    assert_same([np.array(p) for p in parameters], before)
+    assert optimizer.state_dict()["step"] == state["step"]
+    for n in range(2, 12):
+        optimizer.step(Failing(gradients, n))
+    assert optimizer.state_dict()["step"] == state["step"] + 10
+
+
+def test_what_a_list_raises_as_it_is_read_passes_as_it_is() -> None:
+    parameters = [np.ones(3, np.float32), np.ones(4, np.float32)]
+    gradients = [np.ones_like(p) for p in parameters]
+    assert_a_failing_list_writes_nothing(cto.AdamW(parameters), parameters, gradients)
+    with pytest.raises(ArgumentError, match="AdamW: gradients: expected 2 entries"):
+        cto.AdamW(parameters).step(Failing(gradients[:1], 1))
+
+
+def test_so_does_what_one_of_tensors_raises() -> None:
+    """Whose versions are raised after a step."""
+    torch = pytest.importorskip("torch")
+    parameters = [torch.ones(3), torch.ones(4)]
+    gradients = [torch.ones_like(p) for p in parameters]
+    arrays = [p.numpy() for p in parameters]
+    assert_a_failing_list_writes_nothing(cto.AdamW(parameters), arrays, gradients)
+    with pytest.raises(ZeroDivisionError, match="of its own"):
+        cto.torch.AdamW(Failing(parameters, 1))
+
+
+def test_so_does_what_one_over_ranks_raises() -> None:
+    def trained(group):
+        parameters = [np.ones(3, np.float32), np.ones(4, np.float32)]
+        optimizer = cto.AdamW(parameters, group=group)
+        assert_a_failing_list_writes_nothing(
+            optimizer, parameters, [np.ones_like(p) for p in parameters]
+        )
+
+    results(in_threads(2, trained))

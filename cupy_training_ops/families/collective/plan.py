@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from ...backend import Backend
 from ...call.bound import BoundCall, OpenCall
-from ...call.guards import LastCall
 from ...call.keys import attribute_key
-from ...call.op import Op
+from ...call.op import LastCall, Op
 from ...call.prepared import Prepared
 from ...call.run import Call, KernelCall, Placed
 from ...declare.schema import Spec, attribute, integer

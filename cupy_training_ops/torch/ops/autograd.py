@@ -29,7 +29,7 @@ class Operator:
     keep: of arguments and results, what the derivative needs; only the first result has one.
     derivative: gradients of all arguments, from those of the results. writes: the argument, by
     place, that the operator overwrites. direct: a body for calls that nobody else sees. changing:
-    the place of numbers that change from call to call. wanted: a body for the results alone that
+    the place of numbers that change from call to call. some: a body for the results alone that
     the last argument names, a mask.
     """
 
@@ -41,7 +41,7 @@ class Operator:
     writes: int | None = None
     direct: Callable[..., Any] | None = None
     changing: int | None = None
-    wanted: Callable[..., Any] | None = None
+    some: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:

@@ -201,17 +201,16 @@ class Door:
 
     def __init__(self, operator: Operator, registered: Any) -> None:
         self.operator, self.registered = operator, registered
-        self.defaults = defaults_of(registered)
         body = operator.direct or operator.body
-        self._every = _Inside(operator, body, registered)
-        # Of the first result alone: the others cost time.
-        self._first = _Inside(operator, body, registered, is_first=True)
-        self.nodes = self._every.node, self._first.node  # what modes are told of
-        self.every = self._every.recent.caller(self._every_longer)
-        self.first = self._first.recent.caller(self._first_longer)
-        if operator.wanted is not None:
-            self._wanted = _Inside(operator, operator.wanted, registered)
-            self._only_wanted = self._wanted.recent.caller(self._wanted_longer)
+        every, first = (
+            _Inside(operator, body, registered, is_first=is_first) for is_first in (False, True)
+        )
+        self._every, self._first = every, first
+        self.nodes = every.node, first.node  # what modes are told of
+        self.every, self.first = (each.recent.caller(each.longer) for each in (every, first))
+        if operator.some is not None:
+            self._some = _Inside(operator, operator.some, registered)
+            self._some_alone = self._some.recent.caller(self._some_longer)
 
     def __call__(self, *arguments: Any) -> Any:
         """As `every`."""
@@ -228,39 +227,20 @@ class Door:
         """The same as `first` where nobody else is to see the call."""
         return self._first(arguments)
 
-    def wanted(self, *arguments: Any) -> Sequence[Tensor | None]:
+    def some(self, *arguments: Any) -> Sequence[Tensor | None]:
         """The results that the last argument names, a mask, with None in the places of others."""
-        results, mask = self._only_wanted(*arguments), arguments[-1]
+        results, mask = self._some_alone(*arguments), arguments[-1]
         given: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
         if len(given) == len(mask):
             return given
         rest = iter(given)
-        return [next(rest) if wanted else None for wanted in mask]
+        return [next(rest) if is_named else None for is_named in mask]
 
-    def _every_longer(self, *arguments: Any) -> Any:
-        arguments += self.defaults[len(arguments) :]
-        try:
-            if is_watched(arguments):
-                return self.registered(*arguments)
-            return self._every(arguments)
-        except Exception as error:
-            refuse_others(self.registered, arguments, error)
-            raise
-
-    def _first_longer(self, *arguments: Any) -> Any:
-        try:
-            if is_watched(arguments):
-                return self.registered(*arguments)[0]
-            return self._first(arguments)
-        except Exception as error:
-            refuse_others(self.registered, arguments, error)
-            raise
-
-    def _wanted_longer(self, *arguments: Any) -> Any:
+    def _some_longer(self, *arguments: Any) -> Any:
         if not torch.is_grad_enabled() and not is_watched(arguments):
-            return self._wanted(arguments)
+            return self._some(arguments)
         pairs = zip(self.every(*arguments), arguments[-1], strict=True)
-        return tuple([result if wanted else None for result, wanted in pairs])
+        return tuple([result if is_named else None for result, is_named in pairs])
 
 
 class _Inside:
@@ -275,6 +255,7 @@ class _Inside:
         is_first: bool = False,
     ) -> None:
         self._operator, self._body, self._is_first = operator, body, is_first
+        self._registered, self._defaults = registered, defaults_of(registered)
         self._which, self._which_recorded = (FIRST, JOINED) if is_first else (EVERY, EVERY)
         self._apply = autograd.general(operator, is_first=is_first)
         n, changing = len(registered._schema.arguments), operator.changing
@@ -295,6 +276,18 @@ class _Inside:
         results, run = learn(self._body, arguments, self._which, self._operator.changing)
         self.recent.note(arguments, run)
         return results
+
+    def longer(self, *arguments: Any) -> Any:
+        """The way of a call that somebody may see, and that is like none before."""
+        arguments += self._defaults[len(arguments) :]
+        try:
+            if not is_watched(arguments):
+                return self(arguments)
+            results = self._registered(*arguments)
+            return results[0] if self._is_first else results
+        except Exception as error:
+            refuse_others(self._registered, arguments, error)
+            raise
 
     def node(self, *arguments: Any) -> Any:
         """Through autograd's node."""

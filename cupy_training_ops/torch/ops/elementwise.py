@@ -130,12 +130,12 @@ def _state(state: Any) -> Any:
     return state.clone().view(torch.uint64)
 
 
-def _triple(
+def _dropouts(
     name: str, plain: type[Op], biased: type[Op], gradient: type[Op], mask: torch.dtype
 ) -> tuple[Operator, Operator]:
     """A dropout and its gradient, whose masks the dispatcher sees in this dtype."""
 
-    def drawn(run: Run, *arguments: Any) -> Any:
+    def draw(run: Run, *arguments: Any) -> Any:
         x, bias, residual, p, state = arguments
         if bias is None and residual is None:
             return run(instance(plain), x, p, True, state)
@@ -144,16 +144,16 @@ def _triple(
 
     def body(run: Run, *arguments: Any) -> Any:
         *others, state = arguments
-        found = drawn(run, *others, _state(state))
+        found = draw(run, *others, _state(state))
         return found if isinstance(found, Tensor) else (found[0], found[1].view(mask))
 
     def direct(run: Run, *arguments: Any) -> Any:
         """With the mask as it is: nobody else sees it."""
         *others, state = arguments
-        return drawn(run, *others, _state(state))
+        return draw(run, *others, _state(state))
 
     def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-        y, found = drawn(infer, *arguments)
+        y, found = draw(infer, *arguments)
         return y, found.view(mask)
 
     def backward(run: Run, dy: Tensor, found: Tensor, p: float) -> Tensor:
@@ -185,7 +185,7 @@ def _triple(
     )
 
 
-def _coder(codec: Codec) -> tuple[Operator, Operator]:
+def _coders(codec: Codec) -> tuple[Operator, Operator]:
     def encode(run: Run, x: Tensor) -> Tensor:
         return run(instance(codec.encoder, **codec.fixed), x)
 
@@ -237,14 +237,14 @@ DOORS = register(
             "relu_backward(Tensor grad, Tensor bits) -> Tensor",
             _relu_backward,
         ),
-        *_triple("dropout", Dropout, BiasDropout, DropoutGrad, torch.bool),
-        *_triple(
+        *_dropouts("dropout", Dropout, BiasDropout, DropoutGrad, torch.bool),
+        *_dropouts(
             "bitmask_dropout",
             BitmaskDropout,
             BitmaskBiasDropout,
             BitmaskDropoutGrad,
             torch.int32,  # uint32 has few operators in PyTorch
         ),
-        *(operator for codec in FIXED_SIZE for operator in _coder(codec)),
+        *(operator for codec in FIXED_SIZE for operator in _coders(codec)),
     )
 )

@@ -84,13 +84,13 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     return _launch(op, inputs, outputs)[0]
 
 
-def _launch_first(op: Op, *inputs: Any) -> Any:
+def _launch_first(op: Op, *inputs: Any, **_: object) -> Any:
     """The first result alone, where the others are what a derivative needs."""
     return _launch(op, inputs, (op.outputs[0].name,))[0]
 
 
-def _launch_joined(op: Op, *inputs: Any) -> Any:
-    return _launch(op, inputs, None, joins=True)[0]
+def _launch_joined(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
+    return _launch(op, inputs, outputs, joins=True)[0]
 
 
 _LAUNCHES = (launch, _launch_first, _launch_joined)  # of EVERY, FIRST, JOINED

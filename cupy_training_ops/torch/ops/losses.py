@@ -9,6 +9,7 @@ the layer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def _loss_operator(reduction: str, dtype: torch.dtype | None) -> Any:
     return instance(CrossEntropyLossAndGrad, reduction=reduction, output_type=output_type)
 
 
-def _both(
+def _loss_and_gradient(
     run: Run,
     scores: Tensor,
     target: Tensor,
@@ -51,21 +52,13 @@ def _both(
     ignore_index: int,
     reduction: str,
     dtype: torch.dtype | None,
+    outputs: Sequence[str] | None = None,
 ) -> Any:
-    return run(_loss_operator(reduction, dtype), scores, target, weight, ignore_index, None)
-
-
-def _loss(
-    run: Run,
-    scores: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    dtype: torch.dtype | None,
-) -> Tensor:
     inputs = (scores, target, weight, ignore_index, None)
-    return run(_loss_operator(reduction, dtype), *inputs, outputs=("output",))
+    return run(_loss_operator(reduction, dtype), *inputs, outputs=outputs)
+
+
+_loss = functools.partial(_loss_and_gradient, outputs=("output",))
 
 
 def _in_place(
@@ -85,10 +78,6 @@ def _in_place(
         scores.copy_(whole)
     torch.autograd.graph.increment_version(scores)
     return loss
-
-
-def _fake_in_place(*arguments: Any) -> Tensor:
-    return _loss(infer, *arguments)
 
 
 def _keep(ctx: Any, _: Sequence[Any], results: tuple[Tensor, Tensor]) -> None:
@@ -114,7 +103,7 @@ def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Se
         return [gradient.mul_(slope) for gradient in gradients]
     # Mostly by 1, the gradient of a loss that is the last: then nothing is written.
     factor = dloss.float()
-    return [_by(gradient, factor) for gradient in gradients]
+    return [_scale_in_place(gradient, factor) for gradient in gradients]
 
 
 def refuse_overwriting(x: Tensor) -> None:
@@ -132,18 +121,18 @@ def refuse_overwriting(x: Tensor) -> None:
         refuse("cross_entropy", "input", expected, "some that do (retain_grad())")
 
 
-def _overwritten(_: Run, x: Tensor) -> Tensor:
+def _check_overwriting(_: Run, x: Tensor) -> Tensor:
     """Nothing; it is torch.compile's own tensors, without data, that are looked at."""
     return x.new_empty(0)
 
 
-def _fake_overwritten(x: Tensor) -> Tensor:
+def _fake_check(x: Tensor) -> Tensor:
     if x.requires_grad:
         refuse_overwriting(x)
     return x.new_empty(0)
 
 
-def _by(gradient: Tensor, factor: Tensor) -> Tensor:
+def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
     instance(ScaleInPlace)(gradient, factor.resolve_neg())
     torch.autograd.graph.increment_version(gradient)
     return gradient
@@ -329,7 +318,7 @@ DOORS = register(
     (
         Operator(
             f"cross_entropy(Tensor input, {_ARGUMENTS}) -> (Tensor loss, Tensor gradient)",
-            _both,
+            _loss_and_gradient,
             _keep,
             _derivative,
         ),
@@ -340,10 +329,10 @@ DOORS = register(
         Operator(
             f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",
             _in_place,
-            fake=_fake_in_place,
+            fake=functools.partial(_loss, infer),
             writes=0,
         ),
-        Operator("overwritten(Tensor input) -> Tensor", _overwritten, fake=_fake_overwritten),
+        Operator("overwritten(Tensor input) -> Tensor", _check_overwriting, fake=_fake_check),
         Operator(
             "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
             "int ignore_index, str reduction, ScalarType? dtype, bool[3] output_mask) "

@@ -108,7 +108,7 @@ def _register_autograd(operator: Operator, qualified: str, library: Any) -> None
 
 def _kernel(operator: Operator) -> Callable[..., Any]:
     """The kernel on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
-    overload, wanted = _overload(operator.name), operator.wanted
+    overload, some = _overload(operator.name), operator.some
     defaults = defaults_of(overload)
     recent = Recent(len(defaults), tensors_of(overload, operator.changing), operator.changing)
     # Numbers that change come as a list; what is written has another version then.
@@ -123,7 +123,7 @@ def _kernel(operator: Operator) -> Callable[..., Any]:
             return found[0](arguments, found[1])
         given = [tuple(value) if type(value) is list else value for value in arguments]
         # Of a mask that names all, results are those of the body.
-        body = wanted if wanted is not None and all(given[-1]) else operator.body
+        body = some if some is not None and all(given[-1]) else operator.body
         if not (is_noted and recent.is_due()):
             return compute(body, given)
         results, run = learn(body, given, EVERY)

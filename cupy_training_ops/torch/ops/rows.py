@@ -6,7 +6,7 @@ Gradients of a table are added in an order that follows from the indices alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,19 +75,7 @@ def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, ep
     return run(op, x, scale)
 
 
-def _rms_norm_backward(
-    run: Run,
-    dy: Tensor,
-    x: Tensor,
-    row: Sequence[int],
-    weight: Tensor | None,
-    inv_std: Tensor,
-    mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    return _pad(_of_rms_norm(run, dy, x, row, weight, inv_std, mask), mask, dy)
-
-
-def _of_rms_norm(
+def _rms_norm_gradients(
     run: Run,
     dy: Tensor,
     x: Tensor,
@@ -113,20 +101,7 @@ def _layer_norm(
     return run(op, x, _scale("layer_norm", x, row, weight), bias)
 
 
-def _layer_norm_backward(
-    run: Run,
-    dy: Tensor,
-    x: Tensor,
-    row: Sequence[int],
-    weight: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    return _pad(_of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask), mask, dy)
-
-
-def _of_layer_norm(
+def _layer_norm_gradients(
     run: Run,
     dy: Tensor,
     x: Tensor,
@@ -141,19 +116,7 @@ def _of_layer_norm(
     return _of_mask(run, op, inputs, mask)
 
 
-def _layer_norm_backward_of_pair(
-    run: Run,
-    dy: Tensor,
-    x: Tensor,
-    row: Sequence[int],
-    weight: Tensor | None,
-    pair: Tensor,
-    mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    return _pad(_of_pair(run, dy, x, row, weight, pair, mask), mask, dy)
-
-
-def _of_pair(
+def _pair_gradients(
     run: Run,
     dy: Tensor,
     x: Tensor,
@@ -164,7 +127,7 @@ def _of_pair(
 ) -> Any:
     """Mean and inv_std are slices of one tensor, as the forward pass makes them for autograd."""
     mean, inv_std = pair.unbind()
-    return _of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask)
+    return _layer_norm_gradients(run, dy, x, row, weight, mean, inv_std, mask)
 
 
 def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
@@ -174,10 +137,15 @@ def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> 
     return run(op, *inputs, outputs=names) if names else ()
 
 
-def _pad(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...]:
-    """With empty tensors in the places of those that the mask leaves out."""
-    results = iter(found if isinstance(found, tuple) else (found,))
-    return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])
+def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """A body with empty tensors in the places of gradients that the mask leaves out."""
+
+    def body(run: Run, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        found = gradients(run, dy, *others)
+        results = iter(found if isinstance(found, tuple) else (found,))
+        return tuple([next(results) if wanted else dy.new_empty(0) for wanted in others[-1]])
+
+    return body
 
 
 _OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
@@ -201,7 +169,7 @@ def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
     x, weight, inv_std = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2])
-    dx, dweight = DOORS["rms_norm_backward"].wanted(dy, x, ctx.row, weight, inv_std, mask)
+    dx, dweight = DOORS["rms_norm_backward"].some(dy, x, ctx.row, weight, inv_std, mask)
     return dx, None, dweight, None
 
 
@@ -210,7 +178,7 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
     door = DOORS[_OF_STATISTICS[len(statistics)]]
-    dx, dweight, dbias = door.wanted(dy, x, ctx.row, weight, *statistics, mask)
+    dx, dweight, dbias = door.some(dy, x, ctx.row, weight, *statistics, mask)
     return dx, None, dweight, dbias, None
 
 
@@ -259,8 +227,8 @@ DOORS = register(
         Operator(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
-            _rms_norm_backward,
-            wanted=_of_rms_norm,
+            _padding(_rms_norm_gradients),
+            some=_rms_norm_gradients,
         ),
         Operator(
             "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
@@ -274,15 +242,15 @@ DOORS = register(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
-            _layer_norm_backward,
-            wanted=_of_layer_norm,
+            _padding(_layer_norm_gradients),
+            some=_layer_norm_gradients,
         ),
         Operator(
             "layer_norm_backward_of_pair(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean_and_inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
-            _layer_norm_backward_of_pair,
-            wanted=_of_pair,
+            _padding(_pair_gradients),
+            some=_pair_gradients,
         ),
         Operator(
             "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",

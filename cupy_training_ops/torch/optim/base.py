@@ -174,6 +174,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self.has_moments and own:
                 check_state(type(self).__name__, parameter, own)
         super().__setstate__(state)
+        if "_whole" not in vars(self):  # in a pickle of an older version
+            self._whole = Whole(type(self).__name__)
         self._forget()
         for group in self.param_groups:
             for name, value in self.defaults.items():
