@@ -110,7 +110,7 @@ class _Pool(Op):
             stride=_axes(tuple(axis.stride for axis in windows.axes)),
             dilation=_axes(tuple(axis.dilation for axis in windows.axes)),
             pad=_axes(tuple(axis.pad for axis in windows.axes), 0),
-            padded=_axes(tuple(axis.padded for axis in windows.axes)),
+            padded=_axes(tuple(axis.pads_end for axis in windows.axes)),
             number=_axes(windows.numbers(self.storage_order)),
             written=np.array([divisor(extent) for extent in extents]),
         )

@@ -65,7 +65,7 @@ class Axis(WindowAxis):
     def is_full(self, include_pad: bool) -> bool:
         """Return True if all elements of each window count."""
         if include_pad:
-            return self.reach <= self.padded
+            return self.reach <= self.pads_end
         return self.pad == 0 and self.reach <= self.image
 
     @property
@@ -155,7 +155,7 @@ class Tiling:
             Planes,
             image=[axis.image for axis in axes],
             output=[axis.output for axis in axes],
-            padded=[axis.padded for axis in axes],
+            padded=[axis.pads_end for axis in axes],
             tiles=np.array([divisor(axis.tiles) for axis in axes]),
         )
         config = Config((ceil_div(self.n, THREADS),), (THREADS,))

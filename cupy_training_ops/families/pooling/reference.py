@@ -97,7 +97,7 @@ def _counts(windows: Windows, include_pad: bool) -> HostArray:
     for axis in windows.axes:
         places = np.arange(axis.output) * axis.stride - axis.pad
         taps = places[:, None] + np.arange(axis.kernel) * axis.dilation
-        first, last = (-axis.pad, axis.padded) if include_pad else (0, axis.image)
+        first, last = (-axis.pad, axis.pads_end) if include_pad else (0, axis.image)
         counts = counts[..., None] * ((taps >= first) & (taps < last)).sum(1)
     return np.maximum(counts, 1)
 

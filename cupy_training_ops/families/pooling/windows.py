@@ -31,7 +31,7 @@ class WindowAxis:
     end: int
 
     @property
-    def padded(self) -> int:
+    def pads_end(self) -> int:
         """Where the pads behind X end."""
         return self.image + self.end
 
@@ -113,7 +113,7 @@ def windows_of(
         refuse(op, "X", expected, f"shape {x}, pads {pads}")
     for window in axes:
         reach = (window.kernel - 1) * window.dilation
-        far = max(window.pad + window.padded, window.output * window.stride) + reach
+        far = max(window.pad + window.pads_end, window.output * window.stride) + reach
         if far > MAX_EXTENT:
             refuse(op, "X", "fewer than 2^31 elements along each padded axis", f"{far}")
     return Windows(x[0], x[1], tuple(axes))
