@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What commands print: lines for people, with names escaped and in columns; JSON; progress bars.
+"""Output of commands: lines for people, names escaped and in columns; JSON; progress bars.
 
 A bar is on stderr, only where that is a terminal, and not before a second has gone.
 """
