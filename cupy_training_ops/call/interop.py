@@ -75,11 +75,6 @@ def refuse_unwritable(op: str, argument: str, value: object) -> None:
         refuse(op, argument, "an array to write to", f"a scalar ({type(value).__name__})")
 
 
-def is_host_tensor(value: Any) -> bool:
-    """Return True if it is a tensor that can be read without waiting."""
-    return is_tensor(value) and value.device.type == "cpu"
-
-
 def as_tensor(array: Any) -> Any:
     """A tensor over an array's memory; by way of integers, as NumPy and DLPack lack bfloat16."""
     torch = sys.modules["torch"]
@@ -277,7 +272,8 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
             expected = "a tensor that requires no gradient: autograd does not see this call"
             how = f"{name}.detach(), torch.no_grad() or a torch.autograd.Function"
             refuse(op, name, expected, f"one that does (give it as data by {how})")
-        if _carries_tangents(torch) and _has_tangent(torch, array):
+        unpack = torch.autograd.forward_ad.unpack_dual
+        if _carries_tangents(torch) and unpack(array).tangent is not None:
             expected = "a tensor without a tangent: forward-mode differentiation does not see this"
             refuse(op, name, expected, f"a dual tensor (give it as data by {name}.detach())")
 
@@ -285,10 +281,6 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
 def _carries_tangents(torch: Any) -> bool:
     """Return True if there are dual tensors; unknown where PyTorch renamed the level."""
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
-
-
-def _has_tangent(torch: Any, array: Any) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(array).tangent is not None
 
 
 def _arrays(

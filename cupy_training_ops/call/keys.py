@@ -18,7 +18,6 @@ import numpy as np
 
 from ..backend import Array, Backend
 from ..declare.schema import Input
-from ..dtypes import HostArray
 from ..errors import pass_on
 from .backends import BACKENDS, TENSORS, info, infos, is_array
 
@@ -57,15 +56,11 @@ def host_key(value: Any) -> object:
     if kind is list:
         return Marked(host_key(tuple(value)), list)
     if kind is np.ndarray and value.size <= _MOST and not value.dtype.hasobject:
-        return Marked(_flat(value), (value.shape, value.dtype, value.tobytes()))
+        numbers = tuple(value.tolist()) if value.ndim == 1 else None  # as converters make of it
+        return Marked(numbers, (value.shape, value.dtype, value.tobytes()))
     if kind in _SCALARS:
         return Marked(value.item(), (kind, value.tobytes()))
     raise KeyError(kind)
-
-
-def _flat(value: HostArray) -> object:
-    """The numbers of an array of rank 1, which is what converters make of it."""
-    return tuple(value.tolist()) if value.ndim == 1 else None
 
 
 def host_keys(values: Any) -> tuple[object, ...]:

@@ -60,20 +60,6 @@ class LastCall:
         return self.call.finish(inputs, arrays, out, None, self.placed)
 
 
-def remember(
-    call: Call,
-    readers: tuple[keys.Reader, ...],
-    inputs: Arguments,
-    out: Arguments,
-    outputs: Sequence[str] | None,
-    placed: Placed | None,
-) -> list[LastCall]:
-    """The call with these arguments in a list, which is empty where it cannot be known again."""
-    known = keys.Known.of(call.backend, call.prepared.inputs, readers, inputs, out)
-    names = None if outputs is None else tuple(outputs)  # a list might change
-    return [] if known is None else [LastCall(call, known, names, placed)]
-
-
 class Op(Operator):
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
@@ -200,7 +186,9 @@ class Op(Operator):
     ) -> object:
         inputs, flat, arrays = call.unpack(inputs, given)
         placed = call.place(arrays, flat)
-        self._last[:] = remember(call, self._readers, inputs, given, outputs, placed)
+        known = keys.Known.of(call.backend, self.inputs, self._readers, inputs, given)
+        names = None if outputs is None else tuple(outputs)  # a list might change
+        self._last[:] = [] if known is None else [LastCall(call, known, names, placed)]
         return call.finish(inputs, arrays, flat, workspace, placed)
 
     def _call_anew(
@@ -218,7 +206,8 @@ class Op(Operator):
         lent = self.lend(inputs, given)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
-            if key is not None and not lent and not self._has_old_names(outputs):
+            old = self.declaration.other_outputs  # names that each call is warned of
+            if key is not None and not lent and old.keys().isdisjoint(outputs or ()):
                 self._remember(key, call)
             if self._has_lists and not lent:
                 return self._run_lists(call, taken, out, outputs, workspace)
@@ -278,10 +267,6 @@ class Op(Operator):
             _, flat, arrays = call.unpack(taken, given)
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
-
-    def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
-        """Return True if an output has a name from before, which each call is warned of."""
-        return outputs is not None and not self.declaration.other_outputs.keys().isdisjoint(outputs)
 
     def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
