@@ -29,7 +29,7 @@ from ..device.streams import on_stream
 from ..device.tensor_guards import dense_strides, raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
-from .backends import cuda_backend, infos, tensor_backend
+from .backends import ForeignError, cuda_backend, infos, tensor_backend
 from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
 
@@ -244,10 +244,13 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
     try:
-        return infos(arrays) is not None
+        infos(arrays)
+    except ForeignError:
+        return False
     except KeyError as error:  # an unusual tensor, or one of the host beside those of a GPU
         pass_on(error)
         return False
+    return True
 
 
 def may_record(arrays: Sequence[Any]) -> bool:

@@ -85,8 +85,8 @@ def either_key(value: Any) -> object:
     return CHANGES if type(value) in _CHANGING else info(value)
 
 
-def array_keys(values: object) -> tuple[object, ...] | None:
-    """Keys of a list of arrays, as `infos`; TypeError where there is no list of Python's own."""
+def array_keys(values: object) -> tuple[object, ...]:
+    """Keys of a list of arrays; TypeError where there is no list of Python's own."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
@@ -103,22 +103,15 @@ def reader(item: Input) -> Reader:
     return array_keys if item.variadic else info
 
 
-def out_key(out: Sequence[Any]) -> tuple[object, ...] | None:
-    """Keys of the caller's outputs, those of a variadic one in a tuple of their own; as `infos`."""
+def out_key(out: Sequence[Any]) -> tuple[object, ...]:
+    """Keys of the caller's outputs, those of a variadic one in a tuple of their own."""
     keys: list[object] = []
     for array in out:
-        if array is None:
-            keys.append(None)
-            continue
-        kind = type(array)
-        if kind is tuple:
-            key: object = out_key(array)
+        if array is None or type(array) is tuple:
+            keys.append(None if array is None else out_key(array))
         else:
-            backend = BACKENDS.get(kind) or TENSORS.get(kind)
-            key = None if backend is None else backend.info(array)
-        if key is None:
-            return None
-        keys.append(key)
+            kind = type(array)
+            keys.append((BACKENDS.get(kind) or TENSORS[kind]).info(array))
     return tuple(keys)
 
 

@@ -17,7 +17,7 @@ from ..device.workspace import Workspaces
 from ..errors import pass_on
 from . import checks, keys
 from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
-from .backends import BACKENDS, TENSORS, info
+from .backends import BACKENDS, TENSORS, ForeignError, info
 from .bound import BoundCall, OpenCall, bind
 from .checks import frozen_attributes
 from .help import Help
@@ -167,6 +167,8 @@ class Op(Operator):
         try:
             key = self._call_key(inputs, given, outputs)
             call = self._remembered.get(key)
+        except ForeignError:
+            key = call = None
         except (KeyError, TypeError) as error:  # an unusual array, or a value that tells nothing
             pass_on(error)
             key = call = None
@@ -292,17 +294,12 @@ class Op(Operator):
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
         names = None if outputs is None else select_outputs(self.declaration, outputs)
-        key = self._call_key(taken, out, names)
-        assert key is not None
-        return taken, out, key
+        return taken, out, self._call_key(taken, out, names)
 
-    def _call_key(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
-    ) -> Key | None:
+    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
         """Key of a call: what its plan may depend on of arrays, and static host values.
 
-        None, KeyError or TypeError where an argument has to be adopted first. Arrays of libraries
-        that have no backend are many: an exception would cost as much as the look-up.
+        KeyError or TypeError where an input is not in a form that tells.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
@@ -312,18 +309,10 @@ class Op(Operator):
                 known.append(None)
             elif read is info:  # with a call less
                 kind = type(value)
-                backend = BACKENDS.get(kind) or TENSORS.get(kind)
-                if backend is None:
-                    return None
-                known.append(backend.info(value))
+                known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
             else:
-                key = read(value)
-                if key is None:
-                    return None
-                known.append(key)
+                known.append(read(value))
         out = given if given is _NO_OUT else keys.out_key(given)
-        if out is None:
-            return None
         names = tuple(outputs) if type(outputs) is list else outputs
         return tuple(known), out, names, self._says_where and self.placement()
 
