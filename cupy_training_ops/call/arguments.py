@@ -67,8 +67,9 @@ def _borrow(op: str, name: str, value: object, lent: Lent, or_else: str = "") ->
     return lent.note(value, array)
 
 
-def _frozen(op: str, item: Input, value: object, lent: Lent) -> object:
-    if interop.is_host_tensor(value) or isinstance(value, np.ma.MaskedArray):
+def _frozen(op: str, item: Input, value: Any, lent: Lent) -> object:
+    is_on_host = interop.is_tensor(value) and value.device.type == "cpu"
+    if is_on_host or isinstance(value, np.ma.MaskedArray):
         if not lent.detaches:
             interop.refuse_gradients(op, [item.name], [value])
         value = adopt(op, item.name, value)  # which refuses one with a mask

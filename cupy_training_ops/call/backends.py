@@ -167,7 +167,18 @@ class NumpyBackend(OneStream):
 
 CPU = NumpyBackend()
 BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
-TENSORS: dict[type, Backend] = {}  # of PyTorch's; those that are on no GPU have to be adopted
+
+
+class ForeignError(KeyError):
+    """An array has no backend: `adopt` has to take it first. Nobody else raises it."""
+
+
+class _Tensors(dict[type, Backend]):
+    def __missing__(self, kind: type) -> Backend:
+        raise ForeignError(kind)
+
+
+TENSORS = _Tensors()  # of PyTorch's; those that are on no GPU have to be adopted
 
 
 def info(array: Array) -> Info:
@@ -176,14 +187,13 @@ def info(array: Array) -> Info:
     return (BACKENDS.get(kind) or TENSORS[kind]).info(array)
 
 
-def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...] | None:
-    """The same of a list, which may have None; None, or KeyError, where one has to be adopted."""
+def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
+    """The same of a list, which may have None."""
     kinds = set(map(type, arrays))
     kinds.discard(type(None))
     if len(kinds) == 1:
         kind = kinds.pop()
-        backend = BACKENDS.get(kind) or TENSORS.get(kind)
-        return None if backend is None else tuple(backend.infos(arrays))
+        return tuple((BACKENDS.get(kind) or TENSORS[kind]).infos(arrays))
     return tuple([None if array is None else info(array) for array in arrays])
 
 

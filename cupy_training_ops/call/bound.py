@@ -60,8 +60,8 @@ def _bind(
         every, given, arrays = call.unpack(taken, given)
         made = call.complete(arrays, given, call.values(every))
         kept = tuple(
-            None if r.value is not None or _replaces(array, r.alias, arrays) else array
-            for r, array in zip(call.prepared.results, made, strict=True)
+            None if r.value is not None or (r.alias is not None and a is arrays[r.alias]) else a
+            for r, a in zip(call.prepared.results, made, strict=True)
         )
         if lent:
             lent.keep(kept)
@@ -70,11 +70,6 @@ def _bind(
     if lent:
         return LendingCall(op, call, taken, given, workspace, lent)
     return BoundCall(op, call, taken, given, workspace, lent)
-
-
-def _replaces(array: object, alias: int | None, arrays: Arrays) -> bool:
-    """Return True if an output is the very input that it replaces."""
-    return alias is not None and array is arrays[alias]
 
 
 class AtAddresses:

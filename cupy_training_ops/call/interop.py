@@ -29,7 +29,7 @@ from ..device.streams import on_stream
 from ..device.tensor_guards import dense_strides, raise_versions
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, pass_on, refuse
-from .backends import cuda_backend, infos, tensor_backend
+from .backends import ForeignError, cuda_backend, infos, tensor_backend
 from .checks import is_number
 from .prepared import Arguments, Arrays, Prepared, list_writes
 
@@ -73,11 +73,6 @@ def refuse_unwritable(op: str, argument: str, value: object) -> None:
         refuse_read_only(op, argument)
     if isinstance(value, np.generic):
         refuse(op, argument, "an array to write to", f"a scalar ({type(value).__name__})")
-
-
-def is_host_tensor(value: Any) -> bool:
-    """Return True if it is a tensor that can be read without waiting."""
-    return is_tensor(value) and value.device.type == "cpu"
 
 
 def as_tensor(array: Any) -> Any:
@@ -249,10 +244,13 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
     try:
-        return infos(arrays) is not None
+        infos(arrays)
+    except ForeignError:
+        return False
     except KeyError as error:  # an unusual tensor, or one of the host beside those of a GPU
         pass_on(error)
         return False
+    return True
 
 
 def may_record(arrays: Sequence[Any]) -> bool:
@@ -277,7 +275,8 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
             expected = "a tensor that requires no gradient: autograd does not see this call"
             how = f"{name}.detach(), torch.no_grad() or a torch.autograd.Function"
             refuse(op, name, expected, f"one that does (give it as data by {how})")
-        if _carries_tangents(torch) and _has_tangent(torch, array):
+        unpack = torch.autograd.forward_ad.unpack_dual
+        if _carries_tangents(torch) and unpack(array).tangent is not None:
             expected = "a tensor without a tangent: forward-mode differentiation does not see this"
             refuse(op, name, expected, f"a dual tensor (give it as data by {name}.detach())")
 
@@ -285,10 +284,6 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
 def _carries_tangents(torch: Any) -> bool:
     """Return True if there are dual tensors; unknown where PyTorch renamed the level."""
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
-
-
-def _has_tangent(torch: Any, array: Any) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(array).tangent is not None
 
 
 def _arrays(

@@ -18,7 +18,6 @@ import numpy as np
 
 from ..backend import Array, Backend
 from ..declare.schema import Input
-from ..dtypes import HostArray
 from ..errors import pass_on
 from .backends import BACKENDS, TENSORS, info, infos, is_array
 
@@ -57,15 +56,11 @@ def host_key(value: Any) -> object:
     if kind is list:
         return Marked(host_key(tuple(value)), list)
     if kind is np.ndarray and value.size <= _MOST and not value.dtype.hasobject:
-        return Marked(_flat(value), (value.shape, value.dtype, value.tobytes()))
+        numbers = tuple(value.tolist()) if value.ndim == 1 else None  # as converters make of it
+        return Marked(numbers, (value.shape, value.dtype, value.tobytes()))
     if kind in _SCALARS:
         return Marked(value.item(), (kind, value.tobytes()))
     raise KeyError(kind)
-
-
-def _flat(value: HostArray) -> object:
-    """The numbers of an array of rank 1, which is what converters make of it."""
-    return tuple(value.tolist()) if value.ndim == 1 else None
 
 
 def host_keys(values: Any) -> tuple[object, ...]:
@@ -90,8 +85,8 @@ def either_key(value: Any) -> object:
     return CHANGES if type(value) in _CHANGING else info(value)
 
 
-def array_keys(values: object) -> tuple[object, ...] | None:
-    """Keys of a list of arrays, as `infos`; TypeError where there is no list of Python's own."""
+def array_keys(values: object) -> tuple[object, ...]:
+    """Keys of a list of arrays; TypeError where there is no list of Python's own."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError
     return infos(values)
@@ -108,22 +103,15 @@ def reader(item: Input) -> Reader:
     return array_keys if item.variadic else info
 
 
-def out_key(out: Sequence[Any]) -> tuple[object, ...] | None:
-    """Keys of the caller's outputs, those of a variadic one in a tuple of their own; as `infos`."""
+def out_key(out: Sequence[Any]) -> tuple[object, ...]:
+    """Keys of the caller's outputs, those of a variadic one in a tuple of their own."""
     keys: list[object] = []
     for array in out:
-        if array is None:
-            keys.append(None)
-            continue
-        kind = type(array)
-        if kind is tuple:
-            key: object = out_key(array)
+        if array is None or type(array) is tuple:
+            keys.append(None if array is None else out_key(array))
         else:
-            backend = BACKENDS.get(kind) or TENSORS.get(kind)
-            key = None if backend is None else backend.info(array)
-        if key is None:
-            return None
-        keys.append(key)
+            kind = type(array)
+            keys.append((BACKENDS.get(kind) or TENSORS[kind]).info(array))
     return tuple(keys)
 
 

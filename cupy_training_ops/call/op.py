@@ -17,7 +17,7 @@ from ..device.workspace import Workspaces
 from ..errors import pass_on
 from . import checks, keys
 from .arguments import Signatures, adopt_input, adopt_out, by_declared_names, in_order
-from .backends import BACKENDS, TENSORS, info
+from .backends import BACKENDS, TENSORS, ForeignError, info
 from .bound import BoundCall, OpenCall, bind
 from .checks import frozen_attributes
 from .help import Help
@@ -58,20 +58,6 @@ class LastCall:
         """The call, without a comparison of memory."""
         inputs, out, arrays = self.call.unpack(inputs, out)
         return self.call.finish(inputs, arrays, out, None, self.placed)
-
-
-def remember(
-    call: Call,
-    readers: tuple[keys.Reader, ...],
-    inputs: Arguments,
-    out: Arguments,
-    outputs: Sequence[str] | None,
-    placed: Placed | None,
-) -> list[LastCall]:
-    """The call with these arguments in a list, which is empty where it cannot be known again."""
-    known = keys.Known.of(call.backend, call.prepared.inputs, readers, inputs, out)
-    names = None if outputs is None else tuple(outputs)  # a list might change
-    return [] if known is None else [LastCall(call, known, names, placed)]
 
 
 class Op(Operator):
@@ -181,6 +167,8 @@ class Op(Operator):
         try:
             key = self._call_key(inputs, given, outputs)
             call = self._remembered.get(key)
+        except ForeignError:
+            key = call = None
         except (KeyError, TypeError) as error:  # an unusual array, or a value that tells nothing
             pass_on(error)
             key = call = None
@@ -200,7 +188,9 @@ class Op(Operator):
     ) -> object:
         inputs, flat, arrays = call.unpack(inputs, given)
         placed = call.place(arrays, flat)
-        self._last[:] = remember(call, self._readers, inputs, given, outputs, placed)
+        known = keys.Known.of(call.backend, self.inputs, self._readers, inputs, given)
+        names = None if outputs is None else tuple(outputs)  # a list might change
+        self._last[:] = [] if known is None else [LastCall(call, known, names, placed)]
         return call.finish(inputs, arrays, flat, workspace, placed)
 
     def _call_anew(
@@ -218,7 +208,8 @@ class Op(Operator):
         lent = self.lend(inputs, given)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
-            if key is not None and not lent and not self._has_old_names(outputs):
+            old = self.declaration.other_outputs  # names that each call is warned of
+            if key is not None and not lent and old.keys().isdisjoint(outputs or ()):
                 self._remember(key, call)
             if self._has_lists and not lent:
                 return self._run_lists(call, taken, out, outputs, workspace)
@@ -279,10 +270,6 @@ class Op(Operator):
             lent.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, taken, given
 
-    def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
-        """Return True if an output has a name from before, which each call is warned of."""
-        return outputs is not None and not self.declaration.other_outputs.keys().isdisjoint(outputs)
-
     def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
@@ -307,17 +294,12 @@ class Op(Operator):
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
         names = None if outputs is None else select_outputs(self.declaration, outputs)
-        key = self._call_key(taken, out, names)
-        assert key is not None
-        return taken, out, key
+        return taken, out, self._call_key(taken, out, names)
 
-    def _call_key(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
-    ) -> Key | None:
+    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
         """Key of a call: what its plan may depend on of arrays, and static host values.
 
-        None, KeyError or TypeError where an argument has to be adopted first. Arrays of libraries
-        that have no backend are many: an exception would cost as much as the look-up.
+        KeyError or TypeError where an input is not in a form that tells.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
@@ -327,18 +309,10 @@ class Op(Operator):
                 known.append(None)
             elif read is info:  # with a call less
                 kind = type(value)
-                backend = BACKENDS.get(kind) or TENSORS.get(kind)
-                if backend is None:
-                    return None
-                known.append(backend.info(value))
+                known.append((BACKENDS.get(kind) or TENSORS[kind]).info(value))
             else:
-                key = read(value)
-                if key is None:
-                    return None
-                known.append(key)
+                known.append(read(value))
         out = given if given is _NO_OUT else keys.out_key(given)
-        if out is None:
-            return None
         names = tuple(outputs) if type(outputs) is list else outputs
         return tuple(known), out, names, self._says_where and self.placement()
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -103,7 +103,9 @@ class Overlap:
         """In the order of addresses, each span with the one before it that ends last."""
         same = self._same(addresses)
         every = written = (0, -1)  # the end and the place of what ends last
-        for (start, end), place in sorted(self._spans(addresses, same)):
+        pairs = enumerate(zip(addresses, self._sizes, strict=True))
+        spans = ((start, start + n, p) for p, (start, n) in pairs if n and p not in same)
+        for start, end, place in sorted(spans):
             is_written = place in self._places
             before, other = every if is_written else written
             if start < before:
@@ -112,11 +114,6 @@ class Overlap:
                 every = end, place
             if is_written and end > written[0]:
                 written = end, place
-
-    def _spans(self, addresses: Sequence[int], same: frozenset[int]) -> Iterator[tuple[Span, int]]:
-        for place, (start, size) in enumerate(zip(addresses, self._sizes, strict=True)):
-            if size and place not in same:
-                yield (start, start + size), place
 
     def _same(self, addresses: Sequence[int]) -> frozenset[int]:
         """The partners that are the very arrays that are written."""

@@ -219,7 +219,10 @@ class Call:
             workspace = self._check_workspace(workspace, arrays, results)
         self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
-            values = {**values, self.supplied: self.always or self._supply(inputs, values)}
+            supply = self.prepared.supply
+            assert supply is not None
+            value = self.always or supply(*self._with_hosts(inputs, values))
+            values = {**values, self.supplied: value}
         return workspace, values
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
@@ -252,11 +255,6 @@ class Call:
             if inputs[place] is not None  # else it is supplied
         }
 
-    def _supply(self, inputs: Arguments, values: Values) -> object:
-        """Value that the operator supplies for the input that was left to it."""
-        assert self.prepared.supply is not None
-        return self.prepared.supply(*self._with_hosts(inputs, values))
-
     def group_results(self, results: Arrays) -> tuple[object, ...] | None:
         """Results as the caller gets them, where there is more to it than one array."""
         if not self.returns_all:
@@ -268,19 +266,15 @@ class Call:
 
     def complete(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
-        if self.refuses_capture and self.backend.capturing(self.device):
-            self._refuse_capture()
-        made = [make(arrays) for make in self.makers]
-        hosts = [make(values) for make in self.hosts]
-        return self._pick((*arrays, None, *made, *hosts, *out))
-
-    def _refuse_capture(self) -> None:
-        """Refuse new arrays in a graph that would not own their memory."""
-        if not self.backend.keeps_memory():
+        is_captured = self.refuses_capture and self.backend.capturing(self.device)
+        if is_captured and not self.backend.keeps_memory():
             raise ProviderError(
                 f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"
             )
+        made = [make(arrays) for make in self.makers]
+        hosts = [make(values) for make in self.hosts]
+        return self._pick((*arrays, None, *made, *hosts, *out))
 
     def refuse_gradients(self, arrays: Sequence[Any]) -> None:
         """Refuse tensors whose gradients a result would silently not have."""

@@ -390,12 +390,7 @@ class Builder:
                 arguments.dynamic,
                 DynamicArgument(dtype, arg, self._numbers(parameter.c_type, arg, make)),
             )
-        value = cast(step, parameter, arg)
-        if isinstance(value, Scratch):
-            return add(arguments.scratch, value)
-        if isinstance(value, Pointers):
-            return add(arguments.tables, Table(value.dtype, pointers(value)))
-        return add(arguments.constants, value)
+        return self._fixed_place(cast(step, parameter, arg))
 
     def _either_place(self, layout: Dtype, arg: object) -> Place:
         """A number or an array: the struct that lets a kernel read it from either."""
@@ -419,14 +414,18 @@ class Builder:
         return check_number(self._declared.name, name, holder, make, changing)
 
     def _work_place(self, arg: object) -> Place:
+        """Where an argument of a piece of work comes from, whatever it is."""
         if isinstance(arg, Spec):
             return arg.place
+        if isinstance(arg, Changing):
+            return self.arguments.add(self.arguments.dynamic, DynamicArgument(None, arg, arg.of))
+        return self._fixed_place(arg)
+
+    def _fixed_place(self, arg: object) -> Place:
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
             return self.arguments.add(self.arguments.tables, Table(arg.dtype, pointers(arg)))
-        if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.dynamic, DynamicArgument(None, arg, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
 
 
