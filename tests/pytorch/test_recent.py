@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import dispatch, launching, registration  # noqa: E402
+from cupy_training_ops.torch.ops import dispatch, launching  # noqa: E402
 
 
 @pytest.fixture
@@ -243,8 +243,8 @@ def test_numbers_that_are_no_key_are_taken(made) -> None:
 @pytest.mark.parametrize("case", ["forward", "backward"])
 def test_the_dispatchers_operators_go_the_short_way_too(made, monkeypatch, case) -> None:
     count, learn = [], launching.learn
-    monkeypatch.setattr(registration, "compute", None)
-    monkeypatch.setattr(registration, "learn", lambda *given: count.append(1) or learn(*given))
+    monkeypatch.setattr(dispatch, "compute", None)
+    monkeypatch.setattr(dispatch, "learn", lambda *given: count.append(1) or learn(*given))
     row = made(24)
     with tensors_on(HollowTensors()):
         for n in range(4):

@@ -9,6 +9,7 @@ by its bytes, so that 1.0 is not 1. Where PyTorch has its check no more, all go 
 
 from __future__ import annotations
 
+import functools
 import marshal
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +21,13 @@ from torch.autograd import forward_ad
 from ...call.keys import EXACT
 from ...errors import pass_on, refuse, shown
 from . import autograd
-from .autograd import Operator
-from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, learn, pick
+from .autograd import NAMESPACE, Operator, overload_of, refuse_forward_mode
+from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, infer, learn, pick
 
 Found = tuple[Runner, tuple[Tensor, ...]]
 
+TAGS = (torch.Tag.pt2_compliant_tag,)
+KEYS = ("CPU", "CUDA")
 _MANY = 8  # ways in with the same numbers
 _OFTEN = 8  # calls of the longer way for one that is noted
 _NOTHING: tuple[Any, ...] = ()
@@ -76,14 +79,16 @@ _Ways = dict[object, tuple[Way, ...]]
 class Recent:
     """The recent kinds of calls of one operator.
 
-    tensors: the places of arguments that are tensors, or None. changing: the place of one that is
-    no part of a kind. find: what runs a call, which nobody else wants to see, and its tensors.
+    changing: the place of an argument that is no part of a kind. find: what runs a call, which
+    nobody else wants to see, and its tensors.
     """
 
-    def __init__(self, n: int, tensors: Sequence[int], changing: int | None = None) -> None:
-        self._tensors = tensors
-        self._others = pick([i for i in range(n) if i not in tensors and i != changing])
-        self._n, self._n_missed = n, 0
+    def __init__(self, registered: Any, changing: int | None) -> None:
+        kinds = [argument.type for argument in registered._schema.arguments]
+        places = [i for i in range(len(kinds)) if i != changing]
+        self._tensors = [i for i in places if _is_tensor(kinds[i])]  # or None
+        self._others = pick([i for i in places if not _is_tensor(kinds[i])])
+        self._n, self._n_missed = len(kinds), 0
         # By the other arguments; where gradients are not recorded, and where they are.
         self._ways: tuple[_Ways, _Ways] = {}, {}
         self.find = _finder(self._others, self._ways)
@@ -258,8 +263,7 @@ class _Inside:
         self._registered, self._defaults = registered, defaults_of(registered)
         self._which, self._which_recorded = (FIRST, JOINED) if is_first else (EVERY, EVERY)
         self._apply = autograd.general(operator, is_first=is_first)
-        n, changing = len(registered._schema.arguments), operator.changing
-        self.recent = Recent(n, tensors_of(registered, changing), changing)
+        self.recent = Recent(registered, operator.changing)
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_due = self.recent.is_due()
@@ -316,12 +320,6 @@ class _Inside:
         return results
 
 
-def tensors_of(registered: Any, changing: int | None) -> list[int]:
-    """The places of arguments that are tensors or None, but for one that may be none of them."""
-    schema = registered._schema.arguments
-    return [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
-
-
 def _is_tensor(kind: Any) -> bool:
     return str(kind) in ("Tensor", "Optional[Tensor]")
 
@@ -365,3 +363,69 @@ def _are_integers(value: Any) -> bool:
 def defaults_of(overload: Any) -> tuple[Any, ...]:
     """Defaults of all arguments; the dispatcher leaves out what equals them."""
     return tuple([argument.default_value for argument in overload._schema.arguments])
+
+
+# ---- what the dispatcher knows ------------------------------------------------------------------
+
+
+def register(operators: Sequence[Operator]) -> dict[str, Door]:
+    """The doors to all operators, by name; those that are known already stay as they are."""
+    return {operator.name: _register(operator) for operator in operators}
+
+
+def _register(operator: Operator) -> Door:
+    library, name = _library(), operator.name
+    if name not in library.names:
+        library.names.add(name)
+        library.define(operator.schema, tags=TAGS)
+        kernel = _kernel(operator)
+        for key in KEYS:
+            library.impl(name, kernel, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(operator), lib=library)
+        autograd.register_autograd(operator, library, kernel)
+    return Door(operator, overload_of(name))
+
+
+def _library() -> Any:
+    """The one of the process: it is kept where a module that is imported again finds it."""
+    namespace = getattr(torch.ops, NAMESPACE)
+    if "library" not in vars(namespace):
+        namespace.library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        namespace.library.names = set()
+    return namespace.library
+
+
+def _kernel(operator: Operator) -> Callable[..., Any]:
+    """The kernel on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
+    overload, some = overload_of(operator.name), operator.some
+    defaults, recent = defaults_of(overload), Recent(overload, operator.changing)
+    # Numbers that change come as a list; what is written has another version then.
+    is_noted = operator.changing is None and operator.writes is None
+
+    def kernel(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            refuse_forward_mode(operator.name)
+        arguments += defaults[len(arguments) :]
+        found = recent.find(arguments) if is_noted else None
+        if found is not None:
+            return found[0](arguments, found[1])
+        given = [tuple(value) if type(value) is list else value for value in arguments]
+        # Of a mask that names all, results are those of the body.
+        body = some if some is not None and all(given[-1]) else operator.body
+        if not (is_noted and recent.is_due()):
+            return compute(body, given)
+        results, run = learn(body, given, EVERY)
+        recent.note(arguments, run)
+        return results
+
+    return kernel
+
+
+def _fake(operator: Operator) -> Callable[..., Any]:
+    body = operator.fake or functools.partial(operator.body, infer)
+    defaults = defaults_of(overload_of(operator.name))
+
+    def fake(*arguments: Any) -> Any:
+        return body(*arguments, *defaults[len(arguments) :])
+
+    return fake
