@@ -24,8 +24,6 @@ from . import autograd
 from .autograd import NAMESPACE, Operator, overload_of, refuse_forward_mode
 from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, infer, learn, pick
 
-Found = tuple[Runner, tuple[Tensor, ...]]
-
 TAGS = (torch.Tag.pt2_compliant_tag,)
 KEYS = ("CPU", "CUDA")
 _MANY = 8  # ways in with the same numbers
@@ -79,8 +77,7 @@ _Ways = dict[object, tuple[Way, ...]]
 class Recent:
     """The recent kinds of calls of one operator.
 
-    changing: the place of an argument that is no part of a kind. find: what runs a call, which
-    nobody else wants to see, and its tensors.
+    changing: the place of an argument that is no part of a kind.
     """
 
     def __init__(self, registered: Any, changing: int | None) -> None:
@@ -91,7 +88,6 @@ class Recent:
         self._n, self._n_missed = len(kinds), 0
         # By the other arguments; where gradients are not recorded, and where they are.
         self._ways: tuple[_Ways, _Ways] = {}, {}
-        self.find = _finder(self._others, self._ways)
         _all.append(self)
 
     def caller(
@@ -100,9 +96,8 @@ class Recent:
         """A function that runs a call as a recent one like it, or the longer way.
 
         draw: gives the argument behind the last, of the first one; or None: then the longer way.
-        It is `find` once more, since a function between took a tenth of a call's time.
         """
-        others, ways, find = self._others, self._ways, self.find
+        others, ways = self._others, self._ways
         n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
         is_compiling, as_bytes, exactly = torch.compiler.is_compiling, marshal.dumps, EXACT
         nothing, all_absent = _NOTHING, _ABSENT
@@ -111,10 +106,11 @@ class Recent:
             if is_compiling() or forward_ad._current_level >= 0 or n_modes():
                 return longer(*arguments)
             try:
-                key = as_bytes(others(arguments), exactly)
-            except (ValueError, IndexError):
-                found = find(arguments) if draw is None else None
-                return longer(*arguments) if found is None else found[0](arguments, found[1])
+                key: object = as_bytes(others(arguments), exactly)
+            except ValueError:
+                key = exact(others(arguments))
+            except IndexError:  # arguments are left out
+                return longer(*arguments)
             for is_like, tensors, absent, run in ways[is_recording()].get(key, nothing):
                 given = tensors(arguments)
                 if is_like(*given) and (absent is None or absent(arguments) in all_absent):
@@ -155,29 +151,6 @@ class Recent:
         """All of them."""
         for ways in self._ways:
             ways.clear()
-
-
-def _finder(others: Pick, ways: tuple[_Ways, _Ways]) -> Callable[[Sequence[Any]], Found | None]:
-    """A function that finds a way; one of its own, since every call runs it."""
-    n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
-    as_bytes, exactly, nothing, all_absent = marshal.dumps, EXACT, _NOTHING, _ABSENT
-
-    def find(arguments: Sequence[Any]) -> Found | None:
-        if forward_ad._current_level >= 0 or n_modes():
-            return None
-        try:
-            known = ways[is_recording()].get(as_bytes(others(arguments), exactly), nothing)
-        except ValueError:
-            known = ways[is_recording()].get(exact(others(arguments)), nothing)
-        except IndexError:  # arguments are left out
-            return None
-        for is_like, tensors, absent, run in known:
-            given = tensors(arguments)
-            if is_like(*given) and (absent is None or absent(arguments) in all_absent):
-                return run, given
-        return None
-
-    return find
 
 
 def forget() -> None:
@@ -264,6 +237,7 @@ class _Inside:
         self._which, self._which_recorded = (FIRST, JOINED) if is_first else (EVERY, EVERY)
         self._apply = autograd.general(operator, is_first=is_first)
         self.recent = Recent(registered, operator.changing)
+        self.node: Callable[..., Any] = self.recent.caller(self._apply_to)  # through autograd's
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_due = self.recent.is_due()
@@ -293,13 +267,8 @@ class _Inside:
             refuse_others(self._registered, arguments, error)
             raise
 
-    def node(self, *arguments: Any) -> Any:
-        """Through autograd's node."""
-        found = self.recent.find(arguments)
-        if found is None:
-            return self._apply(*arguments, (self._compute, ()))
-        run, tensors = found
-        return run(arguments, tensors)
+    def _apply_to(self, *arguments: Any) -> Any:
+        return self._apply(*arguments, (self._compute, ()))
 
     def _compute(self, arguments: Sequence[Any], _: Any) -> Any:
         return compute(self._body, arguments, self._which_recorded)
@@ -402,13 +371,9 @@ def _kernel(operator: Operator) -> Callable[..., Any]:
     # Numbers that change come as a list; what is written has another version then.
     is_noted = operator.changing is None and operator.writes is None
 
-    def kernel(*arguments: Any) -> Any:
+    def longer(*arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
-        arguments += defaults[len(arguments) :]
-        found = recent.find(arguments) if is_noted else None
-        if found is not None:
-            return found[0](arguments, found[1])
         given = [tuple(value) if type(value) is list else value for value in arguments]
         # Of a mask that names all, results are those of the body.
         body = some if some is not None and all(given[-1]) else operator.body
@@ -418,7 +383,8 @@ def _kernel(operator: Operator) -> Callable[..., Any]:
         recent.note(arguments, run)
         return results
 
-    return kernel
+    call = recent.caller(longer) if is_noted else longer
+    return lambda *arguments: call(*arguments, *defaults[len(arguments) :])
 
 
 def _fake(operator: Operator) -> Callable[..., Any]:
