@@ -70,23 +70,15 @@ def coding(
     encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)
-    moves = _moves(encoder, decoder, plain, outputs, device)
-    return Coding(outputs[0].nbytes, get_codec(codec).leaves_room, *moves)
-
-
-def _moves(
-    encoder: Op, decoder: Op, plain: Spec, outputs: tuple[Spec, ...], device: int
-) -> tuple[Move, Move, Move]:
-    """Prepare encoding, encoding of unaligned memory, and decoding."""
-    code = outputs[0]
+    code, encoded = outputs[0], (plain, *outputs)
     if device < 0:
-        encode = _on_host(encoder, (plain, *outputs))
-        return encode, encode, _on_host(decoder, (code, plain))
-    return (
-        _on_device(encoder, (plain, *outputs), device),
-        _on_device(encoder, (plain, *outputs), device, offset=plain.dtype.itemsize),
-        _on_device(decoder, (code, plain), device),
-    )
+        encode = encode_unaligned = _on_host(encoder, encoded)
+        decode = _on_host(decoder, (code, plain))
+    else:
+        encode = _on_device(encoder, encoded, device)
+        encode_unaligned = _on_device(encoder, encoded, device, offset=plain.dtype.itemsize)
+        decode = _on_device(decoder, (code, plain), device)
+    return Coding(code.nbytes, get_codec(codec).leaves_room, encode, encode_unaligned, decode)
 
 
 def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
@@ -98,13 +90,10 @@ def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
         source = addresses[0]
         n = _host_array(source, HEAD).view(np.int64)[0] if is_short else x_spec.size
         x = _host_array(source, Spec((int(n),), x_spec.dtype) if is_short else x_spec)
-        op(x, out=_out([_host_array(*each) for each in zip(addresses[1:], results, strict=True)]))
+        out = [_host_array(*each) for each in zip(addresses[1:], results, strict=True)]
+        op(x, out=out[0] if len(out) == 1 else tuple(out))
 
     return move
-
-
-def _out(arrays: list[object]) -> object:
-    return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
 def _host_array(address: int, spec: Spec) -> Any:

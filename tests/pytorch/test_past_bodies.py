@@ -280,3 +280,13 @@ def test_dropouts_of_several_ratios_in_turns(made, emulation, monkeypatch) -> No
         torch.testing.assert_close(a, c)
         torch.testing.assert_close(b, c)
     assert not torch.equal(found[0], found[2])
+
+
+def test_a_state_in_a_tensor_is_that_of_each_call(made, emulation) -> None:
+    """Its numbers are read anew, and a call that gives a tuple takes its own."""
+    x, door = made(8, 40), ops.DOORS["bitmask_dropout"]
+    states = [torch.tensor([seed, 0]) for seed in (1, 2, 1, 3)] + [(4, 0), (5, 0)]
+    expected = [door.first(x, None, None, 0.5, state) for state in states]
+    with emulation():
+        found = [door.first(x, None, None, 0.5, state) for state in states]
+    torch.testing.assert_close(found, expected)

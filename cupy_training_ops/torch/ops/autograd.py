@@ -214,3 +214,96 @@ def refuse_derivative(name: str) -> NoReturn:
     """An operator that is a gradient itself, or makes codes, has no derivative."""
     expected = "a result that is not differentiated (create_graph=False, detach())"
     refuse(f"{NAMESPACE}::{name}", "derivative", expected, "one that is: it has no derivative")
+
+
+def refuse_forward_mode(name: str) -> NoReturn:
+    """A tangent would be lost."""
+    expected = "reverse-mode differentiation"
+    refuse(f"{NAMESPACE}::{name}", "derivative", expected, "forward mode (jvp), which it has not")
+
+
+# ---- what the dispatcher runs for autograd ------------------------------------------------------
+
+
+def overload_of(name: str) -> Any:
+    """The dispatcher's operator."""
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def register_autograd(operator: Operator, library: Any, kernel: Callable[..., Any]) -> None:
+    """Register the derivative, or that what is written is data."""
+    if operator.writes is not None:
+        library.impl(operator.name, _writing(operator), "Autograd")
+        return
+
+    def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        if operator.keep is not None:
+            operator.keep(ctx, inputs, output)
+            if isinstance(output, tuple):
+                ctx.mark_non_differentiable(*output[1:])
+
+    n_arguments = len(overload_of(operator.name)._schema.arguments)
+
+    def derivative(ctx: Any, *gradients: Any) -> Any:
+        n_missing = n_arguments - len(ctx.needs_input_grad)  # those that equal their defaults
+        ctx.needs_input_grad += (False,) * n_missing
+        return derivative_of(operator, ctx, *gradients)
+
+    torch.library.register_autograd(
+        f"{NAMESPACE}::{operator.name}",
+        derivative,
+        setup_context=keep,
+        lib=_Past(library, kernel),
+    )
+
+
+class _Past:
+    """In the place of a library: past what it registers for autograd a call that nobody records,
+    and nothing else is to see, comes to the kernel in one step of the dispatcher's, not two."""
+
+    def __init__(self, library: Any, kernel: Callable[..., Any]) -> None:
+        self._library, self._kernel = library, kernel
+
+    def impl(self, name: str, autograd: Callable[..., Any], key: str, **given: Any) -> None:
+        kernel, is_recording = self._kernel, torch.is_grad_enabled
+        needs_gradients, are_plain = torch._C._any_requires_grad, dict[int, bool]()
+
+        def past(keyset: Any, *arguments: Any) -> Any:
+            keys = keyset.raw_repr()
+            if keys not in are_plain:
+                are_plain[keys] = _is_plain(keyset)
+            if are_plain[keys] and not (is_recording() and needs_gradients(*arguments)):
+                return kernel(*arguments)
+            return autograd(keyset, *arguments)
+
+        self._library.impl(name, past, key, **given)
+
+
+def _is_plain(keyset: Any) -> bool:
+    """Return True if a CPU's or a GPU's kernel comes behind autograd."""
+    behind = (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
+    return behind in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def _is_traced() -> bool:
+    """Return True if a call may be traced and not made; before PyTorch 2.13 modes alone tell."""
+    n_modes: int = torch._C._len_torch_dispatch_stack()
+    return torch.compiler.is_compiling() or n_modes > 0
+
+
+def _writing(operator: Operator) -> Callable[..., Any]:
+    """The Autograd kernel of an operator that writes: what it writes is data."""
+
+    def autograd(*arguments: Any) -> Any:
+        name, written = operator.name, arguments[operator.writes]  # type: ignore[index]
+        if torch.is_grad_enabled() and isinstance(written, Tensor) and written.requires_grad:
+            expected = "a tensor that requires no gradient, as what it holds is overwritten"
+            refuse(f"{NAMESPACE}::{name}", f"argument {operator.writes}", expected, "one that does")
+        with torch._C._AutoDispatchBelowAutograd():
+            result = overload_of(name)(*arguments)
+        if _is_traced():  # the kernel, which does so, did not run
+            torch.autograd.graph.increment_version(written)
+        return result
+
+    return autograd

@@ -9,6 +9,7 @@ by its bytes, so that 1.0 is not 1. Where PyTorch has its check no more, all go 
 
 from __future__ import annotations
 
+import functools
 import marshal
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +21,11 @@ from torch.autograd import forward_ad
 from ...call.keys import EXACT
 from ...errors import pass_on, refuse, shown
 from . import autograd
-from .autograd import Operator
-from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, learn, pick
+from .autograd import NAMESPACE, Operator, overload_of, refuse_forward_mode
+from .launching import EVERY, FIRST, JOINED, Pick, Runner, compute, exact, infer, learn, pick
 
-Found = tuple[Runner, tuple[Tensor, ...]]
-
+TAGS = (torch.Tag.pt2_compliant_tag,)
+KEYS = ("CPU", "CUDA")
 _MANY = 8  # ways in with the same numbers
 _OFTEN = 8  # calls of the longer way for one that is noted
 _NOTHING: tuple[Any, ...] = ()
@@ -76,17 +77,17 @@ _Ways = dict[object, tuple[Way, ...]]
 class Recent:
     """The recent kinds of calls of one operator.
 
-    tensors: the places of arguments that are tensors, or None. changing: the place of one that is
-    no part of a kind. find: what runs a call, which nobody else wants to see, and its tensors.
+    changing: the place of an argument that is no part of a kind.
     """
 
-    def __init__(self, n: int, tensors: Sequence[int], changing: int | None = None) -> None:
-        self._tensors = tensors
-        self._others = pick([i for i in range(n) if i not in tensors and i != changing])
-        self._n, self._n_missed = n, 0
+    def __init__(self, registered: Any, changing: int | None) -> None:
+        kinds = [argument.type for argument in registered._schema.arguments]
+        places = [i for i in range(len(kinds)) if i != changing]
+        self._tensors = [i for i in places if _is_tensor(kinds[i])]  # or None
+        self._others = pick([i for i in places if not _is_tensor(kinds[i])])
+        self._n, self._n_missed = len(kinds), 0
         # By the other arguments; where gradients are not recorded, and where they are.
         self._ways: tuple[_Ways, _Ways] = {}, {}
-        self.find = _finder(self._others, self._ways)
         _all.append(self)
 
     def caller(
@@ -95,9 +96,8 @@ class Recent:
         """A function that runs a call as a recent one like it, or the longer way.
 
         draw: gives the argument behind the last, of the first one; or None: then the longer way.
-        It is `find` once more, since a function between took a tenth of a call's time.
         """
-        others, ways, find = self._others, self._ways, self.find
+        others, ways = self._others, self._ways
         n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
         is_compiling, as_bytes, exactly = torch.compiler.is_compiling, marshal.dumps, EXACT
         nothing, all_absent = _NOTHING, _ABSENT
@@ -106,10 +106,11 @@ class Recent:
             if is_compiling() or forward_ad._current_level >= 0 or n_modes():
                 return longer(*arguments)
             try:
-                key = as_bytes(others(arguments), exactly)
-            except (ValueError, IndexError):
-                found = find(arguments) if draw is None else None
-                return longer(*arguments) if found is None else found[0](arguments, found[1])
+                key: object = as_bytes(others(arguments), exactly)
+            except ValueError:
+                key = exact(others(arguments))
+            except IndexError:  # arguments are left out
+                return longer(*arguments)
             for is_like, tensors, absent, run in ways[is_recording()].get(key, nothing):
                 given = tensors(arguments)
                 if is_like(*given) and (absent is None or absent(arguments) in all_absent):
@@ -150,29 +151,6 @@ class Recent:
         """All of them."""
         for ways in self._ways:
             ways.clear()
-
-
-def _finder(others: Pick, ways: tuple[_Ways, _Ways]) -> Callable[[Sequence[Any]], Found | None]:
-    """A function that finds a way; one of its own, since every call runs it."""
-    n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
-    as_bytes, exactly, nothing, all_absent = marshal.dumps, EXACT, _NOTHING, _ABSENT
-
-    def find(arguments: Sequence[Any]) -> Found | None:
-        if forward_ad._current_level >= 0 or n_modes():
-            return None
-        try:
-            known = ways[is_recording()].get(as_bytes(others(arguments), exactly), nothing)
-        except ValueError:
-            known = ways[is_recording()].get(exact(others(arguments)), nothing)
-        except IndexError:  # arguments are left out
-            return None
-        for is_like, tensors, absent, run in known:
-            given = tensors(arguments)
-            if is_like(*given) and (absent is None or absent(arguments) in all_absent):
-                return run, given
-        return None
-
-    return find
 
 
 def forget() -> None:
@@ -258,8 +236,8 @@ class _Inside:
         self._registered, self._defaults = registered, defaults_of(registered)
         self._which, self._which_recorded = (FIRST, JOINED) if is_first else (EVERY, EVERY)
         self._apply = autograd.general(operator, is_first=is_first)
-        n, changing = len(registered._schema.arguments), operator.changing
-        self.recent = Recent(n, tensors_of(registered, changing), changing)
+        self.recent = Recent(registered, operator.changing)
+        self.node: Callable[..., Any] = self.recent.caller(self._apply_to)  # through autograd's
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         is_due = self.recent.is_due()
@@ -289,13 +267,8 @@ class _Inside:
             refuse_others(self._registered, arguments, error)
             raise
 
-    def node(self, *arguments: Any) -> Any:
-        """Through autograd's node."""
-        found = self.recent.find(arguments)
-        if found is None:
-            return self._apply(*arguments, (self._compute, ()))
-        run, tensors = found
-        return run(arguments, tensors)
+    def _apply_to(self, *arguments: Any) -> Any:
+        return self._apply(*arguments, (self._compute, ()))
 
     def _compute(self, arguments: Sequence[Any], _: Any) -> Any:
         return compute(self._body, arguments, self._which_recorded)
@@ -314,12 +287,6 @@ class _Inside:
             tensors = [x for x in arguments if isinstance(x, Tensor)]
             return torch.overrides.handle_torch_function(self.node, tensors, *arguments)
         return results
-
-
-def tensors_of(registered: Any, changing: int | None) -> list[int]:
-    """The places of arguments that are tensors or None, but for one that may be none of them."""
-    schema = registered._schema.arguments
-    return [i for i, given in enumerate(schema) if i != changing and _is_tensor(given.type)]
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -365,3 +332,66 @@ def _are_integers(value: Any) -> bool:
 def defaults_of(overload: Any) -> tuple[Any, ...]:
     """Defaults of all arguments; the dispatcher leaves out what equals them."""
     return tuple([argument.default_value for argument in overload._schema.arguments])
+
+
+# ---- what the dispatcher knows ------------------------------------------------------------------
+
+
+def register(operators: Sequence[Operator]) -> dict[str, Door]:
+    """The doors to all operators, by name; those that are known already stay as they are."""
+    return {operator.name: _register(operator) for operator in operators}
+
+
+def _register(operator: Operator) -> Door:
+    library, name = _library(), operator.name
+    if name not in library.names:
+        library.names.add(name)
+        library.define(operator.schema, tags=TAGS)
+        kernel = _kernel(operator)
+        for key in KEYS:
+            library.impl(name, kernel, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(operator), lib=library)
+        autograd.register_autograd(operator, library, kernel)
+    return Door(operator, overload_of(name))
+
+
+def _library() -> Any:
+    """The one of the process: it is kept where a module that is imported again finds it."""
+    namespace = getattr(torch.ops, NAMESPACE)
+    if "library" not in vars(namespace):
+        namespace.library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        namespace.library.names = set()
+    return namespace.library
+
+
+def _kernel(operator: Operator) -> Callable[..., Any]:
+    """The kernel on a CPU and a GPU: a call that looks like a recent one goes to its launches."""
+    overload, some = overload_of(operator.name), operator.some
+    defaults, recent = defaults_of(overload), Recent(overload, operator.changing)
+    # Numbers that change come as a list; what is written has another version then.
+    is_noted = operator.changing is None and operator.writes is None
+
+    def longer(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            refuse_forward_mode(operator.name)
+        given = [tuple(value) if type(value) is list else value for value in arguments]
+        # Of a mask that names all, results are those of the body.
+        body = some if some is not None and all(given[-1]) else operator.body
+        if not (is_noted and recent.is_due()):
+            return compute(body, given)
+        results, run = learn(body, given, EVERY)
+        recent.note(arguments, run)
+        return results
+
+    call = recent.caller(longer) if is_noted else longer
+    return lambda *arguments: call(*arguments, *defaults[len(arguments) :])
+
+
+def _fake(operator: Operator) -> Callable[..., Any]:
+    body = operator.fake or functools.partial(operator.body, infer)
+    defaults = defaults_of(overload_of(operator.name))
+
+    def fake(*arguments: Any) -> Any:
+        return body(*arguments, *defaults[len(arguments) :])
+
+    return fake

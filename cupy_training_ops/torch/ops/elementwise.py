@@ -38,8 +38,8 @@ from ...families.dropout.operators import (
 )
 from ...families.gist.operators import ReluGradFromBits, ReluWithBits
 from .autograd import Operator
+from .dispatch import register
 from .launching import OURS, Run, infer, instance
-from .registration import register
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
 _GELUS = {

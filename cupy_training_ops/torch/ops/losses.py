@@ -22,9 +22,8 @@ from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
 from ...plan import align_up, ceil_div
 from .autograd import Operator
-from .dispatch import is_watched
+from .dispatch import is_watched, register
 from .launching import Run, infer, instance
-from .registration import register
 
 _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "

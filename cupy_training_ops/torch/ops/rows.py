@@ -28,8 +28,8 @@ from ...families.softmax.operators import (
     SoftmaxGrad_13,
 )
 from .autograd import Operator
+from .dispatch import register
 from .launching import Run, infer, instance
-from .registration import register
 
 
 def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, Operator]:
