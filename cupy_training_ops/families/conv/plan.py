@@ -18,7 +18,7 @@ from .facts import AXES
 from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
 from .plan_direct import direct_plan
 from .plan_gathered import SUMS_NBYTES, image_product, weight_sums
-from .plan_launches import Copies, bias_gradient, have_channels_last
+from .plan_launches import bias_gradient, copies_of, have_channels_last
 from .plan_model import can_stage, staged_image, staged_weight
 from .plan_staged import Wanted, staged_plan
 from .plan_variants import (
@@ -57,7 +57,7 @@ def image_plan(
     is_last = have_channels_last(read, w, written)
     is_last = is_last and not can_stage(device, conv, written.dtype)
     if is_last and not goes_by_lines(conv, read, written):
-        copies = Copies(written.dtype)
+        copies = copies_of(written.dtype)
         copied = (copies.read(read), copies.read(w), bias, copies.written_as(written))
         plan = image_plan(device, convolution, *copied, is_gradient=is_gradient, tf32=tf32)
         return copies.plan(plan)
@@ -65,7 +65,7 @@ def image_plan(
     if is_depthwise(conv):
         return depthwise(device, conv, arrays, is_gradient=is_gradient)
     if staged_image(device, conv, (read, written, w), tf32):
-        return staged_plan(device, conv, written.dtype, tf32, wanted)
+        return staged_plan(device, conv, wanted, tf32)
     walked = spread_residues(conv) if is_gradient and bias is None else conv
     lines = walked is conv and image_has_lines(device, conv, read, written, tf32)
     how = {"is_gradient": is_gradient, "lines": lines}
@@ -92,7 +92,7 @@ def weight_gradient(
     if direct is not None:
         return direct
     if staged_weight(device, conv, (x, y, w), tf32):
-        return staged_plan(device, conv, y.dtype, tf32, wanted)
+        return staged_plan(device, conv, wanted, tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     if is_depthwise(conv) and of_w <= SUMS_NBYTES:
         return depthwise_weight(device, conv, (x, y, w, bias))
@@ -127,7 +127,7 @@ def gradients(
             return direct
     is_last = have_channels_last(*inputs, image, dw) and not can_stage(device, conv, y.dtype)
     if is_last and not goes_by_lines(conv, x, y, image):
-        copies = Copies(y.dtype)
+        copies = copies_of(y.dtype)
         copied = (copies.read(x), copies.read(y), copies.read(w))
         written = copies.written(image), copies.written(dw), db
         of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
@@ -137,7 +137,7 @@ def gradients(
     read = y if is_gradient else x
     is_staged = staged_weight(device, conv, (x, y, w, image, dw), tf32) and dw is not None
     if is_staged and staged_image(device, conv, (read, image, x, y, w, dw), tf32):
-        return staged_plan(device, conv, y.dtype, tf32, wanted)
+        return staged_plan(device, conv, wanted, tf32)
     of_image = functools.partial(image_plan, is_gradient=is_gradient, tf32=tf32)
     plan = of_image(device, convolution, read, w, None, image)
     return plan.then(weight_gradient(device, convolution, x, y, dw, db, tf32=tf32))

@@ -37,7 +37,7 @@ from .facts import (
     DepthwiseLayout,
 )
 from .plan_gathered import ImageArrays, WeightArrays
-from .plan_launches import geometry, have_channels_last, total
+from .plan_launches import geometry, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 
 WALKED_ROWS = 14  # of a strip
@@ -67,7 +67,7 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
 
 def depthwise(device: Device, conv: Convolution, arrays: ImageArrays, *, is_gradient: bool) -> Plan:
     """A convolution or its data gradient."""
-    if have_channels_last(arrays[0]):
+    if arrays[0].channels_last:
         return _lines(device, conv, arrays, is_gradient=is_gradient)
     symbol, written = "conv__depthwise", conv.output
     if is_gradient:
@@ -109,42 +109,37 @@ def _walks(extents: Shape) -> Shape:
 def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
     """Sums of parts of the strips, then of all; those of a bias are the same without W."""
     x, y, w, bias = arrays
-    by_lines = have_channels_last(y)
-    variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
-    slots = variant.slots
-    is_wide = not by_lines and _has_wide_tiles(conv, y)
-    at_once = WIDE_TAPS if is_wide else TAPS
+    at_once = WIDE_TAPS if not y.channels_last and _has_wide_tiles(conv, y) else TAPS
     tiles = math.prod(ceil_div(k, at_once) for k in conv.kernel[1:]) * conv.kernel[0]
-    wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)
-    parts, blocks = min(wanted, conv.batch), tiles * conv.filters  # of a part
-    of_part: tuple[int, ...] = (parts,)
-    walked = conv.output
-    walks = by_lines and _can_walk(conv)
-    if by_lines:
-        walked = _walks(walked) if walks else walked
+    of_part: tuple[int, ...]
+    if y.channels_last:
+        walks, slots = _can_walk(conv), lines_variant(y.dtype, sums=True).slots
+        symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
+        walked = _walks(conv.output) if walks else conv.output
         line_tiles, rows = _line_tiles(conv, LINE_SUMS)
-        blocks = tiles * line_tiles
+        blocks = tiles * line_tiles  # of a part
         parts, n_strips = _parts(device, conv, walked, blocks, rows)
         of_part = (n_strips, WALKED_ROWS) if walks else (n_strips,)
+    else:
+        symbol, slots = "conv__depthwise_weight", small_variant(y.dtype).slots
+        if at_once == WIDE_TAPS:
+            symbol = "conv__depthwise_weight_wide"
+        walked, blocks = conv.output, tiles * conv.filters
+        parts = min(ceil_div(AT_ONCE * device.multiprocessors, blocks), conv.batch)
+        of_part = (parts,)
     parts = parts if math.prod(conv.output) else 0
-    scratch = ScratchMemory()
-
-    def take_sums(spec: Spec | None) -> Scratch | None:
-        if spec is None or not parts:
-            return None
-        return scratch.take(parts * spec.size, computed_in(spec.dtype))
-
-    sums = take_sums(w), take_sums(bias)
-    pairs = [(spec, part) for spec, part in zip((w, bias), sums, strict=True) if spec is not None]
-    steps: list[Launch] = [total(part, spec, parts, slots) for spec, part in pairs]
-    if parts and steps:
-        config = Config((parts * blocks,), (THREADS,))
+    scratch, steps = ScratchMemory(), list[Launch]()
+    sums: list[Scratch | None] = []
+    for spec in (w, bias):
+        if spec is None:
+            sums.append(None)
+            continue
+        sums.append(scratch.take(parts * spec.size, computed_in(spec.dtype)) if parts else None)
+        steps.append(total(sums[-1], spec, parts, slots))
+    if parts:
         layout = _layout(conv, walked, (x, y))
         args = (None if w is None else x, y, *sums, *of_part, layout)
-        symbol = "conv__depthwise_weight_wide" if is_wide else "conv__depthwise_weight"
-        if by_lines:
-            symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
-        steps.insert(0, Launch(symbol, config, args, slots))
+        steps.insert(0, Launch(symbol, Config((parts * blocks,), (THREADS,)), args, slots))
     return scratch.plan(*steps)
 
 

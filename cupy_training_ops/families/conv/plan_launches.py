@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
-from ...planning import other_layouts
 from ...planning.fast_division import divisor
+from ...planning.other_layouts import Copies
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import BLOCKS, SIDE, THREADS
@@ -91,14 +91,6 @@ def have_channels_last(*arrays: Spec | None) -> bool:
     return any(spec is not None and spec.channels_last for spec in arrays)
 
 
-class Copies(other_layouts.Copies):
-    """C-contiguous arrays in scratch memory, or staged ones with their channels side by side."""
-
-    def __init__(self, dtype: Dtype) -> None:
-        super().__init__("conv__transpose", small_variant(dtype).slots)
-
-    def stage(self, spec: Spec, launch: Callable[[Spec, Scratch], Launch]) -> Spec:
-        """A copy of an array that is read, with its channels side by side, by this launch."""
-        copy, piece = self.copy(spec, last=True)
-        self.before.append(launch(spec, piece))
-        return copy
+def copies_of(dtype: Dtype) -> Copies:
+    """Copies of arrays that kernels do not read or write as they lie."""
+    return Copies("conv__transpose", small_variant(dtype).slots)
