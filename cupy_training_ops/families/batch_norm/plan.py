@@ -187,7 +187,6 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
-        """The launches."""
         channels = Channels.of_arrays(self.read)
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:

@@ -285,7 +285,7 @@ class _Image:
     """A convolution or its data gradient."""
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
-        self.conv, self.variant, self.wanted = conv, variant, wanted
+        self.conv, self.wanted = conv, wanted
         columns = tiles_of(device, variant.dtype)[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)

@@ -16,8 +16,8 @@ from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, WIDE_ROWS
 
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
-LINE_ELEMENTS = 4  # of which lines have multiples where vectors of them are copied
-TF32_PAD = 8  # elements between rows of memory that are not by rows or columns
+LINE_ELEMENTS = 4  # lines are copied in vectors where their length is a multiple of it
+TF32_PAD = 8  # elements behind those of a place of the sum, in shared memory
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
