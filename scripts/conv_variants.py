@@ -41,6 +41,7 @@ from cupy_training_ops.device.cuda import BACKEND
 from cupy_training_ops.device.source import load
 from cupy_training_ops.families.conv import plan, plan_model, plan_staged, plan_variants
 from cupy_training_ops.families.conv.facts import AXES
+from cupy_training_ops.families.conv.plan_launches import Wanted
 from cupy_training_ops.plan import Device, Launch
 
 # Channels, extent, filters, kernel, stride, group, dilation, batch.
@@ -162,7 +163,7 @@ def measured(layer: Layer, label: str) -> dict[str, float]:
     op = get_op("ConvGrad")(**case.attributes)
     conv = op.convolution(x[1], Spec(sets[0][2].shape, dtype)).padded_to(AXES)
     chosen = "gathered"
-    if plan_model.staged_weight(device, conv, (x[1], y[1]), tf32):
+    if plan_model.staged_weight(device, conv, Wanted(x[1], y[1]), tf32):
         chosen = name_of(plan_model.weight_tiles(device, conv, dtype))
     times = {chosen: timed()}
     for tiles in variants(device, conv, dtype):

@@ -43,9 +43,9 @@ from .facts import (
     StagedArray,
     StagingLayout,
 )
-from .plan_launches import copies_of, summers, total
+from .plan_launches import Wanted, copies_of, summers, total
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_staged import Wanted, neighbours
+from .plan_staged import neighbours
 from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant, window
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
@@ -93,14 +93,15 @@ def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -
 
 
 def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    image = Plan() if wanted.image is None else _image(device, conv, wanted)
+    if wanted.image is None:
+        return _weight(device, conv, wanted)
+    image = _image(device, conv, wanted)
     return image.then(_weight(device, conv, wanted)) if wanted.sums else image
 
 
 def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """The gradient of X, with a bias for each channel."""
-    y, w, x = wanted.y, wanted.w, wanted.image
-    assert x is not None
+    y, w, x = wanted.y, wanted.w, wanted.written
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
     config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))

@@ -7,7 +7,7 @@ See cuda_src/conv/staged_tile.cuh and staging.cuh.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,31 +42,12 @@ from .facts import (
     WeightLayout,
 )
 from .plan_gathered import ImageProduct
-from .plan_launches import bias_gradient, geometry, summers, total
+from .plan_launches import Wanted, bias_gradient, geometry, summers, total
 from .plan_model import image_rows, join_groups, tile_nbytes, tiles_of, weight_tiles
 from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
 SUMMING_COLUMNS = 4  # tiles of columns, at most, beside which floats are summed
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The results wanted of X, Y and W: an image, from Y or X, and gradients of W and a bias."""
-
-    x: Spec
-    y: Spec
-    w: Spec | None = None
-    image: Spec | None = None
-    bias: Spec | None = None  # that is added to the image
-    is_gradient: bool = False
-    dw: Spec | None = None
-    db: Spec | None = None
-
-    @property
-    def sums(self) -> bool:
-        """Return True if there is a sum over positions."""
-        return self.dw is not None or self.db is not None
 
 
 class Staging:
@@ -215,7 +196,7 @@ def neighbours(plane: int, width: int, spec: Spec | None) -> int:
 
 def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
     """One launch that stages what others read, each array once."""
-    y, dtype = wanted.y, wanted.y.dtype
+    y, dtype = wanted.y, wanted.dtype
     unjoined, conv = conv, join_groups(conv, dtype)
     rows = tile_rows(device, conv, dtype, wanted)
     variant = staged_variant(device, dtype, rows, tf32=tf32 and dtype == FLOAT32)
@@ -303,10 +284,8 @@ class _Image:
 
     def _staged_image(self, staging: Staging) -> np.void:
         """The struct StagedImage: how the image is written, and where W is."""
-        product, image, w = self.product, self.wanted.image, self.wanted.w
+        product, image, w = self.product, self.wanted.written, self.wanted.w
         width = staging.width
-        assert image is not None
-        assert w is not None
         together = 1
         if image.channels_last:
             together = width if image.aligned and image.shape[1] % width == 0 else 1
@@ -317,7 +296,7 @@ class _Image:
         if staging.w_as_it_lies:
             w_tap = product.rows // width
             w_row = of_kernel * w_tap
-        elif self.wanted.is_gradient and w.channels_last and staging.n_joined == 1:
+        elif self.wanted.is_gradient and w and w.channels_last and staging.n_joined == 1:
             w_row, w_tap = depth, product.rows * depth
         return by_value(
             StagedImage,
