@@ -64,14 +64,14 @@ def plan_wanted(
     of_weights = Wanted(x, y, dw=dw, db=wanted.db)
     if image is None:
         return _weight_plan(device, conv, of_weights, tf32)
-    of_image = replace(wanted, x=wanted.read, y=wanted.read, dw=None, db=None)
+    of_image = replace(wanted, x=wanted.source, y=wanted.source, dw=None, db=None)
     plan = _image_plan(device, conv, of_image, tf32)
     return plan.then(_weight_plan(device, conv, of_weights, tf32)) if wanted.sums else plan
 
 
 def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
     """A convolution or its data gradient alone."""
-    read, written, is_gradient = wanted.read, wanted.written, wanted.is_gradient
+    read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     if not written.size:
         return Plan()
     if is_depthwise(conv):

@@ -66,7 +66,7 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
 
 def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """A convolution or its data gradient."""
-    read, written, is_gradient = wanted.read, wanted.written, wanted.is_gradient
+    read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     arrays = (read, wanted.w, wanted.bias, written)
     walked = conv.image if is_gradient else conv.output
     if not read.channels_last:

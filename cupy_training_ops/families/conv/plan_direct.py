@@ -101,7 +101,7 @@ def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """The gradient of X, with a bias for each channel."""
-    y, w, x = wanted.y, wanted.w, wanted.written
+    y, w, x = wanted.y, wanted.w, wanted.target
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
     config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))

@@ -17,7 +17,7 @@ from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import AXES, COLUMNS, THREADS, ImageLayout, WeightLayout
 from .plan_launches import Wanted, geometry, summers, taps, total
-from .plan_variants import Variant, parts_of_sum, residues, small_variant, stages, weight_kernel
+from .plan_variants import Sides, Variant, parts_of_sum, small_variant, stages, weight_kernel
 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
@@ -44,7 +44,7 @@ def image_product(
         args = (wanted.w, packed, layout)
         steps.append(Launch(variant.kernel("conv__pack"), packing, args, variant.slots))
         blocks = count * product.column_tiles * math.prod(product.of_axes)
-        specs = (wanted.read, packed, wanted.bias, wanted.image)
+        specs = (wanted.source, packed, wanted.bias, wanted.image)
         steps.append(_product_launch(device, product, specs, layout, blocks))
     return scratch.plan(*steps)
 
@@ -56,12 +56,8 @@ class ImageProduct:
         self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
     ) -> None:
         self.conv, self.variant, self.is_gradient = conv, variant, is_gradient
-        self.extents, self.read_extents = conv.output, conv.image
-        self.rows, self.depth = conv.group_filters, conv.group_channels
-        if is_gradient:
-            self.extents, self.read_extents = self.read_extents, self.extents
-            self.rows, self.depth = self.depth, self.rows
-        self.of_axes = residues(conv) if is_gradient else (1,) * AXES
+        sides = Sides.of(conv, is_gradient)
+        self.rows, self.depth, self.extents, self.read_extents, self.of_axes = sides
         self.column_tiles = _column_tiles(conv, self.extents, self.of_axes, columns)
         self.row_tiles = ceil_div(self.rows, variant.rows)
         self.parts = ceil_div(self.depth, variant.depth)

@@ -45,12 +45,12 @@ class Wanted:
         return self.x.dtype
 
     @property
-    def read(self) -> Spec:
+    def source(self) -> Spec:
         """The array that the image is computed from."""
         return self.y if self.is_gradient else self.x
 
     @property
-    def written(self) -> Spec:
+    def target(self) -> Spec:
         """The image, where one is wanted."""
         assert self.image is not None
         return self.image

@@ -32,11 +32,11 @@ from .facts import (
 from .plan_launches import Wanted
 from .plan_variants import (
     TENSOR_CORES,
+    Sides,
     choices,
     image_has_lines,
     is_single,
     multiply_by_warpgroups,
-    residues,
     weight_kernel,
 )
 
@@ -121,7 +121,7 @@ def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
 
 def staged_image(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> bool:
     """Return True if staging pays for an image."""
-    lines = image_has_lines(device, conv, wanted.read, wanted.written, tf32)
+    lines = image_has_lines(device, conv, wanted.source, wanted.target, tf32)
     return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
 
@@ -195,14 +195,11 @@ def image_blocks(
     tile: Tile, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
     """Blocks of a convolution or its data gradient; residues of strides count as alike."""
-    written, read, positions = conv.group_filters, conv.group_channels, conv.output
-    n_residues = 1
-    if is_gradient:
-        written, read, positions = read, written, conv.image
-        n_residues = math.prod(residues(conv))
-    columns = ceil_div(conv.batch * math.prod(positions), n_residues * tile.columns)
-    steps = math.prod(conv.kernel) * read / n_residues * dtype.itemsize / LINE_NBYTES
-    count = conv.group * n_residues * ceil_div(written, rows) * columns
+    sides = Sides.of(conv, is_gradient)
+    n_residues = math.prod(sides.residues)
+    columns = ceil_div(conv.batch * math.prod(sides.written), n_residues * tile.columns)
+    steps = math.prod(conv.kernel) * sides.depth / n_residues * dtype.itemsize / LINE_NBYTES
+    count = conv.group * n_residues * ceil_div(sides.rows, rows) * columns
     return Blocks(count, steps * tile.step_cost + BLOCK_COST)
 
 

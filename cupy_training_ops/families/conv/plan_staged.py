@@ -284,7 +284,7 @@ class _Image:
 
     def _staged_image(self, staging: Staging) -> np.void:
         """The struct StagedImage: how the image is written, and where W is."""
-        product, image, w = self.product, self.wanted.written, self.wanted.w
+        product, image, w = self.product, self.wanted.target, self.wanted.w
         width = staging.width
         together = 1
         if image.channels_last:
