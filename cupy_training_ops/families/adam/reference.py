@@ -84,19 +84,9 @@ class _Step:
             self._update(kind, *parts, *(x.reshape(-1)[block] for x in results))
         return results
 
-    def _update(
-        self,
-        kind: Dtype,
-        w: HostArray,
-        g: HostArray,
-        m: HostArray,
-        v: HostArray,
-        new_m: HostArray,
-        new_v: HostArray,
-        new_w: HostArray,
-        delta: HostArray,
-    ) -> None:
+    def _update(self, kind: Dtype, *arrays: HostArray) -> None:
         """A block, into the last four arrays."""
+        w, g, m, v, new_m, new_v, new_w, delta = arrays
         g = g / kind.type(self.divisor)
         np.multiply(m, kind.type(self.alpha), out=new_m)
         new_m += g * kind.type(1 - self.alpha)

@@ -9,7 +9,7 @@ from ...facts import Divisor
 THREADS = 256  # of a block, where several share channels
 CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
-MAX_COLUMNS = 8  # of a thread
+MAX_COLUMNS = 8  # of a thread; a vector has no more, as plans know
 RING_GROUPS = 4  # of rows that are copied to shared memory at a time
 RING_BLOCKS = 2  # with such rows that share a multiprocessor
 RING_ROWS = 4  # of a thread in a group, of all arrays that are read

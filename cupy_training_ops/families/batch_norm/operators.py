@@ -7,7 +7,7 @@ A channel whose squared distances add up to more than that holds has an infinite
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...call.op import Op
 from ...declare.schema import (
@@ -117,17 +117,8 @@ class BatchNormInternal(_BatchNorm):
         y, statistic = Spec(x.shape, x.dtype), Spec(channels, per_channel[-1].dtype)
         return y, *((statistic if self.training_mode else None,) * 4)
 
-    def plan(
-        self,
-        device: Device,
-        x: Spec,
-        scale: Spec,
-        b: Spec,
-        mean: Spec,
-        var: Spec,
-        y: Spec | None,
-        *statistics: Spec | None,
-    ) -> Plan:
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        x, scale, _, mean, _, y, *_ = specs
         rule = by_value(
             Rule,
             epsilon=self.epsilon,
@@ -141,7 +132,7 @@ class BatchNormInternal(_BatchNorm):
             types=(x.dtype, scale.dtype, mean.dtype),
             read=(x,),
             applied=y,
-            arrays=(x, scale, b, mean, var, y, *statistics),
+            arrays=specs,
             options=(rule,),
             n_fields=MOMENTS,
             sums=self.training_mode,
@@ -190,17 +181,8 @@ class BatchNormalizationGrad(_BatchNorm):
         of_scale = Spec(channels, per_channel[0].dtype)
         return Spec(x.shape, x.dtype), of_scale, of_scale
 
-    def plan(
-        self,
-        device: Device,
-        dy: Spec,
-        x: Spec,
-        scale: Spec,
-        mean: Spec,
-        inv_std: Spec,
-        dx: Spec | None,
-        *sums: Spec | None,
-    ) -> Plan:
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        dy, x, scale, mean, inv_std, dx, *sums = specs
         copies = Copies("batch_normalization_grad__transpose", slots(T=x.dtype))
         dy = copies.source(dy, last=x.channels_last)
         dx = copies.optional_target(dx, last=x.channels_last)

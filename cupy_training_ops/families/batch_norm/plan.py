@@ -36,7 +36,6 @@ from ...rules.widening import computed_in
 from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
-    MAX_COLUMNS,
     RING_BLOCKS,
     RING_GROUPS,
     RING_ROWS,
@@ -188,11 +187,10 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
-        """The launches."""
-        channels, t = Channels.of_arrays(self.read), self.types[0]
+        channels = Channels.of_arrays(self.read)
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
-            return self._whole_channels(channels, VEC_NBYTES // t.itemsize)
+            return self._whole_channels(channels)
         if (tiles := self._shared_memory_tiles(channels, aligned)) is not None:
             narrow, wide = self.kernels.narrow_held_channels, self.kernels.held_channels
             symbol = narrow if tiles.is_narrow else wide
@@ -201,35 +199,40 @@ class Call:
             return self._in_columns(channels, aligned)
         return self._in_pieces(channels, aligned)
 
+    @property
+    def t(self) -> Dtype:
+        """The type of the elements."""
+        return self.types[0]
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector."""
+        return VEC_NBYTES // self.t.itemsize
+
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
         """Return True if rows are walked: pieces are short, or only rows begin at vectors."""
-        if channels.n > 1 and channels.length * self.types[0].itemsize < PIECE_NBYTES:
+        if channels.n > 1 and channels.length * self.t.itemsize < PIECE_NBYTES:
             return True
-        width = self._columns
         row, tile = channels.n * channels.length, self._vectors(channels) * channels.length
-        by_vectors = aligned and row % width == 0 and tile <= width * THREADS
-        return by_vectors and channels.length % width > 0 and channels.n > 1
+        by_vectors = aligned and row % self.width == 0 and tile <= self.width * THREADS
+        return by_vectors and channels.length % self.width > 0 and channels.n > 1
 
     # ---- channels in shared memory ---------------------------------------------------------------
 
     def _shared_memory_tiles(self, channels: Channels, aligned: bool) -> Tiles | None:
         """Tiles that fit into shared memory; None where none do, or registers suffice."""
-        t, width = self.types[0], VEC_NBYTES // self.types[0].itemsize
-        if not (aligned and self.sums):
+        if not (aligned and self.sums) or self._fits(channels):
             return None
-        if channels.length % width == 0 and self._fits(channels, width):
-            return None
-        computed = computed_in(t).itemsize
-        return fit_tiles(self.device, channels, len(self.read), t.itemsize, computed, self.n_fields)
+        sizes = self.t.itemsize, computed_in(self.t).itemsize
+        return fit_tiles(self.device, channels, len(self.read), *sizes, self.n_fields)
 
     # ---- pieces ----------------------------------------------------------------------------------
 
     def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
-        width = VEC_NBYTES // self.types[0].itemsize
-        whole = aligned and channels.length % width == 0
-        if whole and self.sums and self._fits(channels, width):
-            return self._whole_channels(channels, width)
-        width = width if whole else 1
+        whole = aligned and channels.length % self.width == 0
+        if whole and self.sums and self._fits(channels):
+            return self._whole_channels(channels)
+        width = self.width if whole else 1
         n_slots = channels.elements // width
         batch = THREADS * self._depth(width)
         span = batch * ceil_div(n_slots, batch * MAX_PARTS)
@@ -242,28 +245,30 @@ class Call:
         layout = pieces(channels, width, span, THREADS)
         return self._schedule(symbol, PIECE_BLOCKS, channels.n, layout, work)
 
-    def _fits(self, channels: Channels, width: int) -> bool:
-        return channels.elements <= THREADS * self._depth(width) * width
+    def _fits(self, channels: Channels) -> bool:
+        """Return True if the registers of a block have room for the vectors of a channel."""
+        room = THREADS * self._depth(self.width) * self.width
+        return channels.length % self.width == 0 and channels.elements <= room
 
     def _depth(self, width: int) -> int:
         """Slots that a thread has in registers of each array that is read."""
-        of_all = CHANNEL_NBYTES // (width * self.types[0].itemsize) if width > 1 else SINGLE_SLOTS
+        of_all = CHANNEL_NBYTES // (width * self.t.itemsize) if width > 1 else SINGLE_SLOTS
         return of_all // len(self.read)
 
-    def _whole_channels(self, channels: Channels, width: int) -> Plan:
+    def _whole_channels(self, channels: Channels) -> Plan:
         """One block a channel, two slots a thread or as many as registers hold."""
-        n_slots = channels.elements // width
+        n_slots = channels.elements // self.width
         threads = min(THREADS, align_up(max(1, ceil_div(n_slots, 2)), WARP))
-        layout = pieces(channels, width, max(1, n_slots), threads)
+        layout = pieces(channels, self.width, max(1, n_slots), threads)
         config = Config((channels.n,), (threads,))
         return Plan((self._launch(self.kernels.channels, config, layout),))
 
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
-        matrix = Matrix(channels, self._tile(channels), self._columns)
+        matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
-        row_nbytes = matrix.row_elements * self.types[0].itemsize
+        row_nbytes = matrix.row_elements * self.t.itemsize
         nbytes = channels.outer * matrix.n_tiles * row_nbytes
         ring = self._ring() if aligned else 0
         blocks = RING_BLOCKS if ring else COLUMN_BLOCKS
@@ -284,9 +289,9 @@ class Call:
 
         Of 4-byte types, whose bytes take fewer instructions, as many rows are on their way without.
         """
-        if self.device.capability < ASYNC_COPIES or self.types[0].itemsize > 2:
+        if self.device.capability < ASYNC_COPIES or self.t.itemsize > 2:
             return 0
-        sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
+        sums = 2 * self.width * THREADS * computed_in(self.t).itemsize
         of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // RING_BLOCKS
         groups = (of_block - RESERVED_NBYTES - sums - TICKET_NBYTES) // self._group_nbytes
         return groups if groups >= RING_GROUPS else 0
@@ -294,7 +299,7 @@ class Call:
     @property
     def _group_nbytes(self) -> int:
         """Shared memory of a group of rows of all threads."""
-        return RING_ROWS * THREADS * self._columns * self.types[0].itemsize
+        return RING_ROWS * THREADS * self.width * self.t.itemsize
 
     def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
         """Rows of a thread that the L2 cache keeps.
@@ -307,19 +312,15 @@ class Call:
         nbytes = CACHED_BESIDE_RINGS if ring else CACHED_NBYTES
         return nbytes // (matrix.slots(n_parts) * VEC_NBYTES)
 
-    @property
-    def _columns(self) -> int:
-        return min(MAX_COLUMNS, VEC_NBYTES // self.types[0].itemsize)
-
     def _tile(self, channels: Channels) -> int:
         """Channels of a tile, which begins at a vector, or all."""
-        columns = min(THREADS, TILE_NBYTES // self.types[0].itemsize)
+        columns = min(THREADS, TILE_NBYTES // self.t.itemsize)
         channels_of_tile = max(1, columns // channels.length)
         return min(channels.n, align_up(channels_of_tile, self._vectors(channels)))
 
     def _vectors(self, channels: Channels) -> int:
         """The fewest channels that are a whole number of vectors."""
-        return self._columns // math.gcd(channels.length, self._columns)
+        return self.width // math.gcd(channels.length, self.width)
 
     # ---- launches --------------------------------------------------------------------------------
 
@@ -348,7 +349,7 @@ class Call:
         """Partial sums, coefficients and counters."""
         groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.of_group > 1 else 0
         counters = scratch.zeros(1 + 2 * MAX_TILES + groups, np.uint32)
-        accumulator = computed_in(self.types[0])
+        accumulator = computed_in(self.t)
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
@@ -356,7 +357,7 @@ class Call:
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
         args = (*self.arrays, self._halves, *self.options, *layout)
-        return Launch(symbol, config, args, slots(T=self.types[0]))
+        return Launch(symbol, config, args, slots(T=self.t))
 
     @property
     def _halves(self) -> np.void:

@@ -135,7 +135,6 @@ class Tiles:
 
     @property
     def n_tiles(self) -> int:
-        """Tiles of the array."""
         return ceil_div(self.channels.n, self.of_tile)
 
     @property

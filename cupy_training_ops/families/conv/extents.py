@@ -178,14 +178,6 @@ class Attributes:
             expected = f"pads and extents that a kernel over {reach} elements fits into"
             refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
 
-    def _check_reach(self, conv: Convolution) -> None:
-        """Refuse places that are too far away along an axis."""
-        axes = (conv.image, conv.output, conv.kernel, conv.strides, conv.dilations, conv.pads)
-        for image, output, kernel, stride, dilation, pad in zip(*axes, strict=True):
-            end = max(image + pad, output * stride) + (kernel - 1) * dilation
-            if end > MAX_EXTENT:
-                refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{end}")
-
     def _convolution(
         self,
         batch: int,
@@ -195,7 +187,12 @@ class Attributes:
         axes: list[Axis],
         pads: Shape,
     ) -> Convolution:
-        convolution = Convolution(
+        """The convolution of these extents of image and output, none too far along an axis."""
+        for axis, image, output, pad in zip(axes, *extents, pads, strict=True):
+            end = max(image + pad, output * axis.stride) + axis.reach - 1
+            if end > MAX_EXTENT:
+                refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{end}")
+        return Convolution(
             batch,
             channels,
             filters,
@@ -206,8 +203,6 @@ class Attributes:
             dilations=tuple(axis.dilation for axis in axes),
             pads=pads,
         )
-        self._check_reach(convolution)
-        return convolution
 
 
 @dataclass(frozen=True)

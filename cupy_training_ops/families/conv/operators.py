@@ -28,8 +28,8 @@ from ...dtypes import FLOATS
 from ...errors import ArgumentError, refuse, shown
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
-from .plan import gradients, image_plan
-from .plan_launches import bias_gradient
+from .plan import plan_wanted
+from .plan_launches import Wanted, bias_gradient
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 
@@ -130,8 +130,8 @@ class _Forward(_Convolution):
         return (Spec(shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, w: Spec, b: Spec | None, y: Spec) -> Plan:
-        how = {"is_gradient": self.is_transposed, "tf32": self.allow_tf32}
-        return image_plan(device, self.convolution(x, w), x, w, b, y, **how)
+        wanted = Wanted(x, x, w, y, b, is_gradient=self.is_transposed)
+        return plan_wanted(device, self.convolution(x, w), wanted, tf32=self.allow_tf32)
 
 
 class Conv(_Forward):
@@ -180,21 +180,14 @@ class _Gradient(_Convolution):
             refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")
         return Spec(x.shape, x.dtype), Spec(w.shape, x.dtype), Spec(shape[1:2], x.dtype)
 
-    def plan(
-        self,
-        device: Device,
-        dy: Spec,
-        x: Spec,
-        w: Spec,
-        dx: Spec | None,
-        dw: Spec | None,
-        db: Spec | None,
-    ) -> Plan:
+    def plan(self, device: Device, dy: Spec, x: Spec, w: Spec, *results: Spec | None) -> Plan:
         """A transposed convolution's X is the other's Y."""
+        dx, dw, db = results
         convolution, tf32 = self.convolution(x, w), self.allow_tf32
         if not self.is_transposed:
-            return gradients(device, convolution, (x, dy, w), dx, dw, db, tf32=tf32)
-        plan = gradients(device, convolution, (dy, x, w), dx, dw, is_gradient=False, tf32=tf32)
+            wanted = Wanted(x, dy, w, dx, is_gradient=True, dw=dw, db=db)
+            return plan_wanted(device, convolution, wanted, tf32=tf32)
+        plan = plan_wanted(device, convolution, Wanted(dy, x, w, dx, dw=dw), tf32=tf32)
         return plan if db is None else plan.then(bias_gradient(device, dy, db))
 
 

@@ -7,10 +7,9 @@ An array is of one type, the same in a call; a bias too.
 
 from __future__ import annotations
 
-import functools
 import math
+from dataclasses import replace
 
-from ...declare.schema import Spec
 from ...plan import Device, Plan
 from ...rules.widening import computed_in
 from .extents import Convolution
@@ -18,9 +17,9 @@ from .facts import AXES
 from .plan_depthwise import depthwise, depthwise_weight, goes_by_lines, is_depthwise
 from .plan_direct import direct_plan
 from .plan_gathered import SUMS_NBYTES, image_product, weight_sums
-from .plan_launches import Copies, bias_gradient, have_channels_last
+from .plan_launches import Wanted, bias_gradient, copies_of
 from .plan_model import can_stage, staged_image, staged_weight
-from .plan_staged import Wanted, staged_plan
+from .plan_staged import staged_plan
 from .plan_variants import (
     BIAS_ITEMSIZE,
     image_has_lines,
@@ -31,113 +30,76 @@ from .plan_variants import (
 )
 
 
-def image_plan(
-    device: Device,
-    convolution: Convolution,
-    read: Spec,
-    w: Spec,
-    bias: Spec | None,
-    written: Spec,
-    *,
-    is_gradient: bool = False,
-    tf32: bool = False,
+def plan_wanted(
+    device: Device, convolution: Convolution, wanted: Wanted, *, tf32: bool = False
 ) -> Plan:
-    """Y from X and W, or its data gradient, X from Y and W; with a bias for each channel.
+    """The wanted results; an array that several of them read is staged once.
 
-    What no element of Y reaches is the bias.
+    A bias is added to each channel of an image, also where no element of Y reaches.
     """
     conv = convolution.padded_to(AXES)
-    if not written.size:
+    x, y, w, image, dw = wanted.x, wanted.y, wanted.w, wanted.image, wanted.dw
+    if not wanted.sums and (image is None or not image.size):
         return Plan()
-    wanted = Wanted(read, read, w, written, bias, is_gradient)
-    if is_gradient:
+    if wanted.is_gradient:
         direct = direct_plan(device, conv, wanted, tf32)
         if direct is not None:
             return direct
-    is_last = have_channels_last(read, w, written)
-    is_last = is_last and not can_stage(device, conv, written.dtype)
-    if is_last and not goes_by_lines(conv, read, written):
-        copies = Copies(written.dtype)
-        copied = (copies.source(read), copies.source(w), bias, copies.target(written))
-        plan = image_plan(device, convolution, *copied, is_gradient=is_gradient, tf32=tf32)
-        return copies.plan(plan)
-    arrays = read, w, bias, written
+    is_last = wanted.has_channels_last and not can_stage(device, conv, wanted.dtype)
+    if is_last and not goes_by_lines(conv, x, y, image):
+        copies = copies_of(wanted.dtype)
+        of_x = copies.source(x)
+        copied = replace(
+            wanted,
+            x=of_x,
+            y=of_x if y is x else copies.source(y),
+            w=None if w is None else copies.source(w),
+            image=copies.optional_target(image),
+            dw=copies.optional_target(dw),
+        )
+        return copies.plan(plan_wanted(device, convolution, copied, tf32=tf32))
+    is_staged = image is not None and dw is not None and staged_weight(device, conv, wanted, tf32)
+    if is_staged and staged_image(device, conv, wanted, tf32):
+        return staged_plan(device, conv, wanted, tf32)
+    of_weights = Wanted(x, y, dw=dw, db=wanted.db)
+    if image is None:
+        return _weight_plan(device, conv, of_weights, tf32)
+    of_image = replace(wanted, x=wanted.source, y=wanted.source, dw=None, db=None)
+    plan = _image_plan(device, conv, of_image, tf32)
+    return plan.then(_weight_plan(device, conv, of_weights, tf32)) if wanted.sums else plan
+
+
+def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
+    """A convolution or its data gradient alone."""
+    read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
+    if not written.size:
+        return Plan()
     if is_depthwise(conv):
-        return depthwise(device, conv, arrays, is_gradient=is_gradient)
-    if staged_image(device, conv, (read, written, w), tf32):
-        return staged_plan(device, conv, written.dtype, tf32, wanted)
-    walked = spread_residues(conv) if is_gradient and bias is None else conv
+        return depthwise(device, conv, wanted)
+    if staged_image(device, conv, wanted, tf32):
+        return staged_plan(device, conv, wanted, tf32)
+    walked = spread_residues(conv) if is_gradient and wanted.bias is None else conv
     lines = walked is conv and image_has_lines(device, conv, read, written, tf32)
     how = {"is_gradient": is_gradient, "lines": lines}
-    variant = image_variant(device, walked, written.dtype, tf32, **how)
-    return image_product(device, walked, variant, arrays, is_gradient=is_gradient, unspread=conv)
+    variant = image_variant(device, walked, wanted.dtype, tf32, **how)
+    return image_product(device, walked, variant, wanted, conv)
 
 
-def weight_gradient(
-    device: Device,
-    convolution: Convolution,
-    x: Spec,
-    y: Spec,
-    w: Spec | None,
-    bias: Spec | None = None,
-    *,
-    tf32: bool = False,
-) -> Plan:
-    """The wanted gradients of W and a bias, from X and Y; zeros where there is nothing to sum."""
-    conv = convolution.padded_to(AXES)
-    if w is None and bias is None:
-        return Plan()
-    wanted = Wanted(x, y, dw=w, db=bias)
+def _weight_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
+    """The gradients of W and a bias alone; zeros where there is nothing to sum."""
     direct = direct_plan(device, conv, wanted, tf32)
     if direct is not None:
         return direct
-    if staged_weight(device, conv, (x, y, w), tf32):
-        return staged_plan(device, conv, y.dtype, tf32, wanted)
-    of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
+    if staged_weight(device, conv, wanted, tf32):
+        return staged_plan(device, conv, wanted, tf32)
+    of_w = math.prod(conv.w_shape) * computed_in(wanted.dtype).itemsize
     if is_depthwise(conv) and of_w <= SUMS_NBYTES:
-        return depthwise_weight(device, conv, (x, y, w, bias))
-    lines = weight_kernel(device, conv, x, y, tf32) == "conv__weight_lines"
-    variant = weight_variant(device, conv, y.dtype, tf32, lines=lines)
-    if lines or y.dtype.itemsize == BIAS_ITEMSIZE:
-        return weight_sums(device, conv, variant, (x, y, w, bias))
-    plan = Plan() if bias is None else bias_gradient(device, y, bias)
-    if w is None:
+        return depthwise_weight(device, conv, wanted)
+    lines = weight_kernel(device, conv, wanted.x, wanted.y, tf32) == "conv__weight_lines"
+    variant = weight_variant(device, conv, wanted.dtype, tf32, lines=lines)
+    if lines or wanted.dtype.itemsize == BIAS_ITEMSIZE:
+        return weight_sums(device, conv, variant, wanted)
+    plan = Plan() if wanted.db is None else bias_gradient(device, wanted.y, wanted.db)
+    if wanted.dw is None:
         return plan
-    return weight_sums(device, conv, variant, (x, y, w, None)).then(plan)
-
-
-def gradients(
-    device: Device,
-    convolution: Convolution,
-    inputs: tuple[Spec, Spec, Spec],
-    image: Spec | None,
-    dw: Spec | None,
-    db: Spec | None = None,
-    *,
-    is_gradient: bool = True,
-    tf32: bool = False,
-) -> Plan:
-    """The wanted ones of an image, dW and dB, from (X, Y, W), which are staged once."""
-    x, y, w = inputs
-    conv = convolution.padded_to(AXES)
-    wanted = Wanted(x, y, w, image, None, is_gradient, dw, db)
-    if is_gradient:
-        direct = direct_plan(device, conv, wanted, tf32)
-        if direct is not None:
-            return direct
-    is_last = have_channels_last(*inputs, image, dw) and not can_stage(device, conv, y.dtype)
-    if is_last and not goes_by_lines(conv, x, y, image):
-        copies = Copies(y.dtype)
-        copied = (copies.source(x), copies.source(y), copies.source(w))
-        written = copies.optional_target(image), copies.optional_target(dw), db
-        of_copies = functools.partial(gradients, is_gradient=is_gradient, tf32=tf32)
-        return copies.plan(of_copies(device, convolution, copied, *written))
-    if image is None:
-        return weight_gradient(device, convolution, x, y, dw, db, tf32=tf32)
-    read = y if is_gradient else x
-    is_staged = staged_weight(device, conv, (x, y, w, image, dw), tf32) and dw is not None
-    if is_staged and staged_image(device, conv, (read, image, x, y, w, dw), tf32):
-        return staged_plan(device, conv, y.dtype, tf32, wanted)
-    of_image = functools.partial(image_plan, is_gradient=is_gradient, tf32=tf32)
-    plan = of_image(device, convolution, read, w, None, image)
-    return plan.then(weight_gradient(device, convolution, x, y, dw, db, tf32=tf32))
+    return weight_sums(device, conv, variant, replace(wanted, db=None)).then(plan)

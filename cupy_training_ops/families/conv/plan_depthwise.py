@@ -36,8 +36,7 @@ from .facts import (
     WIDE_TAPS,
     DepthwiseLayout,
 )
-from .plan_gathered import ImageArrays, WeightArrays
-from .plan_launches import geometry, have_channels_last, total
+from .plan_launches import Wanted, geometry, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 
 WALKED_ROWS = 14  # of a strip
@@ -65,33 +64,29 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
     )
 
 
-def depthwise(device: Device, conv: Convolution, arrays: ImageArrays, *, is_gradient: bool) -> Plan:
+def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """A convolution or its data gradient."""
-    if have_channels_last(arrays[0]):
-        return _lines(device, conv, arrays, is_gradient=is_gradient)
-    symbol, written = "conv__depthwise", conv.output
-    if is_gradient:
-        symbol, written = "conv__depthwise_gradient", conv.image
-    channels = math.prod(arrays[-1].shape[:2])
-    config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
-    args = (*arrays, _layout(conv, written, (arrays[0], arrays[-1])))
-    slots = small_variant(arrays[0].dtype).slots
-    return Plan((Launch(symbol, config, args, slots),))
-
-
-def _lines(device: Device, conv: Convolution, arrays: ImageArrays, *, is_gradient: bool) -> Plan:
-    dtype, written = arrays[0].dtype, conv.image if is_gradient else conv.output
+    read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
+    arrays = (read, wanted.w, wanted.bias, written)
+    walked = conv.image if is_gradient else conv.output
+    if not read.channels_last:
+        symbol = "conv__depthwise_gradient" if is_gradient else "conv__depthwise"
+        blocks = ceil_div(math.prod(written.shape[:2]) * math.prod(_strips(walked)), THREADS)
+        args = (*arrays, _layout(conv, walked, (read, written)))
+        slots = small_variant(read.dtype).slots
+        return Plan((Launch(symbol, Config((blocks,), (THREADS,)), args, slots),))
     symbol, how = "conv__depthwise_lines", tuple[int, ...]()
-    width = VEC_NBYTES // dtype.itemsize
+    width = VEC_NBYTES // read.dtype.itemsize
     if _can_walk(conv):
         symbol, how, width = "conv__depthwise_walks", (WALKED_ROWS,), LINE_SUMS
-        written = _walks(written)
+        walked = _walks(walked)
     tiles, rows = _line_tiles(conv, width)
-    parts, of_block = _parts(device, conv, written, tiles, rows)
-    layout = _layout(conv, written, (arrays[0], arrays[-1]))
+    parts, of_block = _parts(device, conv, walked, tiles, rows)
     config = Config((parts * tiles,), (THREADS,))
-    args = (*arrays, of_block, *how, is_gradient, layout)
-    return Plan((Launch(symbol, config, args, lines_variant(dtype, sums=False).slots),))
+    layout = _layout(conv, walked, (read, written))
+    line_args = (*arrays, of_block, *how, is_gradient, layout)
+    slots = lines_variant(read.dtype, sums=False).slots
+    return Plan((Launch(symbol, config, line_args, slots),))
 
 
 def _can_walk(conv: Convolution) -> bool:
@@ -106,45 +101,40 @@ def _walks(extents: Shape) -> Shape:
     return (extents[0], ceil_div(extents[1], WALKED_ROWS), extents[2])
 
 
-def depthwise_weight(device: Device, conv: Convolution, arrays: WeightArrays) -> Plan:
+def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """Sums of parts of the strips, then of all; those of a bias are the same without W."""
-    x, y, w, bias = arrays
-    by_lines = have_channels_last(y)
-    variant = lines_variant(y.dtype, sums=True) if by_lines else small_variant(y.dtype)
-    slots = variant.slots
-    is_wide = not by_lines and _has_wide_tiles(conv, y)
-    at_once = WIDE_TAPS if is_wide else TAPS
+    x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
+    at_once = WIDE_TAPS if not y.channels_last and _has_wide_tiles(conv, y) else TAPS
     tiles = math.prod(ceil_div(k, at_once) for k in conv.kernel[1:]) * conv.kernel[0]
-    wanted = ceil_div(AT_ONCE * device.multiprocessors, tiles * conv.filters)
-    parts, blocks = min(wanted, conv.batch), tiles * conv.filters  # of a part
-    of_part: tuple[int, ...] = (parts,)
-    walked = conv.output
-    walks = by_lines and _can_walk(conv)
-    if by_lines:
-        walked = _walks(walked) if walks else walked
+    of_part: tuple[int, ...]
+    if y.channels_last:
+        walks, slots = _can_walk(conv), lines_variant(y.dtype, sums=True).slots
+        symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
+        walked = _walks(conv.output) if walks else conv.output
         line_tiles, rows = _line_tiles(conv, LINE_SUMS)
-        blocks = tiles * line_tiles
+        blocks = tiles * line_tiles  # of a part
         parts, n_strips = _parts(device, conv, walked, blocks, rows)
         of_part = (n_strips, WALKED_ROWS) if walks else (n_strips,)
+    else:
+        symbol, slots = "conv__depthwise_weight", small_variant(y.dtype).slots
+        if at_once == WIDE_TAPS:
+            symbol = "conv__depthwise_weight_wide"
+        walked, blocks = conv.output, tiles * conv.filters
+        parts = min(ceil_div(AT_ONCE * device.multiprocessors, blocks), conv.batch)
+        of_part = (parts,)
     parts = parts if math.prod(conv.output) else 0
-    scratch = ScratchMemory()
-
-    def take_sums(spec: Spec | None) -> Scratch | None:
-        if spec is None or not parts:
-            return None
-        return scratch.take(parts * spec.size, computed_in(spec.dtype))
-
-    sums = take_sums(w), take_sums(bias)
-    pairs = [(spec, part) for spec, part in zip((w, bias), sums, strict=True) if spec is not None]
-    steps: list[Launch] = [total(part, spec, parts, slots) for spec, part in pairs]
-    if parts and steps:
-        config = Config((parts * blocks,), (THREADS,))
+    scratch, steps = ScratchMemory(), list[Launch]()
+    sums: list[Scratch | None] = []
+    for spec in (w, bias):
+        if spec is None:
+            sums.append(None)
+            continue
+        sums.append(scratch.take(parts * spec.size, computed_in(spec.dtype)) if parts else None)
+        steps.append(total(sums[-1], spec, parts, slots))
+    if parts:
         layout = _layout(conv, walked, (x, y))
         args = (None if w is None else x, y, *sums, *of_part, layout)
-        symbol = "conv__depthwise_weight_wide" if is_wide else "conv__depthwise_weight"
-        if by_lines:
-            symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
-        steps.insert(0, Launch(symbol, config, args, slots))
+        steps.insert(0, Launch(symbol, Config((parts * blocks,), (THREADS,)), args, slots))
     return scratch.plan(*steps)
 
 

@@ -6,7 +6,6 @@ See cuda_src/conv/direct.cuh.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 
@@ -44,9 +43,9 @@ from .facts import (
     StagedArray,
     StagingLayout,
 )
-from .plan_launches import Copies, summers, total
+from .plan_launches import Wanted, copies_of, summers, total
 from .plan_model import OTHER_SHARED_NBYTES
-from .plan_staged import Wanted, neighbours
+from .plan_staged import neighbours
 from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant, window
 
 FILTERS = 16  # of which there are multiples, and at most PANEL
@@ -82,26 +81,27 @@ def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -
     None if no kernels read it so.
     """
     y = wanted.y
-    assert y is not None
     if goes_direct(device, conv, y, tf32):
-        return _gradients(device, conv, wanted, y)
+        return _gradients(device, conv, wanted)
     lies_so = replace(y, channels_last=True, aligned=True)
     if y.channels_last or not goes_direct(device, conv, lies_so, tf32):
         return None
-    copies = Copies(y.dtype)
-    copy = copies.stage(y, functools.partial(_staging, device, conv))
-    return copies.plan(_gradients(device, conv, wanted, copy))
+    copies = copies_of(y.dtype)
+    copy, piece = copies.copy(y, last=True)
+    copies.before.append(_staging(device, conv, y, piece))
+    return copies.plan(_gradients(device, conv, replace(wanted, y=copy)))
 
 
-def _gradients(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
-    image = Plan() if wanted.image is None else _image(device, conv, wanted, y)
-    return image.then(_weight(device, conv, wanted, y)) if wanted.sums else image
+def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
+    if wanted.image is None:
+        return _weight(device, conv, wanted)
+    image = _image(device, conv, wanted)
+    return image.then(_weight(device, conv, wanted)) if wanted.sums else image
 
 
-def _image(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
+def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """The gradient of X, with a bias for each channel."""
-    x, w = wanted.image, wanted.w
-    assert x is not None
+    y, w, x = wanted.y, wanted.w, wanted.target
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
     config = Config((blocks,), (DIRECT_THREADS,), image_nbytes(conv, y.dtype))
@@ -109,10 +109,9 @@ def _image(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
     return Plan((Launch("conv__direct_image", config, args, direct_variant(y.dtype).slots),))
 
 
-def _weight(device: Device, conv: Convolution, wanted: Wanted, y: Spec) -> Plan:
+def _weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """The gradients of W and of a bias, which has the same bits without W."""
-    x, w, bias = wanted.x, wanted.dw, wanted.db
-    assert x is not None
+    x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     slots = direct_variant(y.dtype).slots
     layout = _layout(conv, x, w, conv.output, (1,) * 3, DIRECT_DEPTH)
     column_tiles = ceil_div(conv.kernel[1] * int(layout["window"][1]) * DIRECT_RUN, DIRECT_COLUMNS)

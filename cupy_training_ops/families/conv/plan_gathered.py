@@ -16,14 +16,12 @@ from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_val
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import AXES, COLUMNS, THREADS, ImageLayout, WeightLayout
-from .plan_launches import geometry, summers, taps, total
-from .plan_variants import Variant, parts_of_sum, residues, small_variant, stages, weight_kernel
+from .plan_launches import Wanted, geometry, summers, taps, total
+from .plan_variants import Sides, Variant, parts_of_sum, small_variant, stages, weight_kernel
 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
 
-ImageArrays = tuple[Spec, Spec, Spec | None, Spec]  # read, W, bias, written
-WeightArrays = tuple[Spec, Spec, Spec | None, Spec | None]  # X, Y, W and bias, None if not wanted
 Parts = Scratch | None  # sums of parts
 
 
@@ -31,29 +29,22 @@ Parts = Scratch | None  # sums of parts
 
 
 def image_product(
-    device: Device,
-    conv: Convolution,
-    variant: Variant,
-    arrays: ImageArrays,
-    *,
-    is_gradient: bool,
-    unspread: Convolution,
+    device: Device, conv: Convolution, variant: Variant, wanted: Wanted, unspread: Convolution
 ) -> Plan:
     """W is packed, and multiplied, some tiles of rows at a time."""
-    read, w, bias, written = arrays
-    product = ImageProduct(conv, variant, is_gradient=is_gradient)
+    product = ImageProduct(conv, variant, is_gradient=wanted.is_gradient)
     tiles = conv.group * product.row_tiles
-    at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))
+    at_once = max(1, PACKED_NBYTES // (product.packed_size * wanted.dtype.itemsize))
     scratch, steps = ScratchMemory(), []
-    packed = scratch.take(min(tiles, at_once) * product.packed_size, w.dtype)
+    packed = scratch.take(min(tiles, at_once) * product.packed_size, wanted.dtype)
     for first in range(0, tiles, at_once):
         count = min(at_once, tiles - first)
         layout = product.layout(first, count, unspread)
         packing = Config((count * product.packing_blocks,), (THREADS,))
-        args = (w, packed, layout)
+        args = (wanted.w, packed, layout)
         steps.append(Launch(variant.kernel("conv__pack"), packing, args, variant.slots))
         blocks = count * product.column_tiles * math.prod(product.of_axes)
-        specs = (read, packed, bias, written)
+        specs = (wanted.source, packed, wanted.bias, wanted.image)
         steps.append(_product_launch(device, product, specs, layout, blocks))
     return scratch.plan(*steps)
 
@@ -65,12 +56,8 @@ class ImageProduct:
         self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
     ) -> None:
         self.conv, self.variant, self.is_gradient = conv, variant, is_gradient
-        self.extents, self.read_extents = conv.output, conv.image
-        self.rows, self.depth = conv.group_filters, conv.group_channels
-        if is_gradient:
-            self.extents, self.read_extents = self.read_extents, self.extents
-            self.rows, self.depth = self.depth, self.rows
-        self.of_axes = residues(conv) if is_gradient else (1,) * AXES
+        sides = Sides.of(conv, is_gradient)
+        self.rows, self.depth, self.extents, self.read_extents, self.of_axes = sides
         self.column_tiles = _column_tiles(conv, self.extents, self.of_axes, columns)
         self.row_tiles = ceil_div(self.rows, variant.rows)
         self.parts = ceil_div(self.depth, variant.depth)
@@ -139,12 +126,12 @@ def _tap_steps(conv: Convolution) -> Shape:
 # ---- the gradient of weights ---------------------------------------------------------------------
 
 
-def weight_sums(device: Device, conv: Convolution, variant: Variant, arrays: WeightArrays) -> Plan:
+def weight_sums(device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> Plan:
     """The gradient of the weights, and that of a bias.
 
     A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
     """
-    x, y, w, bias = arrays
+    x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     product = WeightProduct(device, conv, variant)
     scratch, parts, dtype = ScratchMemory(), product.parts, computed_in(y.dtype)
     y_sums = sums = None

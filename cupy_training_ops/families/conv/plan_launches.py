@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Launches that several plans share: sums of parts, the gradient of a bias, copies of layouts."""
+"""What several plans share: the wanted results, sums of parts, a bias's gradient, copies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
-from ...planning import other_layouts
 from ...planning.fast_division import divisor
+from ...planning.other_layouts import Copies
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
 from .facts import BLOCKS, SIDE, THREADS
@@ -20,6 +21,50 @@ SUMMERS = 8  # threads that add up many parts of one number
 LINES = 64  # of a block that sums, at least
 
 Slots = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The results wanted of X, Y and W: an image, from Y or X, and gradients of W and a bias.
+
+    Of an image alone, what it is computed from stands for X and Y.
+    """
+
+    x: Spec
+    y: Spec
+    w: Spec | None = None
+    image: Spec | None = None
+    bias: Spec | None = None  # that is added to the image
+    is_gradient: bool = False
+    dw: Spec | None = None
+    db: Spec | None = None
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type of all."""
+        return self.x.dtype
+
+    @property
+    def source(self) -> Spec:
+        """The array that the image is computed from."""
+        return self.y if self.is_gradient else self.x
+
+    @property
+    def target(self) -> Spec:
+        """The image, where one is wanted."""
+        assert self.image is not None
+        return self.image
+
+    @property
+    def sums(self) -> bool:
+        """Return True if there is a sum over positions."""
+        return self.dw is not None or self.db is not None
+
+    @property
+    def has_channels_last(self) -> bool:
+        """Return True if an array has its channels last."""
+        arrays = (self.x, self.y, self.w, self.image, self.dw)
+        return any(spec is not None and spec.channels_last for spec in arrays)
 
 
 def geometry(conv: Convolution) -> dict[str, Shape]:
@@ -83,22 +128,6 @@ def _sums_of_lines(device: Device, y: Spec, bias: Spec, slots: Slots) -> Plan:
     return scratch.plan(step, total(sums, bias, parts, slots))
 
 
-# ---- layouts -------------------------------------------------------------------------------------
-
-
-def have_channels_last(*arrays: Spec | None) -> bool:
-    """Return True if an array has its channels last."""
-    return any(spec is not None and spec.channels_last for spec in arrays)
-
-
-class Copies(other_layouts.Copies):
-    """C-contiguous arrays in scratch memory, or staged ones with their channels side by side."""
-
-    def __init__(self, dtype: Dtype) -> None:
-        super().__init__("conv__transpose", small_variant(dtype).slots)
-
-    def stage(self, spec: Spec, launch: Callable[[Spec, Scratch], Launch]) -> Spec:
-        """A copy of an array that is read, with its channels side by side, by this launch."""
-        copy, piece = self.copy(spec, last=True)
-        self.before.append(launch(spec, piece))
-        return copy
+def copies_of(dtype: Dtype) -> Copies:
+    """Copies of arrays that kernels do not read or write as they lie."""
+    return Copies("conv__transpose", small_variant(dtype).slots)

@@ -7,7 +7,6 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from ...declare.schema import Spec
 from ...dtypes import FLOAT32, Dtype
 from ...plan import SCRATCH_ALIGNMENT, VEC_NBYTES, Device, align_up, ceil_div
 from .extents import Convolution
@@ -30,14 +29,14 @@ from .facts import (
     TALL_GROUPS_THREADS,
     StagedRow,
 )
-from .plan_launches import have_channels_last
+from .plan_launches import Wanted
 from .plan_variants import (
     TENSOR_CORES,
+    Sides,
     choices,
     image_has_lines,
     is_single,
     multiply_by_warpgroups,
-    residues,
     weight_kernel,
 )
 
@@ -48,8 +47,6 @@ MOST_SUMS_NBYTES = 32 * 1024**2
 MOST_VECTORS = 2**31 - 1
 LEAST_PRODUCTS = 128  # on an H200 51 are too few, and 205 enough
 LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
-
-Arrays = tuple[Spec, Spec, *tuple[Spec | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -122,28 +119,25 @@ def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
     return replace(conv, group=conv.group // max(fitting, default=1))
 
 
-def staged_image(device: Device, conv: Convolution, arrays: Arrays, tf32: bool) -> bool:
-    """Return True if staging pays for an image; arrays: (read, written, ...)."""
-    read, written, *_ = arrays
-    lines = image_has_lines(device, conv, read, written, tf32)
-    return _staging_pays(device, conv, arrays, tf32, lines=lines)
+def staged_image(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> bool:
+    """Return True if staging pays for an image."""
+    lines = image_has_lines(device, conv, wanted.source, wanted.target, tf32)
+    return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
 
-def staged_weight(device: Device, conv: Convolution, arrays: Arrays, tf32: bool) -> bool:
-    """Return True if staging pays for the gradients of W and a bias; arrays: (X, Y, ...)."""
-    x, y, *_ = arrays
-    lines = weight_kernel(device, conv, x, y, tf32) == "conv__weight_lines"
-    return _staging_pays(device, conv, arrays, tf32, lines=lines)
+def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> bool:
+    """Return True if staging pays for the gradients of W and a bias."""
+    lines = weight_kernel(device, conv, wanted.x, wanted.y, tf32) == "conv__weight_lines"
+    return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
 
 def _staging_pays(
-    device: Device, conv: Convolution, arrays: Arrays, tf32: bool, *, lines: bool
+    device: Device, conv: Convolution, wanted: Wanted, tf32: bool, *, lines: bool
 ) -> bool:
     """lines: tensor cores would multiply lines of both arrays as they lie."""
-    dtype = arrays[0].dtype
-    without_tensor_cores = dtype == FLOAT32 and not tf32 and is_single(conv)
+    without_tensor_cores = wanted.dtype == FLOAT32 and not tf32 and is_single(conv)
     pays = _multiplies_often(conv) or not (lines or without_tensor_cores)
-    return (pays or have_channels_last(*arrays)) and can_stage(device, conv, dtype)
+    return (pays or wanted.has_channels_last) and can_stage(device, conv, wanted.dtype)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
@@ -201,14 +195,11 @@ def image_blocks(
     tile: Tile, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
     """Blocks of a convolution or its data gradient; residues of strides count as alike."""
-    written, read, positions = conv.group_filters, conv.group_channels, conv.output
-    n_residues = 1
-    if is_gradient:
-        written, read, positions = read, written, conv.image
-        n_residues = math.prod(residues(conv))
-    columns = ceil_div(conv.batch * math.prod(positions), n_residues * tile.columns)
-    steps = math.prod(conv.kernel) * read / n_residues * dtype.itemsize / LINE_NBYTES
-    count = conv.group * n_residues * ceil_div(written, rows) * columns
+    sides = Sides.of(conv, is_gradient)
+    n_residues = math.prod(sides.residues)
+    columns = ceil_div(conv.batch * math.prod(sides.written), n_residues * tile.columns)
+    steps = math.prod(conv.kernel) * sides.depth / n_residues * dtype.itemsize / LINE_NBYTES
+    count = conv.group * n_residues * ceil_div(sides.rows, rows) * columns
     return Blocks(count, steps * tile.step_cost + BLOCK_COST)
 
 

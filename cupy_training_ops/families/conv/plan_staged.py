@@ -7,8 +7,7 @@ See cuda_src/conv/staged_tile.cuh and staging.cuh.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,31 +42,12 @@ from .facts import (
     WeightLayout,
 )
 from .plan_gathered import ImageProduct
-from .plan_launches import bias_gradient, geometry, summers, total
+from .plan_launches import Wanted, bias_gradient, geometry, summers, total
 from .plan_model import image_rows, join_groups, tile_nbytes, tiles_of, weight_tiles
 from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
 SUMMING_COLUMNS = 4  # tiles of columns, at most, beside which floats are summed
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The results wanted of X, Y and W: an image, from Y or X, and gradients of W and a bias."""
-
-    x: Spec | None
-    y: Spec | None
-    w: Spec | None = None
-    image: Spec | None = None
-    bias: Spec | None = None  # that is added to the image
-    is_gradient: bool = False
-    dw: Spec | None = None
-    db: Spec | None = None
-
-    @property
-    def sums(self) -> bool:
-        """Return True if there is a sum over positions."""
-        return self.dw is not None or self.db is not None
 
 
 class Staging:
@@ -82,9 +62,8 @@ class Staging:
         unjoined: Convolution,
     ) -> None:
         self.unjoined, self.n_joined = unjoined, unjoined.group // conv.group
-        self.conv, self.dtype, self.is_gradient = conv, variant.dtype, wanted.is_gradient
-        self.by_warpgroups = variant.warpgroups
-        self.width = VEC_NBYTES // self.dtype.itemsize
+        self.conv, self.is_gradient = conv, wanted.is_gradient
+        self.variant, self.width = variant, VEC_NBYTES // variant.dtype.itemsize
         reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
         reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
         self.arrays = {
@@ -125,7 +104,7 @@ class Staging:
             return spec
         if name == "w" and self.w_as_it_lies:
             return spec
-        return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
+        return scratch.take(n * self.variant.pad_channels(channels) * plane, self.variant.dtype)
 
     @property
     def w_as_it_lies(self) -> bool:
@@ -133,7 +112,7 @@ class Staging:
         w, conv = self.arrays["w"], self.conv
         lies = w is not None and w.aligned and is_single(conv)
         fits = conv.group_channels % self.width == 0 and conv.group_filters % PANEL == 0
-        can = self.by_warpgroups and self.is_gradient and self.n_joined == 1
+        can = self.variant.warpgroups and self.is_gradient and self.n_joined == 1
         return can and lies and fits
 
     def _is_last(self, name: str) -> bool:
@@ -143,7 +122,7 @@ class Staging:
             return False
         return spec.channels_last or plane == 1
 
-    def launches(self, slots: Mapping[str, str]) -> list[Launch]:
+    def launches(self) -> list[Launch]:
         """The launch that stages all arrays, if any needs it."""
         fields = {name: self._array(name) for name in self.arrays}
         blocks = sum(int(field["blocks"]) for field in fields.values())
@@ -156,7 +135,7 @@ class Staging:
             **geometry(self.conv),
             n_rows=self.n_rows,
             positions=self.positions,
-            vectors=align_up(self.conv.channels, self.width) // self.width,
+            vectors=ceil_div(self.conv.channels, self.width),
         )
         args = [
             a
@@ -164,7 +143,7 @@ class Staging:
             for a in ((self.arrays[name], self.at[name]) if field["blocks"] else (None, None))
         ]
         config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return [Launch("conv__stage", config, (*args, self.rows, layout), dict(slots))]
+        return [Launch("conv__stage", config, (*args, self.rows, layout), self.variant.slots)]
 
     def _groups(self) -> np.void:
         conv, w = self.unjoined, self.arrays["w"]
@@ -180,20 +159,19 @@ class Staging:
 
     def _array(self, name: str) -> np.void:
         n, channels, plane = self.lines[name]
-        spec, padded = self.arrays[name], align_up(channels, self.width)
+        spec, padded = self.arrays[name], self.variant.pad_channels(channels)
         plane_tiles = ceil_div(plane, PANEL)
         blocks = n * plane_tiles * ceil_div(padded, PANEL)
         if name == "w" and self.n_joined > 1:
             blocks = ceil_div(n * channels * plane // self.width, THREADS)
         is_staged = isinstance(self.at[name], Scratch)
+        together = _loaded_together(channels, plane, self.width, spec)
         return by_value(
             StagedArray,
             channels=channels,
             padded=padded,
             plane=plane,
-            width=-1
-            if self._is_last(name)
-            else _loaded_together(channels, plane, self.width, spec),
+            width=-1 if self._is_last(name) else together,
             plane_tiles=plane_tiles,
             blocks=blocks if is_staged else 0,
         )
@@ -216,32 +194,27 @@ def neighbours(plane: int, width: int, spec: Spec | None) -> int:
 # ---- plans --------------------------------------------------------------------------------------
 
 
-def staged_plan(
-    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted
-) -> Plan:
+def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan:
     """One launch that stages what others read, each array once."""
-    of_bias, y = wanted.db, wanted.y
-    if of_bias is not None and y is not None and not _sums_y(device, conv, y, tf32):
-        rest = replace(wanted, db=None)
-        rows = tile_rows(device, join_groups(conv, dtype), dtype, wanted)
-        slots = staged_variant(device, dtype, rows, tf32=tf32).slots
-        bias = bias_gradient(device, y, of_bias, slots)
-        has_more = rest.sums or rest.image is not None
-        return staged_plan(device, conv, dtype, tf32, rest).then(bias) if has_more else bias
-    scratch = ScratchMemory()
+    y, dtype = wanted.y, wanted.dtype
     unjoined, conv = conv, join_groups(conv, dtype)
-    rounds = tf32 and dtype == FLOAT32
-    image = sums = None
     rows = tile_rows(device, conv, dtype, wanted)
-    variant = staged_variant(device, dtype, rows, tf32=rounds)
+    variant = staged_variant(device, dtype, rows, tf32=tf32 and dtype == FLOAT32)
+    if wanted.db is not None and not _sums_y(device, conv, y, tf32):
+        bias = bias_gradient(device, y, wanted.db, variant.slots)
+        rest = replace(wanted, db=None)
+        has_more = rest.sums or rest.image is not None
+        return staged_plan(device, unjoined, rest, tf32).then(bias) if has_more else bias
+    scratch = ScratchMemory()
+    image = sums = None
     staging = Staging(conv, variant, scratch, wanted, unjoined)
     if wanted.sums:
         sums = _Sums(device, conv, variant, wanted, scratch, unjoined)
     if wanted.image is not None:
         image = _Image(device, conv, variant, wanted)
-    steps = [*staging.launches(variant.slots), _product(device, variant, image, sums, staging)]
+    steps = [*staging.launches(), _product(device, variant, image, sums, staging)]
     if sums is not None:
-        steps.append(sums.totals(staging))
+        steps.append(sums.totals())
     return scratch.plan(*steps)
 
 
@@ -256,7 +229,7 @@ def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
     lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
     if not (tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)):
         return False
-    return weight_tiles(device, join_groups(conv, y.dtype), y.dtype).column_tiles <= SUMMING_COLUMNS
+    return weight_tiles(device, conv, y.dtype).column_tiles <= SUMMING_COLUMNS
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
@@ -293,7 +266,7 @@ class _Image:
     """A convolution or its data gradient."""
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
-        self.conv, self.variant, self.wanted = conv, variant, wanted
+        self.conv, self.wanted = conv, wanted
         columns = tiles_of(device, variant.dtype)[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
         self.residues = math.prod(self.product.of_axes)
@@ -311,10 +284,8 @@ class _Image:
 
     def _staged_image(self, staging: Staging) -> np.void:
         """The struct StagedImage: how the image is written, and where W is."""
-        product, image, w = self.product, self.wanted.image, self.wanted.w
+        product, image, w = self.product, self.wanted.target, self.wanted.w
         width = staging.width
-        assert image is not None
-        assert w is not None
         together = 1
         if image.channels_last:
             together = width if image.aligned and image.shape[1] % width == 0 else 1
@@ -325,7 +296,7 @@ class _Image:
         if staging.w_as_it_lies:
             w_tap = product.rows // width
             w_row = of_kernel * w_tap
-        elif self.wanted.is_gradient and w.channels_last and staging.n_joined == 1:
+        elif self.wanted.is_gradient and w and w.channels_last and staging.n_joined == 1:
             w_row, w_tap = depth, product.rows * depth
         return by_value(
             StagedImage,
@@ -366,15 +337,14 @@ class _Sums:
             self.sums = scratch.take(size, FLOAT32)
         if wanted.db is not None:
             self.y_sums = scratch.take(self.parts * conv.filters, FLOAT32)
-
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
     def args(self, staging: Staging) -> tuple[object, ...]:
         """Arguments of its kernel; the last is the layout."""
         arrays = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
-        return (*arrays, self._layout(staging.width, self.conv.group_channels))
+        return (*arrays, self._layout(self.conv.group_channels))
 
-    def totals(self, staging: Staging) -> Launch:
+    def totals(self) -> Launch:
         """The launch that adds parts up."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
@@ -388,7 +358,7 @@ class _Sums:
             filters, each = self._at_once(channel_tiles)
             blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
-        layout = self._layout(staging.width, self.unjoined.group_channels)
+        layout = self._layout(self.unjoined.group_channels)
         how = (filters, self.unjoined.group_filters, blocks, of_bias, layout)
         args = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
@@ -399,8 +369,7 @@ class _Sums:
         lines = self.conv.filters * math.prod(self.conv.kernel)
         fours = lines * ceil_div(self.unjoined.group_channels, 4)
         room = TOTALS * self.device.multiprocessors * THREADS
-        choices = (n for n in (8, 4, 2) if n * fours <= room and 2 * n <= self.parts)
-        each = next(choices, 1)
+        each = self._each(fours, room)
         return each, ceil_div(fours, THREADS // each)
 
     def _at_once(self, channel_tiles: int) -> tuple[int, int]:
@@ -409,11 +378,13 @@ class _Sums:
         of_kernel, lines = math.prod(self.conv.kernel), self.conv.filters * channel_tiles
         filters = ceil_div(lines, TOTALS * self.device.multiprocessors)
         filters = min(filters, TOTAL_LINES // of_kernel, self.conv.group_filters)
-        items = filters * of_kernel * TOTAL_CHANNELS // 4
-        choices = (n for n in (8, 4, 2) if n * items <= THREADS and 2 * n <= self.parts)
-        return filters, next(choices, 1)
+        return filters, self._each(filters * of_kernel * TOTAL_CHANNELS // 4, THREADS)
 
-    def _layout(self, width: int, channels: int) -> np.void:
+    def _each(self, items: int, room: int) -> int:
+        """Threads that add up the parts of each item."""
+        return next((n for n in (8, 4, 2) if n * items <= room and 2 * n <= self.parts), 1)
+
+    def _layout(self, channels: int) -> np.void:
         conv = self.conv
         return by_value(
             WeightLayout,
@@ -422,7 +393,7 @@ class _Sums:
             groups=conv.group,
             rows=conv.group_filters,
             channels=channels,
-            padded_channels=align_up(conv.group_channels, width),
+            padded_channels=self.variant.pad_channels(conv.group_channels),
             row_tiles=self.row_tiles,
             column_tiles=self.column_tiles,
             first_tile=0,

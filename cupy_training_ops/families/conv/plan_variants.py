@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, WIDE_ROWS
 
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
-LINE_ELEMENTS = 4  # of which lines have multiples where vectors of them are copied
-TF32_PAD = 8  # elements between rows of memory that are not by rows or columns
+LINE_ELEMENTS = 4  # lines are copied in vectors where their length is a multiple of it
+TF32_PAD = 8  # elements behind those of a place of the sum, in shared memory
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
@@ -94,19 +95,15 @@ def image_variant(
     lines: bool = False,
 ) -> Variant:
     """The variant of a convolution or its data gradient whose blocks take least time in all."""
-    rows, depth = conv.group_filters, conv.group_channels
-    written, read = conv.output, conv.image
-    n_residues = 1
-    if is_gradient:
-        rows, depth, written, read = depth, rows, read, written
-        n_residues = math.prod(residues(conv))
-    if depth * math.prod(read) > MAX_OFFSET and not lines:
+    sides = Sides.of(conv, is_gradient)
+    n_residues = math.prod(sides.residues)
+    if sides.depth * math.prod(sides.read) > MAX_OFFSET and not lines:
         return _wide(device, dtype)
-    positions = conv.batch * ceil_div(math.prod(written), n_residues)
+    positions = conv.batch * ceil_div(math.prod(sides.written), n_residues)
     blocks = conv.group * n_residues * ceil_div(positions, COLUMNS)
 
     def cost(of_tile: int) -> float:
-        waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
+        waves = ceil_div(blocks * ceil_div(sides.rows, of_tile), BLOCKS * device.multiprocessors)
         return waves * COST[of_tile]
 
     fitting = _rows(device, dtype, tf32, lines=lines)
@@ -272,6 +269,24 @@ def window(conv: Convolution) -> tuple[Shape, Shape]:
     pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
     each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
     return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each), pads
+
+
+class Sides(NamedTuple):
+    """Channels of a group that an image has and is computed from, and their extents; residues."""
+
+    rows: int
+    depth: int
+    written: Shape
+    read: Shape
+    residues: Shape
+
+    @classmethod
+    def of(cls, conv: Convolution, is_gradient: bool) -> Sides:
+        """The sides of a convolution or its data gradient."""
+        x, y = (conv.group_channels, conv.image), (conv.group_filters, conv.output)
+        (depth, read), (rows, written) = (y, x) if is_gradient else (x, y)
+        steps = residues(conv) if is_gradient else (1,) * conv.rank
+        return cls(rows, depth, written, read, steps)
 
 
 def residues(conv: Convolution) -> Shape:

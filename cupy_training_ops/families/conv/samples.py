@@ -195,7 +195,6 @@ TRANSPOSED = (
 
 
 def normal(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Normal numbers."""
     return np.asarray(rng.standard_normal(shape)).astype(dtype)
 
 

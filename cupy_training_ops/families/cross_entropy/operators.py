@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from ...call.op import Op
 from ...declare.schema import (
-    Changing,
     Input,
     Output,
     Shape,
@@ -487,12 +486,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     types: ClassVar[Types] = ROWS
 
     def infer(
-        self,
-        scores: Spec,
-        labels: Spec,
-        weights: Spec | None,
-        ignored: int | None,
-        scale: Spec | Changing | None,
+        self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
         rows, t_out = self.check_shapes(scores, labels, weights)
         return self.loss(rows, t_out), Spec(scores.shape, scores.dtype)

@@ -103,7 +103,6 @@ class Call:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The operator's."""
         values: dict[str, Any] = {"reduction": self.reduction}
         if self.form.has_ignore and not self.form.ignore_input and not self.form.dense:
             values["ignore_index"] = self.ignore
@@ -112,7 +111,6 @@ class Call:
         return values
 
     def make(self, rng: Generator) -> tuple[Any, ...]:
-        """The inputs."""
         scores = logits(rng, self.scores_shape, self.t)
         if self.special:
             self._make_special(rng, scores)

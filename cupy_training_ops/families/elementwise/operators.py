@@ -268,10 +268,8 @@ class DivGrad(Op):
             refuse(self.name, "B", expected, str(groups))
         return Spec(a.shape, a.dtype), Spec(b.shape, b.dtype)
 
-    def plan(
-        self, device: Device, dy: Spec, a: Spec, b: Spec, da: Spec | None, db: Spec | None
-    ) -> Plan:
-        return plan_gradients(Arrays(dy, a, b, da, db))
+    def plan(self, device: Device, *arrays: Any) -> Plan:
+        return plan_gradients(Arrays(*arrays))
 
 
 OPS: dict[str, type[Op]] = {

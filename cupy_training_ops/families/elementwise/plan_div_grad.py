@@ -99,7 +99,6 @@ class Arrays(NamedTuple):
 
     @property
     def t(self) -> Dtype:
-        """The type of all."""
         return self.dy.dtype
 
     def whole_and_part(self, part: str) -> tuple[Spec | None, ...]:

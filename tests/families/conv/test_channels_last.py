@@ -17,6 +17,7 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.conv import plan
 from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.plan_launches import Wanted
 from cupy_training_ops.families.conv.reference import conv_grad
 from cupy_training_ops.families.conv.samples import CALLS, NAMES, inputs, terms
 from cupy_training_ops.plan import Device, Launch, Plan
@@ -52,7 +53,9 @@ def gradients(
 ) -> tuple[Plan, tuple[Spec, ...]]:
     x, y, w = specs(c, dtype, **how)
     dx, dw = replace(x, place=3), replace(w, place=4)
-    made = plan.gradients(device, c, (x, y, w), dx, dw, Spec(y.shape[1:2], dtype, place=5))
+    db = Spec(y.shape[1:2], dtype, place=5)
+    wanted = Wanted(x, y, w, dx, is_gradient=True, dw=dw, db=db)
+    made = plan.plan_wanted(device, c, wanted)
     return made, (x, y, w, dx, dw)
 
 
@@ -74,7 +77,7 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert (image["width"], image["channels_last"]) == (16 // dtype.itemsize, True)
     first, _ = gradients(LAYER, dtype, channels_last=False)
     assert found.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
-    forward = plan.image_plan(H200, LAYER, x, w, None, y)
+    forward = plan.plan_wanted(H200, LAYER, Wanted(x, x, w, y))
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
 
 
@@ -132,7 +135,7 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     assert weight.args[:2] == (x, y)
     assert [of_w.symbol, of_b.symbol, of_w.args[1]] == ["conv__total", "conv__total", dw]
     assert weight.slots == of_w.slots == of_b.slots
-    forward = plan.image_plan(H200, DEPTHWISE, x, w, None, y)
+    forward = plan.plan_wanted(H200, DEPTHWISE, Wanted(x, x, w, y))
     assert [step.symbol for step in launches(forward)] == ["conv__depthwise_walks"]
 
 
@@ -151,7 +154,8 @@ def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
     assert [step.symbol for step in launches(found)][:2] == ["conv__transpose"] * 2
     x, y, w = specs(DEPTHWISE, FLOAT16)
     for given in ((replace(x, aligned=False), y), (x, replace(y, channels_last=False))):
-        steps = launches(plan.image_plan(H200, DEPTHWISE, given[0], w, None, given[1]))
+        wanted = Wanted(given[0], given[0], w, given[1])
+        steps = launches(plan.plan_wanted(H200, DEPTHWISE, wanted))
         assert "conv__transpose" in [step.symbol for step in steps]
 
 
@@ -214,7 +218,7 @@ def test_few_and_misaligned_channels_are_padded_in_lines() -> None:
     """Vectors of 16 bytes begin at none of their positions."""
     for c, aligned in ((replace(LAYER, channels=100), True), (LAYER, False)):
         x, y, w = (replace(s, aligned=aligned) for s in specs(c, FLOAT16))
-        stage, *_ = launches(plan.image_plan(H200, c, x, w, None, y))
+        stage, *_ = launches(plan.plan_wanted(H200, c, Wanted(x, x, w, y)))
         assert [int(stage.args[-1][name]["width"]) for name in "xw"] == [-1, -1]
         assert stage.args[0] == x
 

@@ -22,6 +22,7 @@ from cupy_training_ops.device.source import load
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.plan_launches import Wanted
 from cupy_training_ops.plan import Device, Launch, Plan
 
 Slots = tuple[tuple[str, str], ...]
@@ -58,9 +59,9 @@ def launched(architecture: str) -> dict[Slots, frozenset[str]]:
     for c, dtype, tf32 in itertools.product(convolutions(), FLOATS, (False, True)):
         x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
         plans = (
-            conv.image_plan(device, c, x, w, None, y, tf32=tf32),
-            conv.image_plan(device, c, y, w, None, x, is_gradient=True, tf32=tf32),
-            conv.weight_gradient(device, c, x, y, w, tf32=tf32),
+            conv.plan_wanted(device, c, Wanted(x, x, w, y), tf32=tf32),
+            conv.plan_wanted(device, c, Wanted(y, y, w, x, is_gradient=True), tf32=tf32),
+            conv.plan_wanted(device, c, Wanted(x, y, dw=w), tf32=tf32),
             conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
             *of_lines(device, c, x, y, w),
         )
@@ -73,7 +74,8 @@ def of_lines(device: Device, c: Convolution, x: Spec, y: Spec, w: Spec) -> Itera
     """Groups of one channel, or few channels in all, these side by side."""
     if c.group_channels == 1 or c.channels == 3:
         x, y = (replace(spec, channels_last=True) for spec in (x, y))
-        yield conv.gradients(device, c, (x, y, w), x, w, Spec((c.filters,), x.dtype))
+        wanted = Wanted(x, y, w, x, is_gradient=True, dw=w, db=Spec((c.filters,), x.dtype))
+        yield conv.plan_wanted(device, c, wanted)
 
 
 def kernels(plan: Plan) -> list[tuple[Slots, str]]:

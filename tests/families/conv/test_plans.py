@@ -18,6 +18,7 @@ from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv import plan_model
 from cupy_training_ops.families.conv.extents import Convolution
 from cupy_training_ops.families.conv.facts import AXES
+from cupy_training_ops.families.conv.plan_launches import Wanted
 from cupy_training_ops.families.conv.plan_model import Blocks, time_of
 from cupy_training_ops.families.conv.plan_variants import parts_of_sum
 from cupy_training_ops.plan import Device, Launch, Plan
@@ -68,9 +69,9 @@ def layer(
 def plans(c: Convolution, dtype: Any, device: Device = H200, tf32: bool = False) -> dict[str, Plan]:
     x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
     return {
-        "Y": conv.image_plan(device, c, x, w, None, y, tf32=tf32),
-        "X": conv.image_plan(device, c, y, w, None, x, is_gradient=True, tf32=tf32),
-        "W": conv.weight_gradient(device, c, x, y, w, tf32=tf32),
+        "Y": conv.plan_wanted(device, c, Wanted(x, x, w, y), tf32=tf32),
+        "X": conv.plan_wanted(device, c, Wanted(y, y, w, x, is_gradient=True), tf32=tf32),
+        "W": conv.plan_wanted(device, c, Wanted(x, y, dw=w), tf32=tf32),
         "b": conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
     }
 
@@ -199,7 +200,7 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
 def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, aligned, expected):
     c = layer(8, 8, extent, kernel, stride, group=8)
     x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
-    (step,) = launches(conv.image_plan(H200, c, x, w, None, y))
+    (step,) = launches(conv.plan_wanted(H200, c, Wanted(x, x, w, y)))
     assert step.args[-1]["in_vectors"] == expected
 
 
@@ -303,7 +304,7 @@ def chosen(device: Device, shape: dict[str, Any]) -> str:
     x = Spec((batch, channels, side, side), dtype)
     w = Spec((filters, channels // group, kernel, kernel), dtype)
     c = get_op("ConvGrad")(group=group, **how).convolution(x, w).padded_to(AXES)
-    if not plan_model.staged_weight(device, c, (x, Spec(c.y_shape, dtype)), tf32):
+    if not plan_model.staged_weight(device, c, Wanted(x, Spec(c.y_shape, dtype)), tf32):
         return "gathered"
     tiles = plan_model.weight_tiles(device, c, dtype)
     return f"{tiles.rows} x {tiles.parts}"

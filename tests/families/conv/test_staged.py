@@ -108,8 +108,8 @@ def staged(monkeypatch):
     """Stages whatever can be, in tiles of so many rows, that warps or warpgroups multiply."""
 
     def force(rows: int, by_warpgroups: bool) -> None:
-        def can(device, conv, arrays, *_):
-            return plan_model.can_stage(device, conv, arrays[0].dtype)
+        def can(device, conv, wanted, *_):
+            return plan_model.can_stage(device, conv, wanted.dtype)
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
