@@ -220,7 +220,7 @@ class Optimizer:
         """
         numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
         if type(gradients) not in (list, tuple):
-            gradients = self._read(gradients)
+            gradients = self._as_tuple(gradients)
         with self._whole.lock:
             if self._whole.is_torn:
                 self._whole.refuse_torn()
@@ -301,7 +301,7 @@ class Optimizer:
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def _read(self, gradients: Sequence[Any]) -> Sequence[Any]:
+    def _as_tuple(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """The gradients of a list of the caller's own class, which may fail as it is read again."""
         self._check_length("gradients", gradients)
         return tuple(gradients)

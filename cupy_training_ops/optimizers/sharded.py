@@ -272,7 +272,7 @@ class AdamW(adam.AdamW):
         numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
         self.group.require_open("AdamW")
         if type(gradients) not in (list, tuple, Means):
-            gradients = self._read(gradients)
+            gradients = self._as_tuple(gradients)
         with self._whole.lock, Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
             self._whole.refuse_torn()
             if not self._watched.are_same():
