@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an operator is beside its declaration: its output rule, its plan, its NumPy function."""
+"""The base class of operators: output rule, plan, NumPy function beside the declaration."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Operator(Declares):
         return self.takes_tensors and not self._looks_at_values
 
     def lend(self, inputs: Arguments, out: Arguments) -> Lent:
-        """What other libraries lend to a call with these arguments."""
+        """Arrays that other libraries lend to a call with these arguments."""
         return Lent(self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches)
 
     @classmethod
