@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What first calls of the benchmark's convolutions compile."""
+"""How many modules first calls of the benchmark's convolutions compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cases.conv import DEPTHWISE, LAYERS, TYPES, UNTUNED, Layer, shapes
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.device import offline
+from cupy_training_ops.device.compiler import device_of
 from cupy_training_ops.dtypes import FLOAT64
 from cupy_training_ops.plan import Launch
 
@@ -32,9 +32,8 @@ def modules(architecture, op, layer: Layer, numbers, last: bool) -> int:
         Spec(of[name], dtype, place=i, channels_last=last and may_lie(of[name]))
         for i, name in enumerate(names)
     ]
-    plan = get_op(op)(**layer.attributes, allow_tf32=tf32).plan(
-        offline.device(architecture), *specs
-    )
+    operator = get_op(op)(**layer.attributes, allow_tf32=tf32)
+    plan = operator.plan(device_of(architecture), *specs)
     launches = (step for step in plan.steps if isinstance(step, Launch))
     return len({tuple(sorted(step.slots.items())) for step in launches})
 

@@ -35,7 +35,7 @@ MIXED = {
 
 def samples() -> Iterator[Sample]:
     """Those of the family."""
-    for name, (shape, axis) in itertools.product(samples_of.NAMES, ROWS):
+    for name, (shape, axis) in itertools.product(samples_of.OPS, ROWS):
         make = partial(_inputs, name=name, shape=shape, types=(FLOAT32, FLOAT32), axis=axis)
         label = f"{'x'.join(map(str, shape))}-axis={axis}"
         yield Sample(name, label, make, {"axis": axis})

@@ -37,7 +37,7 @@ OTHER_TYPES = ((FLOAT64, None), (FLOAT16, FLOAT32), (FLOAT32, FLOAT16))
 
 def samples() -> Iterator[Sample]:
     """Those of both families."""
-    for name, (shape, axis) in itertools.product(softmax.NAMES, LINES):
+    for name, (shape, axis) in itertools.product(softmax.OPS, LINES):
         make = partial(softmax.inputs, name=name, shape=shape, dtype=FLOAT32, axis=axis)
         label = f"{'x'.join(map(str, shape))}-axis={axis}"
         yield Sample(name, label, make, {"axis": axis})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What several plans share: the wanted results, sums of parts, a bias's gradient, copies."""
+"""Launches of several plans: the wanted results, sums of parts, a bias's gradient, copies."""
 
 from __future__ import annotations
 
