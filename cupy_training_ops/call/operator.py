@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an operator is beside its declaration: its output rule, its plan, its NumPy function."""
+"""The operator as a call knows it beside its declaration: output rule, plan, NumPy function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .run import Call
 
 
 class Operator(Declares):
-    """An operator with its attributes, as calls know it; `Op` is the one class below."""
+    """Base of `Op`: what an operator writes, and the values by which it is called."""
 
     declaration: ClassVar[Declaration]  # all of `Declares`, and what follows from them
     workspaces: Workspaces
@@ -78,7 +78,7 @@ class Operator(Declares):
         return self.takes_tensors and not self._looks_at_values
 
     def lend(self, inputs: Arguments, out: Arguments) -> Lent:
-        """What other libraries lend to a call with these arguments."""
+        """Arrays that other libraries lend to a call with these arguments."""
         return Lent(self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches)
 
     @classmethod
