@@ -159,7 +159,7 @@ _MAX_PLACED = 8  # lists of addresses: an allocator gives the same memory again
 
 
 class _Given(NamedTuple):
-    """Arguments that a call was bound with; None in the places of open inputs."""
+    """Arguments that a call was bound with; None in the places of inputs that are open."""
 
     op: Operator
     inputs: Arguments

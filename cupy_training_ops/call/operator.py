@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The base class of operators: output rule, plan, NumPy function beside the declaration."""
+"""The operator as a call knows it beside its declaration: output rule, plan, NumPy function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .run import Call
 
 
 class Operator(Declares):
-    """An operator with its attributes, as calls know it; `Op` is the one class below."""
+    """Base of `Op`: what an operator writes, and the values by which it is called."""
 
     declaration: ClassVar[Declaration]  # all of `Declares`, and what follows from them
     workspaces: Workspaces
