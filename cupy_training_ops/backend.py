@@ -147,9 +147,8 @@ class Backend(Protocol):
     def views(self, array: Any, pieces: Sequence[Piece]) -> tuple[Array, ...]:
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
 
-    def maker(self, spec: Spec, device: int, like: int | None) -> Callable[[Sequence[Any]], Array]:
-        """Return a function that makes an uninitialised array, given those of a call; `like` is the
-        place of one of the same form, if there is one."""
+    def maker(self, spec: Spec, device: int) -> Callable[[], Array]:
+        """Return a function that makes an uninitialised array."""
 
     def permute(self, array: Any, axes: Sequence[int]) -> Array:
         """The same memory with its dimensions in another order."""

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,11 +107,9 @@ class NumpyBackend(OneStream):
         flat, size = array.reshape(-1), array.itemsize
         return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
 
-    def maker(
-        self, spec: Spec, device: int, like: int | None
-    ) -> Callable[[Sequence[Any]], HostArray]:
+    def maker(self, spec: Spec, device: int) -> Callable[[], HostArray]:
         """Return a function that makes an uninitialised array."""
-        return lambda _: self.empty(spec, device)
+        return partial(self.empty, spec, device)
 
     def permute(self, array: HostArray, axes: Sequence[int]) -> HostArray:
         """The same memory with its dimensions in another order."""

@@ -95,12 +95,12 @@ def _significant(info: ArrayInfo) -> Order:
 
 
 def maker(
-    backend: Backend, spec: Spec, device: int, dimensions: Order | None, like: int | None
-) -> Callable[[Sequence[object]], Array]:
+    backend: Backend, spec: Spec, device: int, dimensions: Order | None
+) -> Callable[[], Array]:
     """Return a function that makes an array with its dimensions in this order."""
     if dimensions is None or len(dimensions) != len(spec.shape):
-        return backend.maker(spec, device, like)
+        return backend.maker(spec, device)
     shape = tuple(spec.shape[d] for d in dimensions)
-    make = backend.maker(Spec(shape, spec.dtype), device, None)
+    make = backend.maker(Spec(shape, spec.dtype), device)
     axes = sorted(range(len(dimensions)), key=dimensions.__getitem__)
-    return lambda arrays: backend.permute(make(arrays), axes)
+    return lambda: backend.permute(make(), axes)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
-from ..declare.schema import Changing, Spec
+from ..declare.schema import Changing
 from ..device import workspace as workspaces
 from ..device.arguments import Values, getter
 from ..device.launch import ReadyPlan
@@ -39,7 +39,7 @@ from .prepared import Arguments, Arrays, Prepared, Result, flatten, group, list_
 from .tiling import Pieces
 
 Addresses = Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
-Maker = Callable[[Sequence[Any]], Array]
+Maker = Callable[[], Array]
 NO_VALUES: Values = {}
 
 
@@ -188,7 +188,7 @@ class Call:
         elif self.makes_all and not (self.refuses_capture and self.backend.capturing(self.device)):
             made: list[Array] = []
             for make in self.makers:  # a comprehension would be a call
-                made.append(make(arrays))
+                made.append(make())
             results = tuple(made)
         else:
             results = self.complete(arrays, out, values)
@@ -272,7 +272,7 @@ class Call:
                 f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"
             )
-        made = [make(arrays) for make in self.makers]
+        made = [make() for make in self.makers]
         hosts = [make(values) for make in self.hosts]
         return self._pick((*arrays, None, *made, *hosts, *out))
 
@@ -281,26 +281,14 @@ class Call:
         if may_record(arrays):
             refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
-    def makers_over(self, places: Sequence[int | None]) -> list[Maker]:
-        """Makers of new results, for arguments that have the arrays at these places, or None."""
-        return [make for make in self._makers(places) if make]
-
-    def _makers(self, places: Sequence[int | None] | None = None) -> list[Maker | None]:
+    def _makers(self) -> list[Maker | None]:
         """For each result its maker, if it is a new array."""
-        prepared, specs = self.prepared, dict[tuple[object, object], int | None]()
-        for i, array in enumerate(prepared.arrays):
-            if array.info is not None and array.info.strides is None:
-                place = i if places is None else places[i]
-                specs.setdefault((array.info.shape, array.info.dtype), place)
-
-        def maker(spec: Spec, own: layout.Order | None) -> Maker:
-            like = specs.get((spec.shape, spec.dtype))
-            return layout.maker(self.backend, spec, self.device, own or prepared.order, like)
-
-        pairs = zip(prepared.results, prepared.out, strict=True)
+        prepared = self.prepared
         return [
-            maker(r.spec, r.order) if given is None and r.spec and r.is_new else None
-            for r, given in pairs
+            layout.maker(self.backend, result.spec, self.device, result.order or prepared.order)
+            if out is None and result.spec and result.is_new
+            else None
+            for result, out in zip(prepared.results, prepared.out, strict=True)
         ]
 
     def _hosts(self) -> list[Callable[[Values], object] | None]:

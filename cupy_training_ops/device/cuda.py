@@ -106,13 +106,11 @@ class CudaBackend:
         memory = cupy.cuda.UnownedMemory(data.ptr + start * itemsize, nbytes, None, data.device_id)
         return cupy.ndarray((stop - start,), array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
-    def maker(
-        self, spec: Spec, device: int, like: int | None
-    ) -> Callable[[Sequence[object]], cupy.ndarray]:
+    def maker(self, spec: Spec, device: int) -> Callable[[], cupy.ndarray]:
         """Return a function that makes an uninitialised array, most often on the current device."""
         make, shape, dtype = cupy.ndarray, spec.shape, spec.dtype
         current = cupy.cuda.runtime.getDevice
-        return lambda _: make(shape, dtype) if current() == device else self.empty(spec, device)
+        return lambda: make(shape, dtype) if current() == device else self.empty(spec, device)
 
     def permute(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
         """The same memory with its dimensions in another order."""

@@ -82,9 +82,7 @@ class TensorBackend(CudaBackend):
         """The same memory with its dimensions in another order."""
         return array.permute(*axes)
 
-    def maker(
-        self, spec: Spec, device: int, like: int | None
-    ) -> Callable[[Sequence[object]], Tensor]:
+    def maker(self, spec: Spec, device: int) -> Callable[[], Tensor]:
         """Return a function that makes an uninitialised tensor.
 
         As compiled code does, past the dispatcher, which takes half the time; on the current device
@@ -95,16 +93,16 @@ class TensorBackend(CudaBackend):
         plain = partial(torch.empty_strided, *form, dtype=dtype, device=place)
         quick = getattr(_guards, f"_empty_strided_{self.kind}", None)
         if quick is None:
-            return lambda _: plain()
+            return plain
         make, n_modes = partial(quick, *form, dtype), _n_modes
         if self.is_alone(device):
-            return lambda _: plain() if n_modes() else make()
+            return lambda: plain() if n_modes() else make()
         current = torch._C._cuda_getDevice  # not the driver's, which PyTorch may set later
-        return lambda _: make() if current() == device and not n_modes() else plain()
+        return lambda: make() if current() == device and not n_modes() else plain()
 
     def empty(self, spec: Spec, device: int) -> Tensor:
         """An uninitialised tensor from PyTorch's pool."""
-        return self.maker(spec, device, None)(())
+        return self.maker(spec, device)()
 
     def zeros(self, nbytes: int, device: int) -> Tensor:
         """A zeroed byte buffer from PyTorch's pool."""

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import cupy
@@ -113,11 +114,9 @@ class HollowBackend(OneStream, CudaBackend):
         self.launches: list[Queued] = []
         self.driver = HollowDriver(self.launches)
 
-    def maker(
-        self, spec: Spec, device: int, like: int | None
-    ) -> Callable[[Sequence[object]], cupy.ndarray]:
-        """A function that makes an output."""
-        return lambda _: hollow(spec.shape, spec.dtype)
+    def maker(self, spec: Spec, device: int) -> Callable[[], cupy.ndarray]:
+        """Return a function that makes an output."""
+        return partial(hollow, spec.shape, spec.dtype)
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
         """Memory."""

@@ -29,14 +29,14 @@ def backend():
 def test_new_tensors_are_as_pytorchs_own(backend, shape, dtype) -> None:
     expected = torch.empty(shape, dtype=tensors._OWN[np.dtype(dtype)])
     with torch.enable_grad(), torch.device("meta"):
-        found = backend.maker(Spec(shape, np.dtype(dtype)), 0, None)(())
+        found = backend.maker(Spec(shape, np.dtype(dtype)), 0)()
     for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout"):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.stride() == expected.stride()
     assert type(found) is torch.Tensor
     assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
     with torch.inference_mode():
-        assert backend.maker(Spec(shape, np.dtype(dtype)), 0, None)(()).is_inference()
+        assert backend.maker(Spec(shape, np.dtype(dtype)), 0)().is_inference()
 
 
 def test_a_mode_is_told_of_new_tensors(backend) -> None:
@@ -47,11 +47,11 @@ def test_a_mode_is_told_of_new_tensors(backend) -> None:
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    make, seen = backend.maker(Spec((3,), np.dtype(np.float32)), 0, None), []
-    make(())
+    make, seen = backend.maker(Spec((3,), np.dtype(np.float32)), 0), []
+    make()
     with Seen():
-        make(())
-    make(())
+        make()
+    make()
     assert seen == ["aten.empty_strided.default"]
 
 
@@ -64,8 +64,8 @@ def test_what_makes_tensors_on_the_current_device_is_asked_for_no_other(
     monkeypatch.setattr(tensors, "_guards", quick if is_there else None)
     monkeypatch.setattr(backend, "is_alone", lambda _: False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
-    make = backend.maker(Spec((3, 2), np.dtype(np.float32)), 0, None)
+    make = backend.maker(Spec((3, 2), np.dtype(np.float32)), 0)
     for current[0] in (1, 0, 1):
-        made = make(())
+        made = make()
         assert (made is None) == (is_there and current[0] == 0)
     assert asked == [((3, 2), (2, 1), torch.float32)] * is_there

@@ -28,7 +28,7 @@ from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
 Runner = Callable[..., Any]  # of arguments, and of their tensors
-Maker = Callable[[Sequence[Any]], Any]
+Maker = Callable[[], Any]
 Numbers = Callable[[Sequence[Any]], Sequence[object]]  # of launches, from arguments
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
 # Which results are asked for; those behind the first may come as slices of one tensor.
@@ -200,7 +200,6 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
 
 def launcher(
     call: KernelCall,
-    arrays: Sequence[int | None],
     spots: Sequence[int],
     n_given: int,
     numbers: Numbers,
@@ -211,17 +210,16 @@ def launcher(
 ) -> Runner:
     """A prepared launch: makes results and queues what writes them, on PyTorch's current stream.
 
-    arrays: the places of arrays among what it is given, None of one that is not there; spots: those
-    of their addresses, of which it is given so many; numbers: those of the launches. parts: more
-    addresses, each so many bytes behind that of a spot. joins: results behind the first may be
-    slices of one tensor, which takes the time of one.
+    spots: the places of the arrays' addresses, of which it is given n_given; numbers: those of the
+    launches. parts: more addresses, each so many bytes behind that of a spot. joins: results behind
+    the first may be slices of one tensor, which takes the time of one.
     """
     backend, device, ready = call.backend, call.device, call.ready
-    makers = call.makers_over(arrays)
+    makers = call.makers
     slices: list[int] = []
     one = _joint_spec([r.spec for r in call.prepared.results if r.spec][1:]) if joins else None
     if one is not None:
-        makers = [makers[0], backend.maker(one, device, None)]
+        makers = [makers[0], backend.maker(one, device)]
         slices = [one.nbytes // one.shape[0] * i for i in range(1, one.shape[0])]
     pick = _in_row(call, spots, n_given + len(parts))
     make_one = makers[0] if len(makers) == 1 else None
@@ -250,10 +248,10 @@ def launcher(
             addresses += [addresses[spot] + nbytes for spot, nbytes in parts]
         results: Any
         if make_one is not None:
-            results = make_one(inputs)
+            results = make_one()
             addresses.append(address(results))
         else:
-            results = make_some(inputs, addresses)
+            results = make_some(addresses)
         row = addresses if pick is None else pick(addresses)
         stream = current_stream()
         if is_alone or is_current(device):
@@ -268,12 +266,12 @@ def launcher(
 
 def _maker_of_several(
     makers: Sequence[Maker], slices: Sequence[int]
-) -> Callable[[Sequence[Any], list[int]], tuple[Any, ...]]:
+) -> Callable[[list[int]], tuple[Any, ...]]:
     """A function that makes several results, and adds their addresses, then those of slices of the
     last; two, which are most, without a loop."""
 
-    def some(inputs: Sequence[Any], addresses: list[int]) -> tuple[Any, ...]:
-        results = tuple([make(inputs) for make in makers])
+    def some(addresses: list[int]) -> tuple[Any, ...]:
+        results = tuple([make() for make in makers])
         addresses += map(address, results)
         last = addresses[-1]
         addresses += [last + nbytes for nbytes in slices]
@@ -284,8 +282,8 @@ def _maker_of_several(
     make_first, make_last = makers
     nbytes = sum(slices)
 
-    def two(inputs: Sequence[Any], addresses: list[int]) -> tuple[Any, ...]:
-        first, last = make_first(inputs), make_last(inputs)
+    def two(addresses: list[int]) -> tuple[Any, ...]:
+        first, last = make_first(), make_last()
         at = address(last)
         addresses += (address(first), at, at + nbytes) if nbytes else (address(first), at)
         return first, last
@@ -330,7 +328,7 @@ class _Rooms:
     def __init__(self, call: KernelCall) -> None:
         self._ready, self._backend, self._device = call.ready, call.backend, call.device
         self._nbytes = nbytes = call.workspace_nbytes
-        self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device, None)
+        self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device)
         form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
         self._is_kept = nbytes <= KEPT_NBYTES
         self._kept: dict[int, Tensor] = _rooms.setdefault(form, {})
@@ -338,7 +336,7 @@ class _Rooms:
     def queue(self, row: Sequence[int], values: Sequence[object], stream: int) -> None:
         """The launches, with such memory."""
         if not self._is_kept or self._backend.capturing(self._device):
-            room = self._make(())  # held until all is queued
+            room = self._make()  # held until all is queued
             self._ready.run_at(row, stream, address(room), values=values)
             return
         kept = self._kept.pop(stream, None)
@@ -365,7 +363,7 @@ def _prepare(
     def numbers(given: Sequence[Any]) -> Sequence[object]:
         return call.ready.values(call.values(tuple(given)))
 
-    run = launcher(call, arrays, arrays, len(inputs), numbers, joins=joins)
+    run = launcher(call, arrays, len(inputs), numbers, joins=joins)
     return Ready(run, call, arrays)
 
 
@@ -434,10 +432,8 @@ def _launcher_past(
             slices.append(part)
         found.append(spot)
     numbers = _numbers_past(given, inputs, ready.call, taking.changing)
-    # Nothing is made like what is left out, nor like a slice.
-    places = [*tensors, *[None] * (taking.has_none + len(slices))]
     how: dict[str, Any] = {"taking": taking, "parts": slices, "joins": joins}
-    return launcher(ready.call, [places[spot] for spot in found], found, n_given, numbers, **how)
+    return launcher(ready.call, found, n_given, numbers, **how)
 
 
 def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
