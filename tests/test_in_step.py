@@ -252,7 +252,7 @@ def test_no_home_has_a_stranger(folder) -> None:
     sources = [*(ROOT / folder).glob("*/*.py"), *(ROOT / folder).glob("*/*.cu")]
     families = {path.parent.name for path in sources} - SHARED
     strange = families - registry.FAMILIES.keys()
-    assert not strange, f"cupy_training_ops/registry.py: FAMILIES lacks {strange} of {folder}"
+    assert not strange, f"cupy_training_ops/registry.py: _FAMILIES lacks {strange} of {folder}"
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES)

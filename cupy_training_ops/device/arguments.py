@@ -41,9 +41,11 @@ def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
     """An array argument meets a pointer to the same element type, or `void*`."""
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
     if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
+        is_known = expected in _SCALARS or expected == "void"
+        slots = "" if is_known else f"; the launch's slots are {', '.join(launch.slots)}"
         raise CompileError(
             f"{launch.symbol}: parameter {parameter.name} is {expected}"
-            f"{'*' if parameter.pointer else ''}, the plan gives an array of {dtype}"
+            f"{'*' if parameter.pointer else ''}, the plan gives an array of {dtype}{slots}"
         )
 
 

@@ -95,7 +95,8 @@ def _home_of(name: str, path: Path, folder: Path) -> Path:
     for home in (folder, source_folder()):
         if (home / name).is_file():
             return home
-    raise CompileError(f"{path.name}: included file {name} not found")
+    how = ": python scripts/generate_headers.py writes it" if Path(name).stem == "facts" else ""
+    raise CompileError(f"{path.name}: included file {name} not found{how}")
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:

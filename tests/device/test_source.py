@@ -81,6 +81,12 @@ def test_a_missing_header_is_named_with_the_file_that_wants_it(folder) -> None:
         read("family", folder)
 
 
+def test_a_missing_header_of_facts_is_named_with_what_writes_it(folder) -> None:
+    (folder / "include" / "own.cuh").write_text('#include "gone/facts.cuh"\n')
+    with pytest.raises(CompileError, match=r"gone/facts\.cuh not found: .*generate_headers\.py"):
+        read("family", folder)
+
+
 def test_a_missing_source_is_named_with_its_folder(folder) -> None:
     with pytest.raises(CompileError, match=rf"no kernel source gone\.cu in {folder}"):
         read("gone", folder)
