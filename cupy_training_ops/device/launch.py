@@ -512,7 +512,7 @@ class Packed:
                 else:
                     in_turn(queued, marks)
         except RuntimeError as error:
-            if not self._driver.serves_now(error):
+            if not self._driver.mend(error):
                 raise
             in_turn(block.on(stream), marks)
         self._free.append(block)
