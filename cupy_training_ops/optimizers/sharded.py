@@ -245,12 +245,12 @@ class AdamW(adam.AdamW):
         text = description(words, (*self._weights, *self._copies_of(self._every)[1]))
         self.group.exchange("AdamW", self.group.everyone, text)
 
-    def _take(self) -> None:
+    def _adopt_again(self) -> None:
         self._last_cut = None
         self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()
         self._inner.parameters = tuple(weights)
-        self._inner._take()
+        self._inner._adopt_again()
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class AdamW(adam.AdamW):
         with self._whole.lock, Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
             self._whole.refuse_torn()
             if not self._watched.are_same():
-                self._take()
+                self._adopt_again()
             places, present = self._with_gradients(self._as_arrays(gradients, numbers))
             if present:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
