@@ -100,8 +100,8 @@ class Driver(Protocol):
     def launch(self) -> Callable[..., object]:
         """Queue a kernel: its head, a stream, the address of its arguments' addresses, and 0."""
 
-    def serves_now(self, error: Exception) -> bool:
-        """Return True if a launch that failed, the first of its thread, would not fail again."""
+    def mend(self, error: Exception) -> bool:
+        """Mend what the first launch of a thread fails for; True if it may be queued again."""
 
 
 class Backend(Protocol):

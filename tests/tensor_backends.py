@@ -104,7 +104,7 @@ class EmulatedDriver:
         self.kernels.append(kernel)
         return (len(self.kernels) - 1,)
 
-    def serves_now(self, error: Exception) -> bool:
+    def mend(self, error: Exception) -> bool:
         return False
 
     def launch(self, number: int, stream: int, arguments: int, _: int) -> None:

@@ -58,7 +58,7 @@ __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, 
     return group;
 }
 
-// Walks through positions. A thread has one of each part, and some of its rows and columns.
+// Walks through positions. A thread has one of each stage, and some of its rows and columns.
 template <class Tile, class Offset>
 struct WeightReader {
     using E = typename Tile::E;
@@ -119,12 +119,12 @@ struct WeightReader {
                 source.gather(row, count - own - row, groups[i]);
         }
     }
-    __device__ __forceinline__ void store_a(E* part, const Group<E> (&groups)[ROW_GROUPS]) const {
+    __device__ __forceinline__ void store_a(E* stage, const Group<E> (&groups)[ROW_GROUPS]) const {
 #pragma unroll
         for (int i = 0; i < ROW_GROUPS; ++i) {
             const int row = (own_group() + i * STEP) * Tile::GROUP;
             if (GROUPS_OF_A % STEP == 0 || row < Tile::ROWS)
-                store_group<Tile>(part + threadIdx.x % Tile::DEPTH * Tile::A_PITCH + row,
+                store_group<Tile>(stage + threadIdx.x % Tile::DEPTH * Tile::A_PITCH + row,
                                   groups[i]);
         }
     }
@@ -149,9 +149,9 @@ struct WeightReader {
                 .gather(0, column.count, groups[i]);
         }
     }
-    __device__ __forceinline__ void store_b(E* part,
+    __device__ __forceinline__ void store_b(E* stage,
                                             const Group<E> (&groups)[COLUMN_GROUPS]) const {
-        E* const of_position = part + Tile::A_SIZE + threadIdx.x % Tile::DEPTH * Tile::B_PITCH;
+        E* const of_position = stage + Tile::A_SIZE + threadIdx.x % Tile::DEPTH * Tile::B_PITCH;
 #pragma unroll
         for (int i = 0; i < COLUMN_GROUPS; ++i)
             store_group<Tile>(of_position + (own_group() + i * STEP) * Tile::GROUP, groups[i]);
@@ -181,7 +181,9 @@ __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums
     row_sums.write(y_sums + group * layout.rows + tile.first_row, layout.rows - tile.first_row);
 }
 
-// Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
+// sums[part][tile] = A B^T over the part's positions: A is Y's rows, B X's columns, as gathered.
+// y_sums[part][filter], where it is wanted: the sums of A's rows. While one stage of shared memory,
+// DEPTH positions, is multiplied, the next ones are loaded into the other.
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
                                             typename Tile::Sum* sums, typename Tile::Sum* y_sums,
@@ -194,70 +196,68 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     constexpr int GROUPS = COLUMNS / Tile::GROUP;
     __shared__ __align__(16) u8 memory[2 * Tile::STAGE * sizeof(E)];
     __shared__ __align__(16) ColumnGroup columns[GROUPS];
-    const u32 part_of_sum = blockIdx.x / static_cast<u32>(layout.tiles);
-    const WeightTile tile =
-        weight_tile(layout, blockIdx.x - part_of_sum * layout.tiles, Tile::ROWS);
+    const u32 part = blockIdx.x / static_cast<u32>(layout.tiles);
+    const WeightTile tile = weight_tile(layout, blockIdx.x - part * layout.tiles, Tile::ROWS);
     if (threadIdx.x < GROUPS)
         columns[threadIdx.x] =
             column_group(layout, tile.first_column / Tile::GROUP + threadIdx.x, Tile::GROUP);
     __syncthreads();
-    const i64 begin = part_of_sum * layout.positions_of_part;
+    const i64 begin = part * layout.positions_of_part;
     const i64 end = min(begin + layout.positions_of_part, layout.positions);
     Product<Tile> product;
     const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
     const bool works = product.first_row < layout.rows - tile.first_row &&
                        product.first_column < n_columns - tile.first_column;
     Reader reader(layout, tile, columns, x, y, begin, end);
-    const i64 of_y = volume(layout.output);
-    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y, layout.groups * layout.rows * of_y, of_y,
-                                                layout.rows - tile.first_row};
+    const i64 y_plane = volume(layout.output);
+    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y, layout.groups * layout.rows * y_plane,
+                                                y_plane, layout.rows - tile.first_row};
     RowSums<Tile> row_sums(SUMS_Y && y_sums && tile.first_column == 0);
-    E* const parts = reinterpret_cast<E*>(memory);
-    int part = 0;
-    Group<E> rows_of[Reader::ROW_GROUPS], columns_of[Reader::COLUMN_GROUPS];
+    E* const stages = reinterpret_cast<E*>(memory);
+    int current = 0;  // where the stage that is multiplied begins
+    Group<E> gathered_rows[Reader::ROW_GROUPS], gathered_columns[Reader::COLUMN_GROUPS];
     const auto copy_lines = [&](E* to, i64 first) {
         if constexpr (Tile::BY_ROWS) y_lines.template copy<Tile::ROWS>(to, first, end);
         async_copy::commit();
     };
-    copy_lines(parts, begin);
+    copy_lines(stages, begin);
     if constexpr (!Tile::BY_ROWS) {
-        reader.gather_a(rows_of);
-        reader.store_a(parts, rows_of);
+        reader.gather_a(gathered_rows);
+        reader.store_a(stages, gathered_rows);
     }
-    reader.gather_b(columns_of);
-    reader.store_b(parts, columns_of);
+    reader.gather_b(gathered_columns);
+    reader.store_b(stages, gathered_columns);
     for (i64 at = begin; at < end; at += Tile::DEPTH) {
         async_copy::wait<0>();
         __syncthreads();
-        E* const next = parts + (Tile::STAGE - part);
+        E* const next = stages + (Tile::STAGE - current);
         copy_lines(next, at + Tile::DEPTH);
         reader.advance();
-        if constexpr (!Tile::BY_ROWS) reader.gather_a(rows_of);
-        if constexpr (Tile::BY_ROWS) reader.gather_b(columns_of);
-        if (works) product.add(parts + part, 0);
-        if constexpr (SUMS_Y) row_sums.add(parts + part, 0);
-        if constexpr (!Tile::BY_ROWS) reader.store_a(next, rows_of);
-        if constexpr (!Tile::BY_ROWS) reader.gather_b(columns_of);
-        if (works) product.add(parts + part, 1);
-        if constexpr (SUMS_Y) row_sums.add(parts + part, 1);
-        reader.store_b(next, columns_of);
-        part = Tile::STAGE - part;
+        if constexpr (!Tile::BY_ROWS) reader.gather_a(gathered_rows);
+        if constexpr (Tile::BY_ROWS) reader.gather_b(gathered_columns);
+        if (works) product.add(stages + current, 0);
+        if constexpr (SUMS_Y) row_sums.add(stages + current, 0);
+        if constexpr (!Tile::BY_ROWS) reader.store_a(next, gathered_rows);
+        if constexpr (!Tile::BY_ROWS) reader.gather_b(gathered_columns);
+        if (works) product.add(stages + current, 1);
+        if constexpr (SUMS_Y) row_sums.add(stages + current, 1);
+        reader.store_b(next, gathered_columns);
+        current = Tile::STAGE - current;
     }
     async_copy::wait<0>();
-    if constexpr (SUMS_Y) write_y_sums(row_sums, y_sums, part_of_sum, tile, layout);
+    if constexpr (SUMS_Y) write_y_sums(row_sums, y_sums, part, tile, layout);
     if (works) write_sums<Tile>(product, sums);  // else no weight has them
 }
 
-// The same of 1 x 1 convolutions whose lines are vectors. `parts` is as many stages.
+// The same of 1 x 1 convolutions whose lines are vectors. `memory` is as many stages.
 template <class Tile>
 __device__ __forceinline__ void sum_weights_of_lines(
     const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,
-    typename Tile::Sum* y_sums, const WeightLayout& layout, int stages, typename Tile::E* parts) {
+    typename Tile::Sum* y_sums, const WeightLayout& layout, int stages, typename Tile::E* memory) {
     using E = typename Tile::E;
-    const u32 part_of_sum = blockIdx.x / static_cast<u32>(layout.tiles);
-    const WeightTile tile =
-        weight_tile(layout, blockIdx.x - part_of_sum * layout.tiles, Tile::ROWS);
-    const i64 begin = part_of_sum * layout.positions_of_part;
+    const u32 part = blockIdx.x / static_cast<u32>(layout.tiles);
+    const WeightTile tile = weight_tile(layout, blockIdx.x - part * layout.tiles, Tile::ROWS);
+    const i64 begin = part * layout.positions_of_part;
     const i64 end = min(begin + layout.positions_of_part, layout.positions);
     const i64 plane = volume(layout.output);
     const i64 of_y = static_cast<i64>(tile.group) * layout.rows + tile.first_row;
@@ -272,20 +272,20 @@ __device__ __forceinline__ void sum_weights_of_lines(
     const bool works = product.first_row < layout.rows - tile.first_row &&
                        product.first_column < layout.channels - tile.first_column;
     i64 at = begin;
-    const auto copy = [&](E* part) {
-        y_lines.template copy<Tile::ROWS>(part, at, end);
-        x_lines.template copy<COLUMNS>(part + Tile::A_SIZE, at, end);
+    const auto copy = [&](E* stage) {
+        y_lines.template copy<Tile::ROWS>(stage, at, end);
+        x_lines.template copy<COLUMNS>(stage + Tile::A_SIZE, at, end);
         at += Tile::DEPTH;
     };
     const i64 count = divide(end - begin + Tile::DEPTH - 1, Tile::DEPTH);
-    add_parts<Tile>(parts, count, stages, copy, [&](const E* part) {
+    add_parts<Tile>(memory, count, stages, copy, [&](const E* stage) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (works) product.add(part, half);
-            row_sums.add(part, half);
+            if (works) product.add(stage, half);
+            row_sums.add(stage, half);
         }
     });
-    write_y_sums(row_sums, y_sums, part_of_sum, tile, layout);
+    write_y_sums(row_sums, y_sums, part, tile, layout);
     if (works) write_sums<Tile>(product, sums);
 }
 

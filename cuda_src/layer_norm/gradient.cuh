@@ -359,7 +359,8 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
 
 // ---- the second stage of sums over rows ---------------------------------------------------------
 
-// The sum of `n` lines of sums, rounded; 0 of none.
+// total[c] = sums[0][c] + ... + sums[n - 1][c], rounded; 0 where n is 0. A thread adds every
+// blockDim.y-th line of one column, from line threadIdx.y on.
 template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
     __shared__ Vec<A, 1> of_thread[HELD_THREADS];

@@ -150,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (is_finite) *is_finite = isfinite(root);
 }
 
-// Lists: gradients; then those that are written. A norm that is NaN clips nothing.
+// new_g = f g where f = max_norm / (norm + 1e-6) is below 1, else g: a norm that is NaN clips nothing.
+// Lists: gradients; then those that are written.
 extern "C" __global__ void __launch_bounds__(THREADS)
     inplace_clip_grad_norm(const __grid_constant__ Pointers<POINTERS> arrays,
                            const __grid_constant__ Columns<2> columns,

@@ -47,7 +47,7 @@ __device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dim
     return j < dimension.count && j * dimension.distance.value == offset ? j : -1;
 }
 
-// A number of words, of those that a vector has.
+// n, cut off at 0 and at the words of a vector.
 __device__ __forceinline__ int of_vector(i64 n) {
     return static_cast<int>(min(max(n, i64(0)), i64(Tile::words)));
 }
@@ -108,13 +108,15 @@ struct Unsliced {
     }
 };
 
-// Rows of whole vectors: a thread writes the same columns of several rows, so that it finds once
-// which of dY's they are. A block takes y rows at a time; `column_blocks` of them share a row.
+// dX where rows are whole vectors: a thread writes the same columns, one vector, of Tile::vecs rows,
+// and finds once that they are dY's columns j, j + 1, ..., of which [begin, end) exist: others are 0.
+// A block takes blockDim.y rows at a time; `column_blocks` blocks share a row.
 __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
                                            u32 column_blocks) {
-    const u32 group = blockIdx.x / column_blocks, part = blockIdx.x - group * column_blocks;
-    const i64 column = (static_cast<i64>(part) * blockDim.x + threadIdx.x) * Tile::words;
-    const i64 first = static_cast<i64>(group) * (Tile::vecs * blockDim.y) + threadIdx.y;
+    const u32 row_group = blockIdx.x / column_blocks;
+    const u32 column_block = blockIdx.x - row_group * column_blocks;
+    const i64 column = (static_cast<i64>(column_block) * blockDim.x + threadIdx.x) * Tile::words;
+    const i64 first = static_cast<i64>(row_group) * (Tile::vecs * blockDim.y) + threadIdx.y;
     const i64 width = source.inner.extent.value, j = column - source.inner.start;
     const int begin = of_vector(-j), end = of_vector(source.inner.count - j);
     if (column >= width) return;

@@ -186,6 +186,7 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
+        """Run a call over lists, and note its arrays, which the next call may have again."""
         inputs, flat, arrays = call.unpack(inputs, given)
         placed = call.place(arrays, flat)
         known = keys.Known.of(call.backend, self.inputs, self._readers, inputs, given)

@@ -256,17 +256,20 @@ def _check_out(
         return (None,) * len(results)
     if op.no_out:
         raise ArgumentError(f"{op.name}: out: {op.no_out}")
-    keys = _one_by_one(op, results, counts, out)
+    keys = _keys_of_results(op, results, counts, out)
     for result, key in zip(results, keys, strict=True):
         if key is not None:
             _check_given(op, result, key, any_layout)
     return tuple(map(_info, keys))
 
 
-def _one_by_one(
+def _keys_of_results(
     op: Declaration, results: Sequence[Result], counts: Sequence[int | None], out: Keys
 ) -> Keys:
-    """The keys of the caller's outputs; lists beside other outputs are given as tuples."""
+    """A key for each result: of out=(a, (b, c)), with a list of two beside another output, three.
+
+    counts: for each output the length of its list; None for a single array.
+    """
     if len(counts) > 1 and any(count is not None for count in counts):
         if len(out) != len(counts):
             refuse(op.name, "out", f"{len(counts)} outputs or None", str(len(out)))

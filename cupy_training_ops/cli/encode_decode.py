@@ -20,9 +20,9 @@ from ..dtypes import BFLOAT16, HostArray, to_dtype
 from .errors import Failure
 from .inputs import (
     Member,
-    about,
     file_type,
     names_hint,
+    naming,
     open_arrays,
     read_packed,
     select,
@@ -30,13 +30,13 @@ from .inputs import (
     why_left_out,
 )
 from .outputs import (
-    check,
     force_option,
     is_folder,
     make_folder,
     name_of,
     open_out,
-    places,
+    out_files,
+    refuse_overwriting,
     say_done,
     sync_option,
 )
@@ -132,13 +132,13 @@ def encode(
     raw = dtype is not None
     with contextlib.ExitStack() as stack:
         members = [m for file in files for m in stack.enter_context(open_arrays(file))]
-        with about(files):
+        with naming(files):
             chosen = _select(members, names, is_folder(out), codec, raw)
-        outs = places(out, [member.name for member in chosen], ".npz")
-        check(outs, files, force)
+        outs = out_files(out, [member.name for member in chosen], ".npz")
+        refuse_overwriting(outs, files, force)
         make_folder(out)
-        for member, place in zip(chosen, outs, strict=True):
-            _encode(member, place, codec, options, raw, sync)
+        for member, out_file in zip(chosen, outs, strict=True):
+            _encode(member, out_file, codec, options, raw, sync)
 
 
 def _check_options(codec: str, options: Mapping[str, object]) -> None:
@@ -179,13 +179,13 @@ def decode(files: tuple[str, ...], out: str, form: str | None, force: bool, sync
     ending = Path(out).suffix.removeprefix(".")
     form = form or (ending if ending in WRITERS else "npy")
     names = [name_of(stem(file)) for file in files]
-    outs = places(out, names, f".{form}")
-    check(outs, files, force)
+    outs = out_files(out, names, f".{form}")
+    refuse_overwriting(outs, files, force)
     _refuse_names(names, out, form)
     if is_folder(out):
         make_folder(out)
-        for place, name, file in zip(outs, names, files, strict=True):
-            _decode(place, [(name, read_packed(file))], form, sync)
+        for out_file, name, file in zip(outs, names, files, strict=True):
+            _decode(out_file, [(name, read_packed(file))], form, sync)
     else:
         arrays = [(name, read_packed(file)) for name, file in zip(names, files, strict=True)]
         _decode(out, arrays, form, sync)

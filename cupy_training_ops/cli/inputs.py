@@ -124,7 +124,7 @@ def select(members: list[Member], names: tuple[str, ...]) -> list[Member]:
 
 
 @contextlib.contextmanager
-def about(files: tuple[str, ...]) -> Iterator[None]:
+def naming(files: tuple[str, ...]) -> Iterator[None]:
     """Name the files that a failure is about."""
     try:
         yield

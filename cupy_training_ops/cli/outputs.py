@@ -35,7 +35,7 @@ def is_folder(out: str) -> bool:
     return out.endswith(("/", os.sep)) or os.path.isdir(out)
 
 
-def places(out: str, names: list[str], ending: str) -> list[str]:
+def out_files(out: str, names: list[str], ending: str) -> list[str]:
     """The file for each array: OUT for the only one, or those of their names in a folder."""
     if not is_folder(out):
         return [out]
@@ -43,11 +43,11 @@ def places(out: str, names: list[str], ending: str) -> list[str]:
 
 
 def name_of(file_stem: str) -> str:
-    """The name of an array by its file's, the inverse of `places`."""
+    """The name of an array by its file's, the inverse of `out_files`."""
     return unquote(file_stem, errors="backslashreplace")
 
 
-def check(outs: list[str], files: tuple[str, ...], force: bool) -> None:
+def refuse_overwriting(outs: list[str], files: tuple[str, ...], force: bool) -> None:
     """Refuse outputs that would overwrite inputs, each other, or (without force) files."""
     for out in outs:
         if out == STREAM:

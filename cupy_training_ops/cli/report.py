@@ -15,7 +15,7 @@ import click
 from ..dtypes import dtype_name
 from ..errors import printable
 from .errors import Failure
-from .outputs import check, open_out
+from .outputs import open_out, refuse_overwriting
 from .terminal import align, say, wrap
 from .trial import OneArray, Quality, Refusal, Subject, Summary, Trial, keeps_values, snr_db
 
@@ -169,7 +169,7 @@ class Plot:
         known = self._figure.canvas.get_supported_filetypes()
         if self._format not in known:
             raise Failure(f"{out}: expected an ending among {', '.join(sorted(known))}")
-        check([out], files, force)
+        refuse_overwriting([out], files, force)
 
     def draw(self, summary: Summary) -> None:
         """Draw the codecs that keep values."""

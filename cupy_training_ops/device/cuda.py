@@ -29,11 +29,11 @@ class _Driver:
 
     launch = staticmethod(cupy.cuda.driver.launchKernel)
 
-    def serves_now(self, error: Exception) -> bool:
-        """Give a new thread its context, if that is what was missing."""
+    def mend(self, error: Exception) -> bool:
+        """Make a new thread's context, if it was missing."""
         if "CUDA_ERROR_INVALID_CONTEXT" not in str(error):
             return False
-        cupy.cuda.runtime.free(0)  # any call of the runtime's that needs one
+        cupy.cuda.runtime.free(0)  # any call that needs a context makes it
         return True
 
     def head(

@@ -177,7 +177,7 @@ class ReadyPlan:
             )
         else:
             given = objects if pick is None or not objects else pick(objects)
-            self._queue(given, words, (*tables, *values), stream)
+            self._queue_pieces(given, words, (*tables, *values), stream)
 
     def _call(
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
@@ -192,14 +192,14 @@ class ReadyPlan:
             function(grid, block, pick(row), shared_nbytes)
         make_all(marks.last)
 
-    def _queue(
+    def _queue_pieces(
         self,
         arrays: Sequence[Array | None],
         words: Sequence[Any],
         made: Sequence[object],
         stream: int,
     ) -> None:
-        """Queue the steps as the driver takes them."""
+        """Queue the steps as the driver takes them, and log them where that is asked for."""
         assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
@@ -229,7 +229,7 @@ class ReadyPlan:
     def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
         """Queue steps that `takes_numbers`, at addresses of arrays and scratch, with numbers."""
         if _log is not None or self._packed is None:
-            self._queue((), words, made, stream)
+            self._queue_pieces((), words, made, stream)
         else:
             self._packed.run(words, made, stream)
 
@@ -512,7 +512,7 @@ class Packed:
                 else:
                     in_turn(queued, marks)
         except RuntimeError as error:
-            if not self._driver.serves_now(error):
+            if not self._driver.mend(error):
                 raise
             in_turn(block.on(stream), marks)
         self._free.append(block)

@@ -170,7 +170,7 @@ class Optimizer:
         vars(self).update(state)
         if "_whole" not in state:
             self._take_old()
-        self._take()
+        self._adopt_again()
 
     def _take_old(self) -> None:
         """Go on from an old pickle: one step for all parameters, no record of a torn write."""
@@ -180,8 +180,8 @@ class Optimizer:
             self._counts.load([int(to_host(step)) - 1] * n)
         self._whole = Whole(type(self).__name__)
 
-    def _take(self) -> None:
-        """The caller's arrays, where they are now."""
+    def _adopt_again(self) -> None:
+        """Adopt parameters and copies where they are now."""
         given = self._given_copies
         self._natively = are_native(_CLOSED, (self.parameters, given), ())
         self._weights = self._adopt("parameters", self.parameters)
@@ -224,7 +224,7 @@ class Optimizer:
         with self._whole.lock:
             if self._whole.is_torn:
                 self._whole.refuse_torn()
-            self._make((gradients, *numbers))
+            self._make_step((gradients, *numbers))
         if self._watched.tensors:
             self._raise_versions(gradients)
 
@@ -306,22 +306,22 @@ class Optimizer:
         self._check_length("gradients", gradients)
         return tuple(gradients)
 
-    def _make(self, given: Arrays) -> None:
-        """The step that is given this."""
+    def _make_step(self, given: Arrays) -> None:
+        """Launch the step before once more, if it had the same gradients; else a new one."""
         last = self._last
         if not self._watched.are_same():
-            self._take()
+            self._adopt_again()
         elif last is not None and last.has(self._variant(given[-1]), given):
             last.launch(given, self._whole)
             return
-        first = self._first(given) if self._natively else None
-        if first is not None and first.over_tensors:
-            first.launch(given, self._whole)
+        step = self._new_step(given) if self._natively else None
+        if step is not None and step.over_tensors:
+            step.launch(given, self._whole)
             return
         with Lent(EVERY, (*given, self.parameters), ()).stream():
-            first = self._first(given)
-            if first is not None:
-                first.launch(given, self._whole)
+            step = self._new_step(given)
+            if step is not None:
+                step.launch(given, self._whole)
 
     def _raise_versions(self, gradients: Sequence[Any]) -> None:
         """Let autograd know of the tensors that a step wrote."""
@@ -329,7 +329,7 @@ class Optimizer:
         pairs = zip(every, itertools.cycle(gradients), strict=False)
         raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
-    def _first(self, given: Arrays) -> Step | None:
+    def _new_step(self, given: Arrays) -> Step | None:
         """The step with gradients that are not those of the step before; None without any."""
         places, gradients = self._with_gradients(given[0])
         if not gradients:

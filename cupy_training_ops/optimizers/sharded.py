@@ -245,12 +245,12 @@ class AdamW(adam.AdamW):
         text = description(words, (*self._weights, *self._copies_of(self._every)[1]))
         self.group.exchange("AdamW", self.group.everyone, text)
 
-    def _take(self) -> None:
+    def _adopt_again(self) -> None:
         self._last_cut = None
         self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()
         self._inner.parameters = tuple(weights)
-        self._inner._take()
+        self._inner._adopt_again()
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class AdamW(adam.AdamW):
         with self._whole.lock, Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
             self._whole.refuse_torn()
             if not self._watched.are_same():
-                self._take()
+                self._adopt_again()
             places, present = self._with_gradients(self._as_arrays(gradients, numbers))
             if present:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
@@ -381,13 +381,14 @@ class AdamW(adam.AdamW):
         return self._operators(places)[0]
 
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
-        """The operators that move these parameters' gradients, and what is updated in turns."""
+        """The operator that makes the mean of these parameters' gradients over ranks, and the turns
+        in which they are updated, each with the operator that gathers its parameters behind it."""
         operators = self._ops.get(places)
         if operators is None:
             means = MeanOfParts(group=self.group, split=self._split.among(places))
             sizes = [self._weights[i].nbytes for i in places]
             turns = in_turns(places, sizes) if self.group.size > 1 else [places]
-            operators = means, [(own, self._gathering(own)) for own in turns]
+            operators = means, [(turn, self._gathering(turn)) for turn in turns]
             if len(self._ops) >= _MAX_PATTERNS:
                 self._ops.clear()
             self._ops[places] = operators
@@ -400,8 +401,8 @@ class AdamW(adam.AdamW):
     def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
         """Places of the parameters that have copies, and the copies."""
         copies = self._copies or ()
-        having = [i for i in places if copies and copies[i] is not None]
-        return having, [copies[i] for i in having]
+        copied = [i for i in places if copies and copies[i] is not None]
+        return copied, [copies[i] for i in copied]
 
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
         """This rank's parts of the parameters and of their copies."""

@@ -61,8 +61,8 @@ class HollowDriver:
             self._kernels.append(kernel)
         return (number,)
 
-    def serves_now(self, error: Exception) -> bool:
-        """Every thread is served."""
+    def mend(self, error: Exception) -> bool:
+        """Nothing fails here that could be mended."""
         return False
 
     def launch(self, kernel: int, stream: int, arguments: int, _: int) -> None:

@@ -267,7 +267,7 @@ class CompressedActivations:
             self._share(before, x, kind)
             return before, form
         entry = Entry(storage, x._version, kind, stream, history, lent_at, self._statistics)
-        self._hold_more(entry, x, kind)
+        self._fill(entry, x, kind)
         if sees_all:
             if len(self._known) >= MANY:
                 self._known.clear()
@@ -277,15 +277,15 @@ class CompressedActivations:
     def _share(self, entry: Entry, x: Tensor, kind: Kind) -> None:
         """Let one more consumer have the entry, and more of it where it needs more."""
         if kind.rank > entry.rank:
-            self._hold_more(entry, x, kind)
+            self._fill(entry, x, kind)
         elif kind.measure and not self._checks.covers(entry, kind):
             self._encode(entry, x, kind, is_captured(kind))
         entry.add_use()
         if kind.use.need == LINEAR:
             self._checks.remember_product(entry)
 
-    def _hold_more(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Hold what a consumer needs."""
+    def _fill(self, entry: Entry, x: Tensor, kind: Kind) -> None:
+        """Give an entry what a consumer needs: codes, or the tensor itself."""
         if kind.is_exact:
             entry.hold_whole(leave(x), kind.reason, kind.use.consumer)
         elif kind.measure and self._checks.rejects(entry, kind, captured := is_captured(kind)):

@@ -66,7 +66,7 @@ def coding(
     measure: str = "",
     grouping: Grouping | None = None,
 ) -> Coding:
-    """Prepare a codec; device -1 is the host. measure: of an error check, by the encoder."""
+    """Prepare a codec; device -1 is the host. measure: with TILES the encoder measures, too."""
     encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)

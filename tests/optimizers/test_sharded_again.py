@@ -11,7 +11,7 @@ import pytest
 from optimizers.test_sharded_steps import Noted
 
 import cupy_training_ops as cto
-from cupy_training_ops.families.collective.queue import Prepared
+from cupy_training_ops.families.collective.queue import CallsAtAddresses
 from cupy_training_ops.optimizers import sharded
 from cupy_training_ops.process_group import nccl
 
@@ -31,7 +31,7 @@ def played(monkeypatch):
     work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
     monkeypatch.setattr(hollows.HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: log)
-    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(CallsAtAddresses, "queue", lambda prepared, to, _: to.queue(prepared))
     monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
     inner = sharded.AdamW._prepare
     monkeypatch.setattr(sharded.AdamW, "_prepare", lambda *a: cuts.append(1) or inner(*a))

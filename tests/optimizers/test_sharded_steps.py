@@ -15,7 +15,7 @@ from training import assert_same
 import cupy_training_ops as cto
 from cupy_training_ops.device.streams import Streams
 from cupy_training_ops.dtypes import BFLOAT16
-from cupy_training_ops.families.collective.queue import Prepared
+from cupy_training_ops.families.collective.queue import CallsAtAddresses
 from cupy_training_ops.optimizers import parts, sharded
 
 TYPES = {  # of parameters, gradients, copies and moments
@@ -121,7 +121,7 @@ def test_on_a_gpu_arrays_are_reduced_and_gathered_where_they_lie(monkeypatch) ->
     work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
     monkeypatch.setattr(HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: made)
-    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(CallsAtAddresses, "queue", lambda prepared, to, _: to.queue(prepared))
     monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
     with hollow_launches() as launches:
         _, group = cto.ProcessGroup.in_threads(2)
@@ -164,7 +164,7 @@ def test_parameters_travel_while_the_next_are_updated(monkeypatch) -> None:
     monkeypatch.setattr(sharded, "Cuda", lambda *_, **__: Side())
     monkeypatch.setattr(HollowBackend, "work", work)
     monkeypatch.setattr(nccl, "connect", lambda *_: Logged())
-    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(CallsAtAddresses, "queue", lambda prepared, to, _: to.queue(prepared))
     monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *_: ())
     with hollow_launches() as launches:
         _, group = cto.ProcessGroup.in_threads(2)

@@ -14,7 +14,7 @@ import pytest
 import runs
 from runs import Run, reason_not_to_run
 
-from cupy_training_ops.families.collective.queue import MEAN, NUMBERS, Prepared, Row
+from cupy_training_ops.families.collective.queue import MEAN, NUMBERS, CallsAtAddresses, Row
 from cupy_training_ops.process_group import nccl
 
 DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
@@ -56,7 +56,7 @@ def emulated_ranks(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[Run]:
     # Guarded memory is for one thread.
     monkeypatch.setattr(runs.emulator, "guarded_copy", np.copy)
     monkeypatch.setattr(nccl, "connect", Board().connect)
-    monkeypatch.setattr(Prepared, "queue", lambda prepared, to, _: to.queue(prepared))
+    monkeypatch.setattr(CallsAtAddresses, "queue", lambda prepared, to, _: to.queue(prepared))
     with Run("emulated-forward", seed) as run:
         yield run
 
@@ -88,7 +88,7 @@ class Communicator:
     def __init__(self, board: Board, members: Any, rank: int) -> None:
         self.board, self.members, self.rank = board, members, rank
 
-    def queue(self, prepared: Prepared) -> None:
+    def queue(self, prepared: CallsAtAddresses) -> None:
         """All ranks' calls at once: what each has to give, then what each takes."""
         calls = list(map(taken_apart, prepared.calls))
         shared = self.board.calls[self.members]

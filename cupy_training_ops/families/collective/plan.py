@@ -59,7 +59,7 @@ class WarmCall(NamedTuple):
     backend: Backend
     device: int  # has to be current
     calls: queue.Calls
-    prepared: queue.Prepared
+    prepared: queue.CallsAtAddresses
     identities: tuple[int, ...] = ()
     gone: Sequence[object] = ()  # arrays that are no more: another may have the identity of one
 
@@ -92,15 +92,8 @@ class WarmCall(NamedTuple):
         """Return True if a call with these arrays, and nothing else, is the same on this device."""
         if len(inputs) != 1 or self.gone or type(inputs[0]) not in (list, tuple):
             return False
-        return tuple(map(id, inputs[0])) == self.identities and self.is_here()
-
-    def is_here(self) -> bool:
-        """Return True if its device is the current one."""
-        return self.backend.is_current(self.device)
-
-    def repeat(self) -> None:
-        """Queue the calls on the stream that is current now."""
-        self.calls.again(self.prepared)
+        is_same = tuple(map(id, inputs[0])) == self.identities
+        return is_same and self.backend.is_current(self.device)
 
 
 class Bound:
@@ -115,8 +108,8 @@ class Bound:
         """Call it; where no value changes, the calls of NCCL before are queued once more."""
         bound, warm, begun = self._bound, self._warm, self._op.group.begun
         try:
-            if warm is not None and not values and warm.is_here():
-                warm.repeat()
+            if warm is not None and not values and warm.backend.is_current(warm.device):
+                warm.calls.again(warm.prepared)
                 return self._answer
             answer = bound(**values)
             if type(bound) is BoundCall and bound.answer is not None:  # not over tensors
@@ -156,7 +149,7 @@ class Collective(Op):
         try:
             for warm in self._warm:  # one at most: another thread may take it away
                 if not keywords and warm.has(inputs):
-                    warm.repeat()
+                    warm.calls.again(warm.prepared)
                     return tuple(inputs[0])
             results = super().__call__(*inputs, **keywords)
             if self._last:

@@ -54,7 +54,7 @@ def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
 
 
 @dataclass(eq=False)
-class Prepared:
+class CallsAtAddresses:
     """Calls with the addresses of their arrays, and for the last stream those of each method."""
 
     calls: Sequence[NcclCall]
@@ -98,7 +98,9 @@ class Calls:
     # For each row an array, and where it is read and written, in bytes; none: its own, from 0 on.
     parts: Sequence[tuple[int, int, int]] = ()
     each_time: bool = field(default=False, kw_only=True)
-    _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
+    _last: tuple[object, object, CallsAtAddresses | None] = field(
+        default=(None, None, None), init=False
+    )
     _communicator: nccl.Communicator | None = field(default=None, init=False)
 
     def __call__(self, sources: Any, targets: Any) -> None:
@@ -116,7 +118,7 @@ class Calls:
         self._begin()
         self.again(self._prepare(addresses, addresses), stream)
 
-    def last_for(self, sources: object, targets: object) -> Prepared | None:
+    def last_for(self, sources: object, targets: object) -> CallsAtAddresses | None:
         """The calls that were queued last, if they were for these tables."""
         known, also, prepared = self._last  # once: another thread may put its own there
         return prepared if known is sources and also is targets else None
@@ -131,7 +133,7 @@ class Calls:
         if self._communicator is None:
             self._communicator = nccl.communicator(self.group, self.op, self.ranks)
 
-    def again(self, prepared: Prepared, stream: Any = None) -> None:
+    def again(self, prepared: CallsAtAddresses, stream: Any = None) -> None:
         """Queue what was made ready; on the current stream if on none.
 
         Whoever is stopped in it ends the group.
@@ -147,11 +149,11 @@ class Calls:
         finally:
             group.busy.release()
 
-    def _prepare(self, read: Sequence[int], written: Sequence[int]) -> Prepared:
+    def _prepare(self, read: Sequence[int], written: Sequence[int]) -> CallsAtAddresses:
         """Each call that moves something, with its addresses."""
         parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
         triples = zip(self.rows, parts, strict=True)
-        return Prepared(
+        return CallsAtAddresses(
             [row.call_at(read[i] + a, written[i] + b) for row, (i, a, b) in triples if row.rest[0]]
         )
 

@@ -246,7 +246,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
         steps.append(matrix.launch(read.kernels.row_sums, config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
         read = replace(read, x=None)
-    config, rows_of_part = _parts(matrix)
+    config, rows_of_part = _config_by_columns(matrix)
     n_lines = config.grid[1]
     lines = _lines(matrix, scratch, sums, n_lines)
     counts = (matrix.count, matrix.length, rows_of_part)
@@ -257,8 +257,8 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     return scratch.plan(*steps)
 
 
-def _parts(matrix: Matrix) -> tuple[Config, int]:
-    """Tiles of columns, and the parts that rows are divided into; rows of one."""
+def _config_by_columns(matrix: Matrix) -> tuple[Config, int]:
+    """A grid of (tiles of x columns, parts of the rows) with blocks of (x, y); rows of one part."""
     x = min(WARP, 1 << (matrix.length - 1).bit_length())
     y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
     wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)

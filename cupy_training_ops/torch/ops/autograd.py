@@ -130,13 +130,17 @@ class _Kept:
 def _recipe(
     operator: Operator, arguments: Sequence[Any], tensors: tuple[Tensor, ...], results: Any
 ) -> _Recipe | None:
-    """None where more is kept than tensors of the call, and what follows from its kind."""
-    kept: Any = _Kept()
-    operator.keep(kept, arguments, results)  # type: ignore[misc]
-    attributes = vars(kept)
-    made = results if isinstance(results, tuple) else (results,)
-    found = {id(x): place for place, x in enumerate((*tensors, *made, None))}
-    saved = [found.get(id(x)) for x in attributes.pop("saved", ())]
+    """Places of what the node of a call saves, for the other calls of its kind.
+
+    None where it saves a tensor that is neither given nor a result, or a value that another call
+    of this kind may have otherwise.
+    """
+    node: Any = _Kept()
+    operator.keep(node, arguments, results)  # type: ignore[misc]
+    attributes = vars(node)
+    all_results = results if isinstance(results, tuple) else (results,)
+    place_of = {id(x): place for place, x in enumerate((*tensors, *all_results, None))}
+    saved = [place_of.get(id(x)) for x in attributes.pop("saved", ())]
     changed = () if operator.changing is None else (arguments[operator.changing],)
     if (
         None in saved

@@ -452,10 +452,15 @@ def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
 def _numbers_past(
     given: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
 ) -> Numbers:
-    """The launches' numbers: those of this call, but for what changes."""
+    """A function that makes the launches' numbers from the arguments of calls like this one.
+
+    Those that follow from the argument at `changing` are made anew, others stay what they are here.
+    """
     known = call.ready.values(call.values(tuple(inputs))) if call.changing else []
-    place = next((i for i in call.changing if inputs[i] is given[changing or 0]), None)
-    if changing is None or place is None:
+    if changing is None:
+        return lambda _: known
+    place = next((i for i in call.changing if inputs[i] is given[changing]), None)
+    if place is None:  # the body hands on no such number
         return lambda _: known
     values = call.ready.values_but(known, place)
     return lambda arguments: values(arguments[changing])
