@@ -23,14 +23,17 @@ SHARE = 24  # of a step's bytes, which may wait beside its codes: the host stays
 
 
 class HeldBytes(Locked):
-    """Bytes that are held, and the most that were; from any thread."""
+    """Bytes that entries hold now, and the most at any time; counted from any thread."""
 
     def __init__(self) -> None:
         super().__init__()
         self.held = self.peak = 0
 
     def add(self, nbytes: int) -> None:
-        """Add bytes, or take them off. A finalizer calls it: nothing in here may free codes."""
+        """Count bytes that an entry takes, or a negative number that it gives back.
+
+        Finalizers of codes call this: to free codes in here would call it again in its middle.
+        """
         with self.lock:
             self.held += nbytes
             if self.held > self.peak:

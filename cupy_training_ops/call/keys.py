@@ -64,7 +64,7 @@ def host_key(value: Any) -> object:
 
 
 def host_keys(values: Any) -> tuple[object, ...]:
-    """The same of a list; TypeError where there is no list of Python's own."""
+    """The `host_key` of each value of a list or tuple; TypeError for any other class."""
     if type(values) is not list and type(values) is not tuple:
         raise TypeError  # an array would take itself apart, another class may do anything
     is_nested = _TUPLES.issuperset(map(type, values))  # such as View's shapes: in one go
@@ -116,7 +116,7 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 
 
 def attribute_key(value: object) -> object:
-    """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
+    """An attribute as part of a key; KeyError or TypeError for a value that cannot be hashed."""
     kind = type(value)
     if kind in _FORMS:
         return host_key(value)
@@ -128,16 +128,16 @@ def attribute_key(value: object) -> object:
 
 
 def exact_key(values: Sequence[object]) -> bytes:
-    """Plain values as a key that no others equal: 1, 1.0 and True have three, 0.0 and -0.0 two.
+    """Make a key of plain values that tells 1 from 1.0 and True, and 0.0 from -0.0.
 
-    ValueError for values that are not plain. What is no exact int, float, bool, str or None, alone
-    or in tuples and lists, is written in another form than all of these, or not at all.
+    Plain are int, float, bool, str and None, and tuples and lists of them, but no subclasses. Other
+    values raise ValueError, or have a key that no plain values have.
     """
     return marshal.dumps(values, EXACT)  # type: ignore[arg-type]
 
 
 def is_plain(value: object) -> bool:
-    """Return True if `exact_key` tells a value from all others."""
+    """Return True if a value is plain, so that its `exact_key` is that of no other value."""
     if type(value) in (tuple, list):
         return all(map(is_plain, value))  # type: ignore[call-overload]
     return type(value) in _ATOMS

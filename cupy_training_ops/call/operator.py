@@ -54,14 +54,15 @@ class Operator(Declares):
         checks, and waits for the device."""
 
     def supply(self, *inputs: object) -> object:
-        """The value of the one input that is `supplied` and was left out, for one call.
+        """Make the value of an input that the caller left out, and that the operator supplies.
 
-        inputs: as the CPU function takes them. Not asked for where nothing is computed.
+        Example: seed and offset of a dropout, drawn for each call. At most one input is declared
+        `supplied`. inputs: as the CPU function takes them. Not called if all outputs are empty.
         """
         raise NotImplementedError
 
     def supply_always(self) -> object:
-        """That value where it is the same at each call; None where `supply` is asked."""
+        """The value of a supplied input if each call has the same one; None: call `supply`."""
         return None
 
     def placement(self) -> tuple[Backend, int]:

@@ -31,12 +31,13 @@ _unfinished: set[Path] = set()
 def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
     """Yield a stream whose bytes take the place of `path` at the end, all or none of them.
 
-    sync: wait until they are on the disk before they do, and then until the new name is, so that a
-    machine that stops leaves the old file or the new one. What writers that were killed left in
-    the folder a day ago or earlier is removed.
-    A link stays, and what it points to is replaced; a file that was there keeps its owner and its
-    permissions, and is refused where it could not be opened for writing. A pipe, a device or a
-    descriptor of this process gets the bytes, and a folder is refused. Raises OSError.
+    sync: wait until the bytes are on the disk, then rename, then wait until the new name is on the
+    disk, so that a machine that stops leaves the old file or the new one.
+    The new file has the owner and the permissions of the old one; an old file that could not be
+    opened for writing is refused, as a folder is. A link stays, and the file that it points to is
+    replaced. A pipe, a device or a descriptor of this process gets the bytes written into it.
+    Unfinished files in the folder, of writers killed a day ago or earlier, are removed. Raises
+    OSError.
     """
     if is_replaced(path):
         with (
@@ -67,7 +68,7 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
-    """Yield a new, locked file beside `path`, which becomes it at the end or vanishes."""
+    """Yield a new, locked file beside `path`; at the end it is renamed to `path`, or removed."""
     old = _writable_status(path)
     _remove_abandoned(path.parent)
     new = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -92,7 +93,7 @@ def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the names in it are on the disk, but where it may be written to and not read."""
+    """Wait until the names in a folder are on the disk; not possible without the right to read."""
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:

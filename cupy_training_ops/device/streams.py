@@ -153,7 +153,10 @@ NO_EVENT = -1
 
 
 class Events(InChild):
-    """Events that nobody waited for yet; a mark says where in its stream one was recorded."""
+    """Marks by the number of an event, until somebody waits for it.
+
+    A mark says where in its stream the event was recorded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +168,7 @@ class Events(InChild):
         self._marks: dict[int, object] = {}
 
     def record(self, identifier: int, mark: Callable[[], object]) -> bool:
-        """Put a mark under this number; False, and no mark is made, where there is one already."""
+        """Keep the mark of an event; return False, without calling `mark`, if it has one."""
         with self._changed:
             if identifier in self._marks:
                 return False
@@ -174,7 +177,10 @@ class Events(InChild):
             return True
 
     def take(self, identifier: int, timeout: float) -> object:
-        """The mark, as soon as there is one; TimeoutError after so many seconds without."""
+        """Wait until an event has been recorded, and remove and return its mark.
+
+        TimeoutError if it is not recorded within `timeout` seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: identifier in self._marks, timeout):
                 raise TimeoutError

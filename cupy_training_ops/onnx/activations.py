@@ -133,13 +133,17 @@ def _backward(graph: Graph) -> set[int]:
 
 
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return the values to be coded, and what they are needed for."""
+    """Return the need of each value that is kept in codes: {"relu_out": "sign"}, for example.
+
+    A value of the forward part is kept in codes if the backward part reads it, and if it needs
+    neither this value's exact numbers nor those of another one in the same memory.
+    """
     fixed = _parameters(graph)
-    passed = fixed | {item.name for item in graph.outputs} | {""}
+    never_coded = fixed | {item.name for item in graph.outputs} | {""}
     forward = [node for i, node in enumerate(graph.nodes) if i not in backward]
     owner = _owners(graph, backward)
-    needs: dict[str, str | None] = {}
-    for name in (n for node in forward for n in node.outputs if n not in passed):
+    needs: dict[str, str | None] = {}  # None: exact numbers
+    for name in (n for node in forward for n in node.outputs if n not in never_coded):
         if any(name in graph.nodes[i].inputs for i in backward):
             read = _reads(graph, backward, name)
             needs[name] = _join(read, _is_linear(graph, backward, fixed, name))
@@ -200,7 +204,7 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
 
 
 def _join(read: set[str], is_linear: bool) -> str | None:
-    """Return one need for all that a value is read for; None where it is needed as it is."""
+    """Return one need for all that a value is read for; None where its exact numbers are needed."""
     if "exact" in read:
         return None
     if "smooth" in read:

@@ -93,14 +93,14 @@ def _shape_of_labels(graph: Graph, node: Node) -> tuple[Extent, ...] | None:
 
 
 class Labels:
-    """The range of the labels that a session was last fed from the host, for each loss."""
+    """For each loss, the least and the largest label of the array last fed from the host."""
 
     def __init__(self, graph: Graph) -> None:
         names = {item.name for item in graph.inputs}
         losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
         self._losses = [node for node in losses if node.inputs[1] in names]
         self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
-        self.classes: dict[str, int] = {}  # how many the last run had, by the same
+        self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
     def runners(self, graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
         """The runners, of which losses check the labels' range."""
@@ -133,7 +133,10 @@ class Labels:
                     pass_on(error)
 
     def check(self, classes: Mapping[str, int]) -> None:
-        """Refuse the labels looked at last, where each loss has so many classes."""
+        """Refuse the noted labels of a loss that are none of its classes.
+
+        classes: how many a loss has, by the name of its output: {"loss": 10} allows 0 to 9.
+        """
         for node in self._losses:
             if node.outputs[0] in classes:
                 self._check(node, classes[node.outputs[0]])
@@ -147,7 +150,7 @@ class Labels:
 
 
 def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
-    """The least and the largest; None where there are none."""
+    """The least and the largest label that counts; None if none does, or labels are no integers."""
     counted = labels if ignored is None else labels[labels != ignored]
     if labels.dtype.kind not in "iu" or not counted.size:
         return None

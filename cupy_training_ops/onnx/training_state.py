@@ -74,7 +74,10 @@ def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
 
 
 def _is_below(frame: FrameType | None, code: CodeType, session: Transactional) -> bool:
-    """Return True if a frame is called from a session's call; one that was stopped is none."""
+    """Return True if `frame` or one of its callers runs `code` for the session.
+
+    A call that an exception stopped has no frame any more, and so does not count.
+    """
     while frame is not None:
         if frame.f_code is code and frame.f_locals["self"] is session:
             return True
@@ -90,7 +93,7 @@ class Transactional(Locked):
 
     @property
     def step_count(self) -> int:
-        """How many steps of the optimizer were made; one that is set is gone on from.
+        """How many steps the optimizer has made. May be set, to go on counting from there.
 
         Raises ArgumentError where it is no integer from 0 to 2^62.
         """

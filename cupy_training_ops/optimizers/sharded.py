@@ -263,11 +263,12 @@ class AdamW(adam.AdamW):
     ) -> None:
         """Update the parameters by the mean of all ranks' gradients, on all of them.
 
-        As without a group, and all ranks make the step together, with the same numbers, and
-        gradients of the same parameters. The parts of the gradients that this rank updates become
-        their means, the rest may be anything. `gradient_norm` is that of the means of all, and a
-        NaN or an infinity on any rank skips the step on each. Raises GroupError, too; a step that
-        is stopped in its middle ends the group.
+        Arguments are those of `AdamW.step` without a group. All ranks call this together, with the
+        same numbers and with gradients of the same parameters. Afterwards the parts of `gradients`
+        that this rank updates hold the means over all ranks, and their other elements are
+        undefined. `gradient_norm` is the norm of the means of all parameters; a NaN or an infinity
+        on any rank makes all ranks skip the step. Raises GroupError, too; a step that is stopped in
+        its middle ends the group.
         """
         numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
         self.group.require_open("AdamW")

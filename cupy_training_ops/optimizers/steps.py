@@ -93,7 +93,7 @@ def inputs_of(op: type[Op]) -> tuple[Input, ...]:
 
 
 def measured_inputs(op: type[Op]) -> tuple[Input, ...]:
-    """The same, of a step that writes the norm and the signal itself."""
+    """The inputs of an operator whose step first writes two of them: the norm and the signal."""
     return tuple(
         Input(item.name, item.type, updated=True, shape="shape ()")
         if item.name in MEASURED
@@ -110,7 +110,7 @@ def outputs_of(op: type[Op]) -> tuple[Output, ...]:
 
 
 def on_request(op: type[Op]) -> tuple[Output, ...]:
-    """The same, each where it is asked for: several calls may make one step."""
+    """An operator's outputs, each computed only if a call asks: several calls may make one step."""
     return tuple(replace(item, on_request=True) for item in outputs_of(op))
 
 
@@ -124,24 +124,23 @@ class Update:
 
     @classmethod
     def source(cls) -> Source:
-        """The operator's."""
+        """The operator's CUDA source."""
         return cls.operator.source()
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The operator's."""
+        """The operator's function on the CPU."""
         return cls.operator.cpu_function()
 
 
 class Measured(Update):
-    """One that measures the gradients' norm before its own work."""
+    """An update that first writes the gradients' norm, and whether it is finite, to its inputs."""
 
     inputs: ClassVar[tuple[Input, ...]]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """The norm's launches are of another family."""
-        found = self._norm_arguments(specs)
-        measured = GradientNorm().plan(device, *found)
+        """Launches of the norm, which are of another family, then those of the update."""
+        measured = GradientNorm().plan(device, *self._norm_arguments(specs))
         family = GradientNorm.family
         launches = (replace(s, family=family) for s in measured.steps if isinstance(s, Launch))
         update: Plan = super().plan(device, *specs)  # type: ignore[misc]
@@ -149,13 +148,13 @@ class Measured(Update):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The update's, after the norm."""
+        """A function that writes the norm and its finiteness, then calls the update's."""
         update = super().cpu_function()
 
         def step(*inputs: Any, **attributes: Any) -> object:
             gradients, norm, is_finite = cls._norm_arguments(inputs)
-            for array, found in zip((norm, is_finite), gradient_norm(gradients), strict=True):
-                np.copyto(array, found)
+            for array, result in zip((norm, is_finite), gradient_norm(gradients), strict=True):
+                np.copyto(array, result)
             return update(*inputs, **attributes)
 
         return step
@@ -179,12 +178,12 @@ _N = len(RATES)
 
 
 class WithRates(Update):
-    """One whose rates are numbers of each call, in the place of attributes."""
+    """An update whose rates (beta1, eps, ...) are inputs of each call, not attributes."""
 
     inputs: ClassVar[tuple[Input, ...]]
 
     def infer(self, *specs: Any) -> Any:
-        """As without rates."""
+        """The operator's outputs, from its own inputs: the rates stand behind them."""
         return super().infer(*specs[:-_N])  # type: ignore[misc]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -198,7 +197,7 @@ class WithRates(Update):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The operator's, with rates for attributes."""
+        """The operator's function on the CPU, called with the rates for its attributes."""
         update = super().cpu_function()
 
         def step(*inputs: Any, **attributes: Any) -> object:
@@ -243,7 +242,7 @@ class SGDUpdate(Update, SGDOptimizerList):
 
 
 class SGDStep(Measured, SGDOptimizerList):
-    """The same, which finds the norm of the gradients first."""
+    """SGDUpdate, which first computes the norm of the gradients."""
 
     name = "SGD"
     operator = SGDOptimizerList
@@ -261,7 +260,7 @@ class AdamUpdate(Update, AdamOptimizerList):
 
 
 class AdamStep(Measured, AdamOptimizerList):
-    """The same, which finds the norm of the gradients first."""
+    """AdamUpdate, which first computes the norm of the gradients."""
 
     name = "Adam"
     operator = AdamOptimizerList
@@ -277,7 +276,7 @@ class AdamWUpdate(AdamUpdate):
 
 
 class AdamWStep(AdamStep):
-    """The same, which finds the norm of the gradients first."""
+    """AdamWUpdate, which first computes the norm of the gradients."""
 
     name = "AdamW"
     update: ClassVar[type[Op]] = AdamWUpdate
@@ -293,7 +292,7 @@ class AdamWCodedUpdate(Update, AdamCodedList):
 
 
 class AdamWCodedStep(Measured, AdamCodedList):
-    """The same, which finds the norm of the gradients first."""
+    """AdamWCodedUpdate, which first computes the norm of the gradients."""
 
     name = "AdamW"
     operator = AdamCodedList
@@ -312,7 +311,7 @@ class LambUpdate(Update, LambOptimizer):
 
 
 class LambStep(Measured, LambOptimizer):
-    """The same, which finds the norm of the gradients first."""
+    """LambUpdate, which first computes the norm of the gradients."""
 
     name = "Lamb"
     operator = LambOptimizer
@@ -331,7 +330,7 @@ class AdamWUpdateWithRates(WithRates, AdamOptimizerList):
 
 
 class AdamWStepWithRates(Measured, AdamWUpdateWithRates):
-    """The same, which finds the norm of the gradients first."""
+    """AdamWUpdateWithRates, which first computes the norm of the gradients."""
 
     name = "AdamW"
     inputs = (*measured_inputs(AdamOptimizerList), *RATES.values())
@@ -347,7 +346,7 @@ class AdamWCodedUpdateWithRates(WithRates, AdamCodedList):
 
 
 class AdamWCodedStepWithRates(Measured, AdamWCodedUpdateWithRates):
-    """The same, which finds the norm of the gradients first."""
+    """AdamWCodedUpdateWithRates, which first computes the norm of the gradients."""
 
     name = "AdamW"
     inputs = (*measured_inputs(AdamCodedList), *RATES.values())

@@ -37,11 +37,11 @@ class Embedded(Engine):
         super().__init__(rank, len(sockets) + 1, timeout)
         self.sockets = sockets
         self._open = {sock: peer for peer, sock in sockets.items()}  # may still say something
-        self._halves: set[int] = set()  # to whom a message is under way
+        self._half_told: set[int] = set()  # peers that got only a part of a message so far
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
         sock = self.sockets[peer]
-        self._halves.add(peer)
+        self._half_told.add(peer)
         try:
             _say(sock, data, seconds)
         except TimeoutError:
@@ -52,7 +52,7 @@ class Embedded(Engine):
                 self._read(sock)
             words = self.told or self._left.get(peer)
             raise (GroupError(words) if words else EOFError) from None
-        self._halves.discard(peer)
+        self._half_told.discard(peer)
 
     def listen(self, peer: int | None, seconds: float) -> None:
         for sock in wait(list(self._open), min(seconds, _MAX_WAIT)):
@@ -60,9 +60,10 @@ class Embedded(Engine):
             self._read(sock)
 
     def farewell(self, number: int, words: str) -> None:
+        """Send the last words and close, without words to whom they would end a half message."""
         for peer, sock in self.sockets.items():
             with contextlib.suppress(OSError):
-                if peer not in self._halves:
+                if peer not in self._half_told:
                     _say(sock, pack(number, words), 0)
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up

@@ -39,12 +39,12 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def _as_group_error(words: str) -> Iterator[None]:
-    """PyTorch's errors, which are RuntimeErrors, as the group's."""
+    """Raise GroupError in place of PyTorch's RuntimeError or ValueError."""
     try:
         yield
     except OpError:
         raise
-    except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
+    except (RuntimeError, ValueError) as error:  # ValueError: a wrong argument or variable
         pass_on(error)
         line = str(error).partition("\n")[0][:200]
         raise GroupError(f"{words}: {line}") from None

@@ -131,7 +131,7 @@ class Rule:
 
 
 def usual_groups(x: Tensor) -> Dimensions:
-    """Return the channels of images, else features."""
+    """Return the dimension of channels: 1 for images (N, C, H, W), else the last one, features."""
     return (1,) if x.dim() >= 4 else (x.dim() - 1,)
 
 
@@ -280,14 +280,19 @@ CENTRING = NORMS | {function for _, function in _functions(*DEVIATIONS)}
 
 
 def centres(x: Tensor, call: Call) -> bool:
-    """Return True if one of CENTRING centres features or channels over samples."""
+    """Return True if a call of a function of CENTRING takes a mean over samples, for each channel.
+
+    A batch norm always does; var(x, dim=(0, 2, 3)) of images does, var(x, dim=1) does not. Where
+    `x` is no batch of images its last dimension stands for the channels.
+    """
     function, args, kwargs = call
     if function in NORMS:
         return True
     dim = argument(args, kwargs, 1, "dim")
-    dimensions = dim if isinstance(dim, tuple | list) else (dim,)
-    are_numbers = all(type(each) is int for each in dimensions)
-    return are_numbers and usual_groups(x)[0] not in [each % max(x.dim(), 1) for each in dimensions]
+    dims = dim if isinstance(dim, tuple | list) else (dim,)
+    (channels,) = usual_groups(x)
+    are_numbers = all(type(d) is int for d in dims)
+    return are_numbers and channels not in [d % max(x.dim(), 1) for d in dims]
 
 
 CHECKPOINT = "checkpoint"  # the consumer of a checkpointed block's input

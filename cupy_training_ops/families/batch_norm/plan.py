@@ -346,9 +346,13 @@ class Call:
         return scratch.plan(*launches)
 
     def _scratch(self, scratch: ScratchMemory, n_channels: int, work: Work) -> tuple[Scratch, ...]:
-        """Partial sums, coefficients and counters."""
-        groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.of_group > 1 else 0
-        counters = scratch.zeros(1 + 2 * MAX_TILES + groups, np.uint32)
+        """Partial sums, coefficients and counters.
+
+        The counters: one that hands out items, two for each tile (parts summed, parts applied), and
+        one for each group of parts, where parts are merged in groups.
+        """
+        n_groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.of_group > 1 else 0
+        counters = scratch.zeros(1 + 2 * MAX_TILES + n_groups, np.uint32)
         accumulator = computed_in(self.t)
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
@@ -378,9 +382,14 @@ def _of_group(n_parts: int, n_channels: int) -> int:
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
-    """The struct Pieces; a thread's next slot is `threads` on."""
+    """The struct Pieces: how a thread steps through a channel of an array (outer, n, length).
+
+    A piece is `length` neighbouring elements of the channel, and a slot `width` of them. From one
+    slot a thread goes on to the slot `threads` later: by `elements_on` elements, and by `wrap` more
+    where that leaves the piece. `span` is how many slots a block's part of the channel has.
+    """
     slots_of_piece = max(1, channels.length // width)
-    pitch = channels.n * channels.length
+    pitch = channels.n * channels.length  # elements from a piece to the channel's next
     pieces_on, slots_on = divmod(threads, slots_of_piece)
     fields = {
         "n_channels": channels.n,

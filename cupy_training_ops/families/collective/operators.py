@@ -111,7 +111,7 @@ class _OfOwners(_OfLists):
         return super().infer(xs)
 
     def _owners(self, xs: Specs) -> list[int]:
-        """By place in the sub-group."""
+        """The rank that owns each array, by its place in the sub-group."""
         return owners(self.name, [x.size for x in xs], len(self.ranks))
 
 
@@ -157,14 +157,15 @@ class NcclReduceScatter(_OfOwners):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        roots, own = self._owners(xs), self.ranks.index(self.group.rank)
+        """Yield NCCL's sum of each array, which its owner gets, and copies of the other arrays."""
+        owner_of, this_rank = self._owners(xs), self.ranks.index(self.group.rank)
         rows = [
-            queue.row("reduce", x.size, x.dtype, queue.SUM, root)
-            for x, root in zip(xs, roots, strict=True)
+            queue.row("reduce", x.size, x.dtype, queue.SUM, owner)
+            for x, owner in zip(xs, owner_of, strict=True)
         ]
         yield self.nccl_step(xs, ys, rows)
-        rest = [i for i, root in enumerate(roots) if root != own]
-        yield from copies([xs[i] for i in rest], [ys[i] for i in rest])
+        not_owned = [i for i, owner in enumerate(owner_of) if owner != this_rank]
+        yield from copies([xs[i] for i in not_owned], [ys[i] for i in not_owned])
 
 
 class MegatronF(Collective):

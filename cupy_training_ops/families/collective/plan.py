@@ -234,7 +234,7 @@ def table(specs: Specs) -> Pointers:
 
 
 def copies(sources: Specs, targets: Specs) -> Iterator[Step]:
-    """Copies of what does not stay where it is."""
+    """Yield a copy of each source to its target, unless the target is the source's memory."""
     for source, target in zip(sources, targets, strict=True):
         if source.size and not target.in_place:
             yield Work("copy", (source, target))

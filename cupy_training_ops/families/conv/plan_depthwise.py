@@ -40,7 +40,7 @@ from .plan_launches import Wanted, geometry, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 
 WALKED_ROWS = 14  # of a strip
-AT_ONCE = 4 * BLOCKS  # blocks of a multiprocessor, so that all have some until the end
+BLOCKS_WANTED = 4 * BLOCKS  # for each multiprocessor, so that all have some until the end
 
 
 def is_depthwise(conv: Convolution) -> bool:
@@ -120,7 +120,7 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
         if at_once == WIDE_TAPS:
             symbol = "conv__depthwise_weight_wide"
         walked, blocks = conv.output, tiles * conv.filters
-        parts = min(ceil_div(AT_ONCE * device.multiprocessors, blocks), conv.batch)
+        parts = min(ceil_div(BLOCKS_WANTED * device.multiprocessors, blocks), conv.batch)
         of_part = (parts,)
     parts = parts if math.prod(conv.output) else 0
     scratch, steps = ScratchMemory(), list[Launch]()
@@ -147,15 +147,18 @@ def _line_tiles(conv: Convolution, width: int) -> tuple[int, int]:
 def _parts(
     device: Device, conv: Convolution, walked: Shape, blocks: int, rows: int
 ) -> tuple[int, int]:
-    """Parts of the strips of all images, each with so many blocks, and strips of a part."""
+    """Divide the strips of all images: return how many parts there are, and strips of a part.
+
+    blocks: of each part. rows: strips of a block at a time, which a part has at least.
+    """
     n_strips = conv.batch * math.prod(_strips(walked))
-    wanted = ceil_div(AT_ONCE * device.multiprocessors, blocks)
-    of_part = ceil_div(n_strips, min(wanted, ceil_div(n_strips, rows)))
-    return ceil_div(n_strips, of_part), of_part
+    most_parts = ceil_div(BLOCKS_WANTED * device.multiprocessors, blocks)
+    strips_of_part = ceil_div(n_strips, min(most_parts, ceil_div(n_strips, rows)))
+    return ceil_div(n_strips, strips_of_part), strips_of_part
 
 
 def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
-    """Strips are those of the positions that threads walk through."""
+    """The struct DepthwiseLayout, whose strips are of the positions that threads walk through."""
     strips = _strips(walked)
     return by_value(
         DepthwiseLayout,

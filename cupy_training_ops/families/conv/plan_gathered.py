@@ -100,14 +100,18 @@ def _product_launch(
 
 
 def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
-    """Fields of a layout that say how residues of `conv` are channels of `spread`."""
+    """Fields of an ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
+
+    `spread` is `conv`, or the same gradient with a channel for each residue of conv's strides: tap
+    j of residue r is then tap r - skipped + j stride of W.
+    """
     steps = (1,) * AXES if spread is conv else conv.strides
-    each = zip(steps, conv.pads, spread.pads, strict=True)
+    axes = zip(steps, conv.pads, spread.pads, strict=True)
     return {
         "of_channel": math.prod(steps),
         "spread": steps,
         "w_kernel": conv.kernel,
-        "skipped": tuple(step * pad - p for step, p, pad in each),
+        "skipped": tuple(step * spread_pad - pad for step, pad, spread_pad in axes),
     }
 
 
@@ -196,7 +200,7 @@ class WeightProduct:
         )
 
     def sums(self, blocks: int, arrays: tuple[Spec, Spec, Parts, Parts], layout: np.void) -> Launch:
-        """Sums of parts of W, and of Y."""
+        """The launch that sums each part of W's gradient, and of a bias's: that of Y."""
         variant, shared_nbytes = self.variant, 0
         args: tuple[object, ...] = (*arrays, layout)
         if variant.lines:
@@ -209,12 +213,17 @@ class WeightProduct:
     def totals(
         self, tiles: int, arrays: tuple[Parts, Spec, Parts, Spec | None], layout: np.void
     ) -> Launch:
-        """W, and a bias if wanted, from their parts; blocks for the bias come last."""
-        variant, each, bias = self.variant, summers(self.parts), arrays[-1]
-        blocks = tiles * variant.rows * COLUMNS * each // THREADS
+        """The launch that adds up the parts: gradient of W = sum of its parts, and of the bias.
+
+        arrays: parts of W's gradient, that gradient, parts of the bias's, and that one or None. The
+        last blocks of the launch are those for the bias.
+        """
+        variant, bias = self.variant, arrays[-1]
+        n_summers = summers(self.parts)  # threads for each sum
+        blocks = tiles * variant.rows * COLUMNS * n_summers // THREADS
         if bias is not None:
-            blocks += ceil_div(bias.size * each, THREADS)
-        args, config = (*arrays, self.parts, each, layout), Config((blocks,), (THREADS,))
+            blocks += ceil_div(bias.size * n_summers, THREADS)
+        args, config = (*arrays, self.parts, n_summers, layout), Config((blocks,), (THREADS,))
         return Launch(variant.kernel("conv__weight_total"), config, args, variant.slots)
 
 

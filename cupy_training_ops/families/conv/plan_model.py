@@ -147,7 +147,7 @@ def _multiplies_often(conv: Convolution) -> bool:
 
 
 def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
-    """Return True if scratch memory is at most 64 MiB, or 2.5 times X and Y."""
+    """Return True if scratch memory is at most 64 MiB, or at most 2.5 times X and Y."""
     width = VEC_NBYTES // dtype.itemsize
     positions = conv.batch * math.prod(conv.output)
     staged_x = conv.batch * math.prod(conv.image) * align_up(conv.channels, width)
@@ -227,9 +227,10 @@ class WeightTiles:
 
 @functools.lru_cache(maxsize=1024)
 def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
-    """The tiles whose blocks take least time beside those of X's gradient.
+    """The tiles of W's gradient that take least time when X's gradient is computed beside it.
 
-    The same where that is not wanted, as the order of a sum follows from its parts.
+    A call without X's gradient has these tiles, too: other tiles would divide the sums into other
+    parts, and so give W's gradient other bits.
     """
     pairs = (tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
     return min(pairs, key=lambda pair: pair[1])[0]
@@ -238,6 +239,7 @@ def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles
 def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int
 ) -> tuple[WeightTiles, float]:
+    """Tiles with so many rows, their sums in the parts that take least time; and that time."""
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     row_tiles = ceil_div(conv.group_filters, rows)
     tile = tiles_of(device, dtype)[rows]

@@ -288,9 +288,10 @@ class GradientOp(SparseOp):
     def plan(
         self, device: Device, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *rest: Any
     ) -> Plan:
-        *others, gradient = rest
-        bias = others[1] if others else None
-        targets = self.targets(log_prob, label, weight, *others[:1])
+        """Plan d_logits; rest: (d_logits,), or (ignored label, bias, d_logits) if declared."""
+        *optional_inputs, gradient = rest
+        bias = optional_inputs[1] if optional_inputs else None
+        targets = self.targets(log_prob, label, weight, *optional_inputs[:1])
         rows = self.rows(device, log_prob)
         return cross_entropy.backward(rows, dy, log_prob, targets, bias, gradient)
 

@@ -204,7 +204,7 @@ class _Step:
 
     @property
     def has_new_gradients(self) -> bool:
-        """True if directions lie there."""
+        """Return True if directions are written to the caller's new gradients."""
         return self.update.at[2] >= 0
 
     @property
@@ -213,17 +213,22 @@ class _Step:
         return CHUNK_NBYTES // self.types["W"].itemsize
 
     def plan(self, rules: Sequence[Rule], limits: tuple[float, float], correct_bias: bool) -> Plan:
-        """Two launches a batch; scratch memory for the largest of them."""
+        """Plan two launches for each batch of tensors: directions with their norms, then updates.
+
+        All batches share scratch memory, which has room for the largest of them. Directions are in
+        it only where the caller wants no new gradients, in whose arrays they would lie.
+        """
         if not (self.direction.are_written or self.update.are_written):
             return Plan()
         pairs = list(self._batches(rules))
         scratch = ScratchMemory()
         most_chunks = max((batch.n_chunks for _, batch in pairs), default=0)
-        lengths = [] if self.has_new_gradients else [self._length(batch) for _, batch in pairs]
-        most = max(lengths, default=0)
+        n_directions = 0
+        if not self.has_new_gradients:
+            n_directions = max((self._length(batch) for _, batch in pairs), default=0)
         tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
         partials = scratch.take(2 * most_chunks, FLOAT64)
-        directions = scratch.take(most, self.types["GRAD"]) if most else None
+        directions = scratch.take(n_directions, self.types["GRAD"]) if n_directions else None
         launches = []
         for rule, batch in pairs:
             values = (*rule, *limits, correct_bias)

@@ -74,7 +74,7 @@ class Matrix:
         return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
-        """One of the family's kernels."""
+        """A launch of one of the family's kernels, compiled for the matrix's types."""
         binding = slots(T=self.t, U=self.computed_type, V=self.v)
         return Launch(kernel, config, args, binding)
 
@@ -104,18 +104,23 @@ def forward(
 
 
 def _full(matrix: Matrix, is_centred: bool) -> Division | None:
-    """Rows that fill what their threads hold; None where they do not."""
-    columns, most = FULL_COLUMNS[matrix.both_nbytes], FULL_THREADS[matrix.t.itemsize]
-    few = CENTRED_THREADS[matrix.t.itemsize] if is_centred else most
-    kernel, deep = CENTRED_FULL_ROWS if is_centred else FULL_ROWS
-    for name, of_thread, limit in ((kernel, columns, few), (deep, 2 * columns, most)):
-        threads, rest = divmod(matrix.length, of_thread)
+    """Divide rows whose length is exactly threads x columns of a thread; None if no kernel fits.
+
+    A thread holds `columns` elements, or twice as many in the deep kernel. The threads of a row are
+    whole warps or a power of two, of which a block may have several rows.
+    """
+    columns, deep_limit = FULL_COLUMNS[matrix.both_nbytes], FULL_THREADS[matrix.t.itemsize]
+    limit = CENTRED_THREADS[matrix.t.itemsize] if is_centred else deep_limit
+    kernel, deep_kernel = CENTRED_FULL_ROWS if is_centred else FULL_ROWS
+    choices = ((kernel, columns, limit), (deep_kernel, 2 * columns, deep_limit))
+    for name, columns_of_thread, most_threads in choices:
+        threads, rest = divmod(matrix.length, columns_of_thread)
         is_power = threads & (threads - 1) == 0
         if rest or not matrix.count or not (threads % WARP == 0 or is_power):
             continue
-        if 0 < threads <= limit:
-            groups = max(1, FULL_BLOCK // threads) if is_power else 1
-            config = Config((ceil_div(matrix.count, groups),), (threads * groups,))
+        if 0 < threads <= most_threads:
+            rows = max(1, FULL_BLOCK // threads) if is_power else 1  # of a block
+            config = Config((ceil_div(matrix.count, rows),), (threads * rows,))
             return Division(name, config, (matrix.count, threads))
     return None
 

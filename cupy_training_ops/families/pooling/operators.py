@@ -86,12 +86,14 @@ class _Pool(Op):
         *arguments: object,
         widest: int = WIDEST,
     ) -> Plan:
-        """The kernel compiled for the windows of `x`, X or dX, or else the one for any windows.
+        """Plan a kernel compiled for these windows if they can be tiled, else the general kernel.
 
-        A thread of the latter writes several neighbours of `written`.
+        x: X, or its gradient. written: the output whose elements the threads of the general kernel
+        share out, several neighbours each. widest: columns of a thread's tile at most.
         """
-        windows, (for_any, compiled) = self.windows(x.shape), KERNELS[self.name]
-        if windows.numbers(self.storage_order) == windows.numbers(0):
+        windows, (general, compiled) = self.windows(x.shape), KERNELS[self.name]
+        numbers_by_rows = windows.numbers(0)  # as the compiled kernel numbers a plane's elements
+        if windows.numbers(self.storage_order) == numbers_by_rows:
             arrays = tuple(filter(None, ys))
             tiling = Tiling.of(windows, x, arrays, widest=widest, is_gradient=self.is_gradient)
             if tiling is not None:
@@ -117,7 +119,7 @@ class _Pool(Op):
         n_threads = math.prod((*written.shape[:2], *extents))
         config = Config((ceil_div(n_threads, THREADS),), (THREADS,))
         arguments = (*arguments, n_threads, geometry)
-        return Plan((Launch(for_any, config, arguments, slots(T=written.dtype)),))
+        return Plan((Launch(general, config, arguments, slots(T=written.dtype)),))
 
 
 def _axes(numbers: Shape, fill: int = 1) -> Shape:

@@ -292,22 +292,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             yield part, part.gradients(given)
 
     def _take_apart(self, part: Part, gradients: Sequence[Tensor | None]) -> Part:
-        """The part that has gradients, in whose place it comes with one that has none."""
+        """Divide a part into one whose parameters have gradients, which is returned, and one whose
+        have none. Both take its place among the parts."""
         assert self._parts is not None
         at = self._parts.index(part)
-        found = []
-        for is_given in (True, False):
-            some = [i for i, g in enumerate(gradients) if (g is not None) == is_given]
-            count = part.count if is_given or part.count is None else part.count.copy()
-            own = [part.states[i] for i in some] if part.states else []
-            found.append(self._make(part.place, [part.parameters[i] for i in some], own, count))
-        self._parts[at : at + 1] = found
-        return found[0]
+        divided = []
+        for has_gradients in (True, False):
+            members = [i for i, g in enumerate(gradients) if (g is not None) == has_gradients]
+            count = part.count if has_gradients or part.count is None else part.count.copy()
+            states = [part.states[i] for i in members] if part.states else []
+            parameters = [part.parameters[i] for i in members]
+            divided.append(self._make(part.place, parameters, states, count))
+        self._parts[at : at + 1] = divided
+        return divided[0]
 
     def _make(
         self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
     ) -> Part:
-        """A part, whose states have its count."""
+        """Make a part, and put its count of steps into all of its states."""
         if count is not None:
             self._counts[id(count.made)] = count
             for state in states:
@@ -317,7 +319,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- parts -----------------------------------------------------------------------------------
 
     def _current(self) -> list[Part]:
-        """The parts, made anew where groups or states are others."""
+        """The parts; gathered again if groups or states are no longer those that they came from."""
         parts = self._parts
         if parts is None or not self._are_known() or not all(part.is_of() for part in parts):
             parts = self._parts = self._gather()
@@ -331,8 +333,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
 
     def _gather(self) -> list[Part]:
-        """Parts from groups and states, of the same number of steps each."""
-        self._waiting, found = [], dict[object, tuple[int, list[Tensor], list[State]]]()
+        """Sort parameters into parts: of one group, dtypes, device and number of steps each.
+
+        A parameter without moments, which had no gradient yet, waits in `_waiting`. Parameters
+        whose states have the tensor of a known count stay together, apart from equal numbers.
+        """
+        self._waiting = []
+        members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
         for place, group in enumerate(self.param_groups):
             for p in group["params"]:
                 state = self.state.get(p, {})
@@ -340,38 +347,43 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     self._waiting.append((place, p))
                     continue
                 step, kind = state["step"], (p.dtype, state["exp_avg"].dtype, p.device)
-                n_made = id(step) if id(step) in self._counts else int(step)
-                key = place, kind, n_made, id(step) in self._counts
-                some = found.setdefault(key, (place, [], []))
-                some[1].append(p)
-                some[2].append(state)
+                is_counted = id(step) in self._counts
+                key = place, kind, id(step) if is_counted else int(step), is_counted
+                _, parameters, states = members_of.setdefault(key, (place, [], []))
+                parameters.append(p)
+                states.append(state)
         before, self._counts = self._counts, {}
         parts = [
-            self._make(*some, self._count(some[2][0]["step"], some[1][0], before))
-            for some in found.values()
+            self._make(
+                place, parameters, states, self._count(states[0]["step"], parameters[0], before)
+            )
+            for place, parameters, states in members_of.values()
         ]
         self._known = self._parameters(), list(self.state.values())
         return parts
 
     def _count(self, step: Any, parameter: Tensor, known: dict[int, Count]) -> Count:
-        """The count of a state: one that goes on, or one that begins with its number."""
+        """The count of a state's steps: the known one of its tensor, or a new one with its number.
+
+        A known count that another part has by now is copied.
+        """
         count = known.get(id(step))
         if count is None:
             return Count(int(step), parameter.device)
         return count.copy() if id(count.made) in self._counts else count
 
     def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
-        """States and parts of parameters that have their first gradient: all, or none."""
+        """Make states and parts for parameters with their first gradient; an error changes none."""
         if not started:
             return
         assert self._parts is not None
-        begun = {id(p) for _, p in started}
-        waiting = [each for each in self._waiting if id(each[1]) not in begun]
-        found: dict[tuple[Any, ...], list[Tensor]] = {}
+        identities = {id(p) for _, p in started}
+        waiting = [(place, p) for place, p in self._waiting if id(p) not in identities]
+        alike: dict[tuple[Any, ...], list[Tensor]] = {}
         for place, p in started:
-            found.setdefault((place, p.dtype, p.device), []).append(p)
+            alike.setdefault((place, p.dtype, p.device), []).append(p)
         parts, first = self._parts.copy(), dict[Tensor, State]()
-        for (place, *_), parameters in found.items():
+        for (place, *_), parameters in alike.items():
             count = Count(0, parameters[0].device) if self.has_moments else None
             states = [self._first_state(p) for p in parameters] if self.has_moments else []
             parts.append(self._make(place, parameters, states, count))
@@ -381,10 +393,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._parts, self._waiting, self._known = parts, waiting, known
 
     def _first_state(self, parameter: Tensor) -> State:
-        """Moments of 0."""
+        """A parameter's state with moments of 0; its count of steps is put in by `_make`."""
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-        begun = {name: torch.zeros_like(parameter, dtype=dtype) for name in MOMENTS}
-        return {**self.state.get(parameter, {}), "step": None, **begun}
+        moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in MOMENTS}
+        return {**self.state.get(parameter, {}), "step": None, **moments}
 
     # ---- states ----------------------------------------------------------------------------------
 
