@@ -132,7 +132,7 @@ class Backend(Protocol):
         """The fields of ArrayInfo; a bare tuple, because every call makes some."""
 
     def infos(self, arrays: Sequence[Any]) -> list[Info | None]:
-        """The same of a list of such arrays; None for None."""
+        """The `info` of each array of a list; None for None."""
 
     def pointers(self, arrays: Sequence[Any]) -> list[int]:
         """The addresses of the first elements; 0 for None."""
@@ -151,7 +151,7 @@ class Backend(Protocol):
         """Return a function that makes an uninitialised array."""
 
     def permute(self, array: Any, axes: Sequence[int]) -> Array:
-        """The same memory with its dimensions in another order."""
+        """A view of the array's memory with its dimensions in another order."""
 
     def of_host(self, array: HostArray) -> object:
         """A result on the host, as those that are given such arrays expect it."""

@@ -49,7 +49,7 @@ def of_shape(shape: Sequence[int]) -> Excess | None:
 
 
 def of_scratch(nbytes: int) -> Excess | None:
-    """The same of scratch memory."""
+    """Excess of scratch memory of so many bytes; None where it can exist."""
     return Excess("fewer than 2^63 bytes", str(nbytes)) if nbytes > MAX_NBYTES else None
 
 

@@ -141,8 +141,8 @@ def _bindings(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
 
 def _check_value(cls: type[Op], item: Input, dtype: Dtype) -> None:
     """A value on the host binds no type variable: it has any dtype that the converter takes."""
-    taken = [element.dtype for element in ELEMENT_TYPES if _converts(item, element.dtype)]
-    _check_dtype(cls, item.name, taken, dtype)
+    dtypes = [element.dtype for element in ELEMENT_TYPES if _converts(item, element.dtype)]
+    _check_dtype(cls, item.name, dtypes, dtype)
 
 
 def _check_dtype(cls: type[Op], name: str, taken: Sequence[Dtype], dtype: Dtype) -> None:
@@ -181,8 +181,8 @@ def function(name: str) -> Callable[..., Any]:
         if is_plain and declared.issuperset(keywords):  # there is nothing to take apart
             return cls.shared(**keywords)(*inputs)
         attributes = {}
-        given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
-        for name in given:  # a comprehension would be a call
+        names = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
+        for name in names:  # a comprehension would be a call
             attributes[name] = keywords.pop(name)
         if others:
             attributes = by_declared_names(cls.name, others, attributes)

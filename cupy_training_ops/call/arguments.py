@@ -138,7 +138,10 @@ def _picker(declared: Declaration, n: int, *names: str) -> Callable[[Arguments],
 
 
 def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where each input stands among those; -1, the None, for one that is left out."""
+    """The index of each declared input in the row (*positional, *named, None).
+
+    An input that is left out has index -1, that of the None.
+    """
     known = [item.name for item in declared.inputs]
     if n > len(known):
         checks.count(declared.name, declared.inputs, n)

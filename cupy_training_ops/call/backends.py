@@ -84,7 +84,7 @@ class NumpyBackend(OneStream):
         return (self, array.dtype, array.shape, True, strides(array), -1)
 
     def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
-        """The same of several; None for None."""
+        """The `info` of each array of a list; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
@@ -112,7 +112,7 @@ class NumpyBackend(OneStream):
         return partial(self.empty, spec, device)
 
     def permute(self, array: HostArray, axes: Sequence[int]) -> HostArray:
-        """The same memory with its dimensions in another order."""
+        """A view of the array's memory with its dimensions in another order."""
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> HostArray:
@@ -187,7 +187,7 @@ def info(array: Array) -> Info:
 
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """The same of a list, which may have None."""
+    """The `info` of each array of a list; None for None."""
     kinds = set(map(type, arrays))
     kinds.discard(type(None))
     if len(kinds) == 1:
@@ -223,7 +223,7 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
 
 
 def tensor_backend() -> Backend:
-    """That of PyTorch's tensors on a GPU; imports CuPy, and registers them."""
+    """The backend of PyTorch's tensors on a GPU; imports CuPy, and registers their classes."""
     if not TENSORS:
         cuda_backend()
         from ..device.tensors import PLAIN, TensorBackend

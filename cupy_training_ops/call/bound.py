@@ -217,7 +217,7 @@ class OpenCall(AtAddresses):
         return True in self._forms
 
     def trusting(self) -> Self:
-        """This call, for a caller that itself looks whether bound tensors are what they were."""
+        """Stop watching bound tensors for changes, as the caller does it; return this call."""
         self._watches = False
         return self
 

@@ -86,8 +86,8 @@ def _calls(declared: Declaration) -> Iterator[str]:
     call = [f"{name}=None" for name in CALL]
     function = f"{declared.function_name}({', '.join([*inputs, '*', *keywords, *call, *more])})"
     yield f"{function} -> {result}"
-    made = f"{declared.class_name}({', '.join(['*', *keywords, *more] if keywords else [])})"
-    yield f"{made}({', '.join([*inputs, '*', *call])}) -> {result}"
+    instance = f"{declared.class_name}({', '.join(['*', *keywords, *more] if keywords else [])})"
+    yield f"{instance}({', '.join([*inputs, '*', *call])}) -> {result}"
 
 
 def _keyword(item: Attribute) -> str:

@@ -135,7 +135,7 @@ class Lent:
         return bool(self._unwritable)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
-        """Where all arrays are tensors, PyTorch's current stream is CuPy's in the context."""
+        """A context in which CuPy uses PyTorch's current stream, if all arrays are tensors."""
         on_gpu = self._tensor is not None and self._tensor.device.type == "cuda"
         on_gpu = on_gpu and not self.is_native
         return _stream(self._tensor.device.index) if on_gpu else contextlib.nullcontext()
@@ -226,7 +226,7 @@ class _Stream(NamedTuple):
 
 
 def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> Any:
-    """One of the tensors, where all arrays are such; else None."""
+    """The first array if all arrays are PyTorch tensors, else None."""
     if "torch" not in sys.modules:
         return None
     arrays = [value for value in _arrays(declared, inputs, out) if value is not None]

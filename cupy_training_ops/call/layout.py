@@ -26,7 +26,10 @@ def order(info: ArrayInfo) -> Order | None:
 
 
 def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
-    """The same of strides in units in which neighbouring elements are a step apart."""
+    """The order of dimensions of these strides; None where they are not dense.
+
+    step: the stride between neighbouring elements: 1, or an element's bytes.
+    """
     dimensions = sorted(range(len(shape)), key=lambda d: -strides[d])
     expected = step
     for d in reversed(dimensions):

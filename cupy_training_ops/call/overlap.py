@@ -130,7 +130,7 @@ class Overlap:
 
 
 class Beside:
-    """The same check of call after call in which only some of the arrays are others.
+    """The check of `Overlap` for call after call in which only some of the arrays are new.
 
     Where none of these is written, each is looked for among the spans that are, which stay.
     """

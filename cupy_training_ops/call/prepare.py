@@ -324,8 +324,8 @@ def _order(
     out: Sequence[ArrayInfo | None],
 ) -> layout.Order | None:
     """The order of dimensions that all arrays share; None of C-contiguous ones."""
-    made = [r.spec for r in results if r.spec is not None and r.value is None]
-    return layout.common(op.name, _lying(arrays, results, out), made)
+    specs = [r.spec for r in results if r.spec is not None and r.value is None]
+    return layout.common(op.name, _lying(arrays, results, out), specs)
 
 
 def _lying(

@@ -79,11 +79,11 @@ class Call:
         pairs = enumerate(zip(prepared.inputs, prepared.fixed, strict=True))
         self.host_values = [(i, value) for i, (item, value) in pairs if item.memory == "host"]
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
-        given = set(prepared.changing)
+        changing_places = set(prepared.changing)
         self.array_places = tuple(
             (place, declared.variadic)
             for place, declared in enumerate(prepared.inputs)
-            if declared.memory != "host" and place not in given
+            if declared.memory != "host" and place not in changing_places
         )
         self.has_lists = any(variadic for _, variadic in self.array_places)
         self._pick_arrays = getter([place for place, _ in self.array_places])
@@ -158,7 +158,10 @@ class Call:
         return inputs, out, tuple(flat)
 
     def place(self, arrays: Arrays, out: Arrays) -> Placed | None:
-        """Where these arrays are, if that is needed; refused where memory is shared."""
+        """Addresses of the arrays and the launch's tables of them, or None where no one needs them.
+
+        Refused where two arrays, one of them written, share memory.
+        """
         if self.overlap is None and self.makes_arrays:
             return None
         addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
@@ -317,12 +320,12 @@ class Call:
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
         """The inputs as a provider takes them: host ones in their frozen form."""
-        taken = list(inputs)
+        arguments = list(inputs)
         for place, value in self.host_values:
-            taken[place] = value
+            arguments[place] = value
         for place, value in values.items():
-            taken[place] = value
-        return taken
+            arguments[place] = value
+        return arguments
 
     def _on_device(self, results: Arrays) -> Arrays:
         """The results that have an address there."""

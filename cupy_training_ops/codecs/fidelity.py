@@ -112,7 +112,7 @@ class Norm:
         return self.largest * math.sqrt(self.squares)
 
     def root_mean_square(self, n: int) -> float:
-        """That of n values."""
+        """The root mean square, if there were n values: norm / sqrt(n)."""
         return self.largest * math.sqrt(self.squares / n)
 
     def over(self, other: Norm) -> float:

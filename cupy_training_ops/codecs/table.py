@@ -62,8 +62,8 @@ class Codec:
         self, values: Mapping[str, object], names: Iterable[str]
     ) -> dict[str, object]:
         """Return the options of an encoder, by their names, that its decoder takes, too."""
-        taken = {attribute.name for attribute in self.decoder.attributes}
-        return {name: values[name] for name in names if name in taken}
+        known = {attribute.name for attribute in self.decoder.attributes}
+        return {name: values[name] for name in names if name in known}
 
 
 CODECS = {

@@ -67,7 +67,7 @@ class CudaBackend:
         )
 
     def infos(self, arrays: Sequence[cupy.ndarray | None]) -> list[Info | None]:
-        """The same of several; None for None."""
+        """The `info` of each array of a list; None for None."""
         return [
             None
             if a is None
@@ -113,7 +113,7 @@ class CudaBackend:
         return lambda: make(shape, dtype) if current() == device else self.empty(spec, device)
 
     def permute(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
-        """The same memory with its dimensions in another order."""
+        """A view of the array's memory with its dimensions in another order."""
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> object:
@@ -194,7 +194,7 @@ class CudaBackend:
         return streams.is_capturing(cupy.cuda.get_current_stream(device))
 
     def keeps_memory(self) -> bool:
-        """Where what captures gives the memory, in place of CuPy's pool."""
+        """Return True if memory comes from the graph that is being captured, not CuPy's pool."""
         return graphs.owns_memory()
 
     def current_device(self) -> int:
@@ -202,7 +202,7 @@ class CudaBackend:
         return cupy.cuda.runtime.getDevice()  # type: ignore[no-any-return]
 
     def work(self, name: str) -> Callable[..., None]:
-        """One of WORK."""
+        """The function of WORK with this name."""
         return WORK[name]
 
     def record(self) -> object:

@@ -75,8 +75,8 @@ _free: dict[int, list[SideStream]] = {}  # by device
 
 
 def side_stream(owner: object) -> SideStream:
-    """One on the current device that is the owner's as long as it lives: what is captured on two
-    streams has scratch memory of its own."""
+    """A side stream of the current device, which no one else gets as long as its owner lives: what
+    is captured on two streams has scratch memory of its own."""
     known = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
     try:
         side = known.pop()
@@ -101,7 +101,10 @@ class SideStream:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """It is current inside; what was queued is waited for, and what follows waits."""
+        """Make the side stream current inside the `with` block.
+
+        Work inside waits for what was queued before, and later work waits for it.
+        """
         outside = cupy.cuda.get_current_stream()
         self.stream.wait_event(outside.record())
         try:
@@ -112,7 +115,7 @@ class SideStream:
 
 
 class _End(ctypes.Structure):
-    """Where a copy is from, or goes to."""
+    """The source or the target of a copy."""
 
     _fields_ = (
         ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("z", ctypes.c_size_t),

@@ -127,15 +127,15 @@ class ReadyPlan:
         types += [getattr(value, "dtype", None) for value in arguments.constants] + made
         queued: list[Packed | _Piece] = []
         pairs = zip(self._steps, rows, strict=True)
-        for is_kernel, some in itertools.groupby(
+        for is_kernel, group in itertools.groupby(
             pairs, lambda pair: isinstance(pair[0][5], Launch)
         ):
             if not is_kernel:
-                queued += [(function, pick) for (function, _, _, _, pick, _), _ in some]
+                queued += [(function, pick) for (function, _, _, _, pick, _), _ in group]
                 continue
             steps = [
                 PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
-                for step, row in some
+                for step, row in group
             ]
             queued.append(Packed(driver, steps, n_words, self._constants, made))
         return queued
@@ -283,7 +283,7 @@ class ReadyPlan:
 def _indices(
     places: Sequence[Place], at: Mapping[int, int], starts: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Where one step's arguments are in the row of all values."""
+    """The places of one step's arguments in the row of all values."""
     return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
 
 
@@ -312,7 +312,7 @@ class Arguments:
         return section, len(section) - 1
 
     def starts(self, n_taken: int) -> dict[int, int]:
-        """Where each section begins behind the arrays, by the section's identity."""
+        """The index at which each section begins, behind the arrays; by the section's `id`."""
         sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.dynamic)
         ends = itertools.accumulate(map(len, sections), initial=n_taken)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}

@@ -49,7 +49,7 @@ def _form(tensor: Any) -> object:
 
 
 def state(tensor: Any) -> object:
-    """Where a tensor's elements are, and how they are read."""
+    """The address of a tensor's elements, and how they are read: equal if nothing has changed."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 

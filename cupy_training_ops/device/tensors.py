@@ -54,7 +54,7 @@ class TensorBackend(CudaBackend):
         return (self, dtype, array.shape, address % 16 == 0, strides, device)
 
     def infos(self, arrays: Sequence[Tensor | None]) -> list[Info | None]:
-        """The same of several; None for None."""
+        """The `info` of each tensor of a list; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:
@@ -79,7 +79,7 @@ class TensorBackend(CudaBackend):
         )
 
     def permute(self, array: Tensor, axes: Sequence[int]) -> Tensor:
-        """The same memory with its dimensions in another order."""
+        """A view of the tensor's memory with its dimensions in another order."""
         return array.permute(*axes)
 
     def maker(self, spec: Spec, device: int) -> Callable[[], Tensor]:
@@ -155,7 +155,7 @@ class TensorBackend(CudaBackend):
         return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:
-        """It comes out of the graph's own pool."""
+        """Return True: a captured graph owns the memory, which comes out of its own pool."""
         return True
 
     def work(self, name: str) -> Callable[..., None]:

@@ -90,8 +90,8 @@ class Captures:
         with cupy.cuda.using_allocator(recorder.malloc):
             results = self._session.run_checked({**self._fixed, **feeds}, notes)
         form.tries += 1
-        made = [a for item in results.values() for a in _each(item)]
-        form.plan = recorder.plan([a for a in made if isinstance(a, cupy.ndarray)])
+        outputs = [a for item in results.values() for a in _each(item)]
+        form.plan = recorder.plan([a for a in outputs if isinstance(a, cupy.ndarray)])
         return results
 
     def _capture(self, form: _Form, arrays: Arrays, stream: Any) -> bool:

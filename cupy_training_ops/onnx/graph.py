@@ -67,11 +67,11 @@ class Graph:
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
-        """The same with other nodes."""
+        """A copy of the graph with other nodes."""
         return replace(self, nodes=tuple(nodes))
 
     def with_attributes(self, op_types: Collection[str], **attributes: Any) -> Graph:
-        """The same with these attributes of all nodes of these operators."""
+        """A copy of the graph in which all nodes of these operators have these attributes."""
         return self.with_nodes(
             replace(node, attributes={**node.attributes, **attributes})
             if node.op_type in op_types

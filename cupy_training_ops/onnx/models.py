@@ -107,9 +107,10 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
     nodes_in_order = sort_nodes(nodes, known, problems)
-    made = known.union(*(node.outputs for node in nodes)) - {""}  # of outputs that are left out
+    available = known.union(*(node.outputs for node in nodes))
+    available.discard("")  # of outputs that are left out
     for item in outputs:
-        if item.name not in made:
+        if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
     declared = (*map(_value, graph.value_info), *inputs, *outputs)
     types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
@@ -384,8 +385,8 @@ def _computable(graph: Graph, known: set[str]) -> set[str]:
 def _under_loss(graph: Graph) -> tuple[str, ...]:
     loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
     inside = {name for node in loss for name in node.outputs}
-    made = {name for node in graph.nodes for name in node.outputs} - inside
-    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in made)
+    outside = {name for node in graph.nodes for name in node.outputs} - inside
+    scores = dict.fromkeys(name for node in loss for name in node.inputs if name in outside)
     if not scores:
         raise ArgumentError("the eval model does not show what its loss is computed of: name it")
     return tuple(scores)

@@ -104,14 +104,14 @@ def _state_place(node: Node) -> int | None:
 
 
 def _without_constants(graph: Graph, problems: Problems) -> Graph:
-    made = {}
+    constants = {}
     for node in filter(_is_constant, graph.nodes):
         try:
-            made[node.outputs[0]] = constant(node)
+            constants[node.outputs[0]] = constant(node)
         except ArgumentError as error:
             problems.add(node.title, error)
     nodes = tuple(node for node in graph.nodes if not _is_constant(node))
-    return replace(graph, nodes=nodes, constants={**graph.constants, **made})
+    return replace(graph, nodes=nodes, constants={**graph.constants, **constants})
 
 
 def _is_constant(node: Node) -> bool:

@@ -54,14 +54,14 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
     passing = [step for step in steps if step.runner and step.runner.keeps]
     lasting = lasting.union(*((*step.inputs, *step.outputs) for step in passing))
     last = _last_uses(steps, owner, lasting)
-    made = {slot for step in steps if step.runner for slot in step.outputs}
+    new = {slot for step in steps if step.runner for slot in step.outputs}
     result = []
     for i, step in enumerate(steps):
         places = []
         for k in step.runner.overwrites if step.runner else ():
             slot = step.inputs[k] if k < len(step.inputs) else UNUSED
             shares = sum(owner.get(s, s) == slot for s in step.inputs)
-            if slot in made and owner.get(slot, slot) == slot and last[slot] == i and shares == 1:
+            if slot in new and owner.get(slot, slot) == slot and last[slot] == i and shares == 1:
                 places.append(k)
         result.append(step._replace(run=_over(step, places)) if places else step)
     return result

@@ -242,8 +242,8 @@ class Optimizer:
             self._whole.refuse_torn()
             if self._counts is not None:
                 state["step"] = states.step(self.names, self._counts.steps())
-            for moment, found in self._moments.items():
-                triples = zip(self.names, found, self._weights, strict=True)
+            for moment, arrays in self._moments.items():
+                triples = zip(self.names, arrays, self._weights, strict=True)
                 save = self._form.save
                 state[moment] = {name: save(moment, x, tuple(w.shape)) for name, x, w in triples}
         return state
@@ -405,14 +405,14 @@ class Optimizer:
     def _with_gradients(self, gradients: Sequence[Any]) -> tuple[Places, Sequence[Any]]:
         """The places of parameters with gradients, and the gradients, of the right shapes."""
         self._check_length("gradients", gradients)
-        places, given = self._every, gradients
+        places, present = self._every, gradients
         if any(map(is_, gradients, itertools.repeat(None))):
             places = tuple(i for i, g in enumerate(gradients) if g is not None)
-            given = [gradients[i] for i in places]
-        if not self._natively and not are_known(given):
-            pairs = zip(places, given, strict=True)
-            given = [adopt(type(self).__name__, f"gradients[{i}]", g) for i, g in pairs]
-        return places, given
+            present = [gradients[i] for i in places]
+        if not self._natively and not are_known(present):
+            pairs = zip(places, present, strict=True)
+            present = [adopt(type(self).__name__, f"gradients[{i}]", g) for i, g in pairs]
+        return places, present
 
     # ---- checks ----------------------------------------------------------------------------------
 
@@ -434,17 +434,17 @@ class Optimizer:
         return tuple(adopt(name, f"{argument}[{i}]", array) for i, array in enumerate(arrays))
 
     def _dtype(self) -> Dtype:
-        """That of all parameters."""
+        """The dtype of the parameters, which all have the same; refuses others."""
         name, parameters = type(self).__name__, self._weights
         if not parameters:
             refuse(name, "parameters", "at least one array", "an empty list")
         for i, parameter in enumerate(parameters):
             if parameter is None:
                 refuse(name, f"parameters[{i}]", "an array", "None")
-            found, dtype = (info(array)[1] for array in (parameter, parameters[0]))
+            own_dtype, dtype = (info(array)[1] for array in (parameter, parameters[0]))
             expected = f"{dtype_name(dtype)} like parameters[0]" if i else dtype_names(FLOATS)
-            if found not in FLOATS or found != dtype:
-                got = dtype_name(found)
+            if own_dtype not in FLOATS or own_dtype != dtype:
+                got = dtype_name(own_dtype)
                 raise DtypeError(f"{name}: parameters[{i}]: expected {expected}, got {got}")
         return dtype
 

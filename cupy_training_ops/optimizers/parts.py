@@ -56,12 +56,12 @@ def adopt_without_waiting(op: str, argument: str, value: Any) -> Any:
     """
     if value is None:
         return None
-    array, found = adopt_with_info(op, argument, value)
-    if not found[0].has_tensors:
+    array, facts = adopt_with_info(op, argument, value)
+    if not facts[0].has_tensors:
         return array
     from ..device.tensors import array_over
 
-    return array_over(array, found)
+    return array_over(array, facts)
 
 
 class Split(NamedTuple):
@@ -144,7 +144,7 @@ class _InPlace(Collective):
 
 
 class _OfParts(_InPlace):
-    """One over parts of arrays."""
+    """A collective over parts of arrays, in place."""
 
     name = "AdamW"
     inputs: ClassVar[tuple[Input, ...]]

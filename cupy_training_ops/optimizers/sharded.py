@@ -111,15 +111,15 @@ def join(every: Sequence[State], whole: Layout) -> State:
         if state["step"] != every[0]["step"]:
             expected = f"{shown(every[0]['step'])}, as of rank 0"
             share._refuse("step", expected, shown(state["step"]))
-    found: State = {key: every[0][key] for key in whole.numbers}
+    joined: State = {key: every[0][key] for key in whole.numbers}
     for moment, dtype in whole.moments.items():
         flat = {name: np.empty(math.prod(shape), dtype) for name, shape in whole.shapes.items()}
         for share, state in zip(shares, every, strict=True):
             pieces = share.pieces_of(state[moment])
             for (name, start, stop), piece in zip(share.pieces, pieces, strict=True):
                 flat[name][start:stop] = piece
-        found[moment] = {name: flat[name].reshape(shape) for name, shape in whole.shapes.items()}
-    return found
+        joined[moment] = {name: flat[name].reshape(shape) for name, shape in whole.shapes.items()}
+    return joined
 
 
 # ---- the optimizer -------------------------------------------------------------------------------
@@ -330,7 +330,10 @@ class AdamW(adam.AdamW):
         return self._streams
 
     def _as_arrays(self, gradients: Any, numbers: Arrays) -> Any:
-        """Where all are PyTorch's, whose stream is CuPy's now, arrays over the gradients."""
+        """CuPy arrays over the gradients if all arguments are PyTorch tensors, else `gradients`.
+
+        PyTorch's stream is the current one of CuPy, too, so that none waits for the other.
+        """
         if not self._are_tensors or not isinstance(gradients, list | tuple):
             return gradients
         if not all(x is None or is_number(x) or is_tensor(x) for x in (*gradients, *numbers)):
@@ -357,9 +360,9 @@ class AdamW(adam.AdamW):
         every = self._parts_of(arrays, padding, unowned or slice_of)
         self._last_cut, counts = None, self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
-        found = Cut(known, places, [part for part in every if part is not None], updates)
-        self._last_cut = found if known else None  # whose gradients it would keep
-        return found
+        cut = Cut(known, places, [part for part in every if part is not None], updates)
+        self._last_cut = cut if known else None  # whose gradients it would keep
+        return cut
 
     def _turn(
         self, places: Places, counts: Sequence[Part], gradients: Sequence[Any], numbers: Arrays
@@ -372,9 +375,9 @@ class AdamW(adam.AdamW):
             if part.places[-1] in own:
                 chosen.append(len(self._pieces))  # the padding, with which it counts
             if chosen:
-                some = [gradients[k] for k in chosen]
+                parts = [gradients[k] for k in chosen]
                 inner = Part(tuple(chosen), part.count)
-                updates.append(self._inner._update_call(inner, some, (some, *numbers)))
+                updates.append(self._inner._update_call(inner, parts, (parts, *numbers)))
         return updates
 
     def means_of(self, places: Places) -> MeanOfParts:

@@ -54,19 +54,19 @@ def overwrite(array: Any, source: HostArray) -> None:
 def twin(array: Any) -> Any:
     """Another array with the same elements; nothing waits."""
     backend, dtype, shape, *_, device = info(array)
-    made = zeros(array, shape, dtype)
+    copy = zeros(array, shape, dtype)
     if not backend.runs_kernels:
-        np.copyto(made, array)
+        np.copyto(copy, array)
     else:
         with backend.on(device):
-            backend.work("copy")(array, made)
-    return made
+            backend.work("copy")(array, copy)
+    return copy
 
 
 def host_copy(array: Array) -> HostArray:
     """A copy in NumPy's memory."""
-    found = to_host(array)
-    return found.copy() if found is array else found
+    host_array = to_host(array)
+    return host_array.copy() if host_array is array else host_array
 
 
 def on_host(array: Any) -> HostArray:
@@ -111,8 +111,8 @@ class Codes(Numbers):
         return zeros(parameter, (coded_nbytes(math.prod(parameter.shape)),), UINT8)
 
     def save(self, moment: str, array: Any, shape: Shape) -> HostArray:
-        found = decode(host_copy(array), math.prod(shape), signed=moment == "moment_1")
-        return found.reshape(shape)
+        decoded = decode(host_copy(array), math.prod(shape), signed=moment == "moment_1")
+        return decoded.reshape(shape)
 
     def restore(self, moment: str, array: HostArray) -> HostArray:
         return encode(array, signed=moment == "moment_1")
@@ -210,7 +210,7 @@ class Layout:
                     self._refuse(f"{name}[{parameter!r}]", dtype_name(dtype), str(array.dtype))
 
     def check_numbers(self, state: State) -> None:
-        """The same without arrays."""
+        """Refuse a state whose entries that are no arrays do not fit the optimizer."""
         self._check_keys(state, self.numbers)
         if state["optimizer"] != self.optimizer:
             self._refuse("optimizer", self.optimizer, shown(state["optimizer"]))

@@ -100,7 +100,10 @@ class Batch:
         return Pointers(tuple(specs), columns.n_pointers), at
 
     def starts(self, starts: Sequence[int]) -> np.void:
-        """Where they begin in an array that joins the whole list, as a launch argument."""
+        """The launch argument that says where each tensor of the batch begins in a joined array.
+
+        starts: where each tensor of the whole list begins there.
+        """
         padded = np.zeros(self.capacity, np.int64)
         padded[: len(self.members)] = [starts[i] for i in self.members]
         return by_value(facts.TensorStarts.of(self.capacity), at=padded)
@@ -119,8 +122,8 @@ def batches(
     most `most_chunks` chunks, or one tensor that has more.
     """
     members = [i for i, size in enumerate(sizes) if size]
-    for some in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
-        yield Batch.of(some, [sizes[i] for i in some], chunk, capacity)
+    for run in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
+        yield Batch.of(run, [sizes[i] for i in run], chunk, capacity)
 
 
 def _runs(

@@ -210,7 +210,8 @@ class ProcessGroup:
     def exchange(
         self, op: str, ranks: Ranks, text: str, parts: Sequence[Part] = (), answer: Answer = None
     ) -> Sequence[Any]:
-        """This rank's share of what the first of these ranks answers, if more is to be said."""
+        """Send `text` and `parts` to the first of these ranks; return this rank's share of its
+        answer, if there is an `answer` function. Refused where the texts of ranks differ."""
         if len(ranks) == 1:
             self.require_open(op)
             return answer([[memoryview(part) for part in parts]])[0] if answer else ()

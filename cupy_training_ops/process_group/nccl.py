@@ -66,7 +66,7 @@ def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
 
 
 class Communicator:
-    """One of NCCL's, and what tells whether its calls are overdue.
+    """A communicator of NCCL's, and what tells whether its calls are overdue.
 
     Who queues a call notes its stream. From time to time the group's thread puts an event behind
     the last call, where no event waits yet. NCCL keeps a communicator's calls in order, whatever

@@ -56,7 +56,7 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
     transformers; subclasses of others are not. Call it before the model is compiled or wrapped.
     skip: names of classes to leave, as "Dropout".
     """
-    found, names = Conversion(), {cls.__name__ for cls in _SERVED}
+    conversion, names = Conversion(), {cls.__name__ for cls in _SERVED}
     is_module = isinstance(model, torch.nn.Module)
     if not is_module or isinstance(model, torch.jit.ScriptModule):
         got = f"a {type(model).__name__}" if is_module else shown(model)
@@ -73,20 +73,20 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
         served = _SERVED.get(type(module)) or _of_transformers(module)
         reason = served and _reason(served, module)
         if reason:
-            found.left[name] = reason
+            conversion.left[name] = reason
         elif served is not None:
-            found.swapped[name] = type(module).__name__
+            conversion.swapped[name] = type(module).__name__
             module.__class__ = served
-    return found
+    return conversion
 
 
 def _reason(served: Any, module: torch.nn.Module) -> str:
     """Why a module is left, in words; empty where it need not be."""
     lacks: Callable[[Any], Any] = getattr(served, "lacks", lambda _: None)
-    found = lacks(module)
-    if found is None:
+    lack = lacks(module)
+    if lack is None:
         return ""
-    name, expected, got = found
+    name, expected, got = lack
     return f"{type(module).__name__} with {name}={got} (expected {expected})"
 
 
@@ -116,7 +116,7 @@ def _rms_norm_of(cls: Any) -> Any:
 
 
 def _blank(cls: Any) -> torch.nn.Module:
-    """An RMS norm that gets its state next."""
-    found = _rms_norm_of(cls)
-    made: torch.nn.Module = found.__new__(found)
-    return made
+    """An empty RMS norm, for a copy or an unpickler to put its state into."""
+    subclass = _rms_norm_of(cls)
+    module: torch.nn.Module = subclass.__new__(subclass)
+    return module

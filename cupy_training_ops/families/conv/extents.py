@@ -69,7 +69,7 @@ class Convolution:
         return self.filters // self.group
 
     def padded_to(self, rank: int) -> Convolution:
-        """The same with more spatial axes in front, of extent 1."""
+        """The convolution with `rank` spatial axes: new ones stand in front, with extent 1."""
         ones = (1,) * (rank - self.rank)
         return replace(
             self,

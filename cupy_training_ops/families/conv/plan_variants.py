@@ -242,7 +242,7 @@ def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
 
 
 def spread_residues(conv: Convolution) -> Convolution:
-    """The same data gradient with a channel for each residue of the strides, where those are few.
+    """A data gradient as one of stride 1 with a channel for each residue of the strides, or `conv`.
 
     Residue r of X reads what position i of it, i s + r of X, is near to: places i + ceil(p / s) - j
     of Y for the taps j of a window that has the taps of all residues.
@@ -265,7 +265,7 @@ def spread_residues(conv: Convolution) -> Convolution:
 
 
 def window(conv: Convolution) -> tuple[Shape, Shape]:
-    """Taps of what has a channel for each residue of the strides, and its pads."""
+    """The kernel and the pads of `spread_residues(conv)`."""
     pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
     each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
     return tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each), pads

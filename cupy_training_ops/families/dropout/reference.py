@@ -26,7 +26,7 @@ _quiet = np.errstate(all="ignore")
 
 
 def _in_bits(function: Callable[Given, _Pair]) -> Callable[Given, _Pair]:
-    """The same with the mask in bits."""
+    """The function with its mask packed to bits: y, mask become y, packed mask."""
 
     @functools.wraps(function)
     def in_bits(*inputs: Given.args, **attributes: Given.kwargs) -> _Pair:

@@ -61,7 +61,7 @@ class _Sparse(Op):
         decoded: Dtype,
         threads: int = THREADS,
     ) -> Launch:
-        """One of the family's three kernels."""
+        """A launch of one of the family's three kernels."""
         config = Config((blocks,), (threads,))
         return Launch(kernel, config, args, self.binding(decoded))
 

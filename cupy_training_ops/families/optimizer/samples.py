@@ -41,7 +41,7 @@ def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
 
 
 def holes(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
-    """The same, every third of them missing."""
+    """Normal numbers in each of the shapes, but None in place of every third array."""
     pairs = enumerate(arrays(rng, shapes, dtype))
     return [None if i % 3 == 1 else array for i, array in pairs]
 

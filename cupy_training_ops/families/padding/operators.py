@@ -140,7 +140,7 @@ class SlicedAxis:
         return self.count == self.extent and self.step == 1
 
     def times(self, n: int, divisor: int = 1) -> SlicedAxis:
-        """The same in units of 1/n, or of divisor/n, of a position; the step is 1 or n is."""
+        """The slice in units of divisor/n of a position; either the step is 1, or n is."""
         extent, start, count = (v * n // divisor for v in (self.extent, self.start, self.count))
         return SlicedAxis(extent, start, self.step, count)
 

@@ -177,10 +177,10 @@ def _fill(
 ) -> Iterator[Launch]:
     most = CAPACITIES[-1]
     for first in range(0, len(parts), most):
-        some = parts[first : first + most]
-        values, capacity = _by_value(PartStarts, some, at=starts[first : first + most + 1])
+        batch = parts[first : first + most]
+        values, capacity = _by_value(PartStarts, batch, at=starts[first : first + most + 1])
         config = Config((1,), (capacity + 1,))
-        arguments = (table, first, len(some), *values)
+        arguments = (table, first, len(batch), *values)
         yield _launch("tensor__table", config, arguments, words, capacity)
 
 
@@ -189,8 +189,8 @@ def _even_fill(
 ) -> Iterator[Launch]:
     config = Config((1,), (EVEN_CAPACITY + 1,))
     for first in range(0, len(parts), EVEN_CAPACITY):
-        some = tuple(parts[first : first + EVEN_CAPACITY])
-        arguments = (table, first, len(some), starts[1], Pointers(some, EVEN_CAPACITY))
+        batch = tuple(parts[first : first + EVEN_CAPACITY])
+        arguments = (table, first, len(batch), starts[1], Pointers(batch, EVEN_CAPACITY))
         yield _launch("tensor__even_table", config, arguments, words, EVEN_CAPACITY)
 
 
@@ -272,17 +272,17 @@ class SplitTraining(Op):
             return _by_table(symbol, (*head, even), config, parts, starts, words)
         launches = []
         for first in range(0, len(parts), MAX_SPLIT):
-            some = parts[first : first + MAX_SPLIT]
-            columns = starts[first : first + len(some) + 1]
+            batch = parts[first : first + MAX_SPLIT]
+            columns = starts[first : first + len(batch) + 1]
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
             multipliers = np.array([divisor_fields(width)[1] for width in widths], np.uint64)
             table, capacity = _by_value(
-                Split, some, column=columns, tile=tiles, multiplier=multipliers
+                Split, batch, column=columns, tile=tiles, multiplier=multipliers
             )
             config = Config((tiles[-1],), (THREADS,))
-            arguments = (*head, len(some), *table)
+            arguments = (*head, len(batch), *table)
             launches.append(_launch("split_training", config, arguments, words, capacity))
         return Plan(tuple(launches))
 

@@ -246,12 +246,12 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
 
 def _choose(choices: list[list[Saved]]) -> list[Saved]:
     """The smallest choice of each; those that lead to one value are encoded there if it is less."""
-    saved = [min(some, key=lambda one: one.bytes_waiting) for some in choices]
+    saved = [min(options, key=lambda option: option.bytes_waiting) for options in choices]
     by_point: dict[Node, dict[int, Saved]] = {}
-    for i, some in enumerate(choices):
-        for one in some:
-            if one.format is not None and not one.is_in_place:
-                by_point.setdefault(one.point, {})[i] = one
+    for i, options in enumerate(choices):
+        for option in options:
+            if option.format is not None and not option.is_in_place:
+                by_point.setdefault(option.point, {})[i] = option
     for there in by_point.values():
         first, *others = there
         if any(saved[i].is_dropped for i in there):

@@ -131,7 +131,7 @@ class Recent:
         return self._n_missed % _OFTEN == 0
 
     def note(self, arguments: Sequence[Any], run: Runner) -> None:
-        """That calls like this one run so."""
+        """Remember `run` as the way of calls whose arguments are like these."""
         others = exact(self._others(arguments)) if len(arguments) == self._n else None
         if others is None:
             return
@@ -202,7 +202,7 @@ class Door:
         return self._first.recent.caller(longer, draw)
 
     def first_unwatched(self, *arguments: Any) -> Any:
-        """The same as `first` where nobody else is to see the call."""
+        """Call `first` without PyTorch's dispatcher, for arguments that are not `is_watched`."""
         return self._first(arguments)
 
     def some(self, *arguments: Any) -> Sequence[Tensor | None]:

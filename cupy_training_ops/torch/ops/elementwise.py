@@ -51,10 +51,10 @@ _GELUS = {
 
 
 def _gelus(approximate: str, bias: Tensor | None) -> Any:
-    found = _GELUS.get((approximate, bias is not None))
-    if found is None:
+    ops = _GELUS.get((approximate, bias is not None))
+    if ops is None:
         refuse("cto::gelu", "approximate", "'none' or 'tanh'", shown(approximate))
-    return found
+    return ops
 
 
 def _gelu(run: Run, x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -153,8 +153,8 @@ def _dropouts(
         return draw(run, *others, _state(state))
 
     def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-        y, found = draw(infer, *arguments)
-        return y, found.view(mask)
+        y, drawn = draw(infer, *arguments)
+        return y, drawn.view(mask)
 
     def backward(run: Run, dy: Tensor, found: Tensor, p: float) -> Tensor:
         is_bits = found.dtype == torch.int32

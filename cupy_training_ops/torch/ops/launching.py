@@ -69,14 +69,14 @@ def instance(cls: type[Op], **attributes: Any) -> Any:
         key = cls, exact_key((*attributes.items(),))
     except ValueError:
         return cls.shared(**attributes)
-    found = _instances.get(key)
-    if found is None:
-        found = cls.shared(**attributes)
+    op = _instances.get(key)
+    if op is None:
+        op = cls.shared(**attributes)
         if all(map(is_plain, attributes.values())):
             if len(_instances) >= _MANY:
                 _instances.clear()
-            _instances[key] = found
-    return found
+            _instances[key] = op
+    return op
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -168,34 +168,34 @@ def _unpack(results: Any) -> Any:
     """Results that were asked for, as a tuple; one result for itself."""
     if not isinstance(results, tuple):
         return results
-    found = tuple([result for result in results if result is not None])
-    return found if len(found) > 1 else found[0]
+    returned = tuple([result for result in results if result is not None])
+    return returned if len(returned) > 1 else returned[0]
 
 
 def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | None:
-    """Where contiguous tensors are, 0 for others; what a launch depends on is added to the key.
+    """Addresses of the contiguous tensors, 0 for other inputs; extends the key by their facts.
 
-    None for a call that is looked up as any other is.
+    None for inputs that this short way cannot look at.
     """
-    found = []
+    addresses = []
     for place, value in enumerate(inputs):
         if isinstance(value, Tensor):
             at = address(value)
             if not at or value.is_neg():
                 return None
             key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
-            found.append(at)
+            addresses.append(at)
         elif value is None:
             key.append(None)
-            found.append(0)
+            addresses.append(0)
         elif type(value) in (_NUMBERS if (changes := op.inputs[place].changes) else _HOSTS):
             if not changes and not is_plain(value):
                 return None
             key.append(CHANGES if changes else exact_key((value,)))
-            found.append(0)
+            addresses.append(0)
         else:
             return None
-    return found
+    return addresses
 
 
 def launcher(
@@ -292,7 +292,10 @@ def _maker_of_several(
 
 
 def _joint_spec(specs: Sequence[Spec]) -> Spec | None:
-    """One tensor of several results; None where they are not alike, or not aligned as slices."""
+    """The spec of one tensor whose slices are several results: n of (4,) are one (n, 4).
+
+    None if the results differ, or if slices would not be aligned.
+    """
     if len(specs) < 2 or len({(spec.shape, spec.dtype) for spec in specs}) > 1:
         return None
     first = specs[0]
@@ -421,7 +424,7 @@ def _launcher_past(
         spots[id(None)] = len(tensors)  # where there is a 0
     n_given = len(tensors) + taking.has_none
     slices: list[tuple[int, int]] = []  # of spots: bytes from where they begin
-    found: list[int] = []
+    sources: list[int] = []
     for each in [inputs[place] for place in ready.arrays]:
         spot = spots.get(id(each))
         if spot is None:
@@ -430,23 +433,26 @@ def _launcher_past(
                 return None
             spot = n_given + len(slices)
             slices.append(part)
-        found.append(spot)
+        sources.append(spot)
     numbers = _numbers_past(given, inputs, ready.call, taking.changing)
     how: dict[str, Any] = {"taking": taking, "parts": slices, "joins": joins}
-    return launcher(ready.call, found, n_given, numbers, **how)
+    return launcher(ready.call, sources, n_given, numbers, **how)
 
 
 def _slice_of(part: Any, given: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Which tensor alone has the memory of another, and how many bytes from where it begins."""
+    """The index of the one tensor whose memory contains `part`'s, and the bytes before it there.
+
+    None if no tensor does, or several do.
+    """
     if not (isinstance(part, Tensor) and part.numel() and part.is_contiguous()) or part.is_neg():
         return None
     start = part.data_ptr()
-    found = [
+    containing = [
         (spot, start - whole.data_ptr())
         for spot, whole in enumerate(given)
         if whole.data_ptr() <= start and start + part.nbytes <= whole.data_ptr() + whole.nbytes
     ]
-    return found[0] if len(found) == 1 else None
+    return containing[0] if len(containing) == 1 else None
 
 
 def _numbers_past(

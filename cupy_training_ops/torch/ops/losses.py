@@ -229,9 +229,9 @@ class _Sums:
 
 def _to_half(gradient: Tensor) -> Tensor:
     """Its elements as float16, in their own memory; by vectors, which copy_ does not use here."""
-    found = gradient.view(torch.float16)
-    torch._foreach_copy_([found], [gradient])
-    return found
+    half = gradient.view(torch.float16)
+    torch._foreach_copy_([half], [gradient])
+    return half
 
 
 def _linear_cross_entropy(
@@ -295,8 +295,8 @@ def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
 def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
     hidden, weight, _, bias, _, _, dtype, mask = arguments
     pairs = zip((hidden, weight, bias), mask, strict=True)
-    made = [x.new_empty(x.shape) if wanted else hidden.new_empty(0) for x, wanted in pairs]
-    return hidden.new_empty((), dtype=dtype or hidden.dtype), *made
+    gradients = [x.new_empty(x.shape) if wanted else hidden.new_empty(0) for x, wanted in pairs]
+    return hidden.new_empty((), dtype=dtype or hidden.dtype), *gradients
 
 
 def _keep_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
@@ -305,11 +305,11 @@ def _keep_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]
 
 
 def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
-    kept = zip(ctx.saved_tensors, ctx.mask, strict=True)
-    found = iter(
-        scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in kept if wanted])
+    pairs = zip(ctx.saved_tensors, ctx.mask, strict=True)
+    scaled = iter(
+        scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in pairs if wanted])
     )
-    hidden, weight, bias = [next(found) if wanted else None for wanted in ctx.mask]
+    hidden, weight, bias = [next(scaled) if wanted else None for wanted in ctx.mask]
     return hidden, weight, None, bias, None, None, None, None
 
 

@@ -141,8 +141,8 @@ def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]
     """A body with empty tensors in the places of gradients that the mask leaves out."""
 
     def body(run: Run, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        found = gradients(run, dy, *others)
-        results = iter(found if isinstance(found, tuple) else (found,))
+        gradient = gradients(run, dy, *others)
+        results = iter(gradient if isinstance(gradient, tuple) else (gradient,))
         return tuple([next(results) if wanted else dy.new_empty(0) for wanted in others[-1]])
 
     return body
@@ -190,11 +190,11 @@ def _embedding_backward(
     run: Run, dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int
 ) -> Tensor:
     op, shape = instance(GatherGrad), (num_weights, dy.shape[-1])
-    found: Tensor = run(op, shape, indices, dy)
+    dweight: Tensor = run(op, shape, indices, dy)
     if padding_idx < 0:
-        return found
-    found[padding_idx].zero_()
-    return found.detach()  # which no launch has made: `learn` goes past no zeros
+        return dweight
+    dweight[padding_idx].zero_()
+    return dweight.detach()  # which no launch has made: `learn` goes past no zeros
 
 
 def _keep_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:

@@ -200,15 +200,15 @@ def _is_plain(parameter: Tensor) -> bool:
 
 
 def _decode(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """The same with numbers where it has codes."""
+    """A state_dict with numbers in place of the moments' codes."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers
         for name, signed in codes.SIGNED.items():
-            given = state.get(key, {}).get(name)
-            if given is not None and given.dtype == torch.uint8:
-                wide = codes.numbers(given, parameter, signed=signed)
-                state[key] = {**state[key], name: wide}
+            moment = state.get(key, {}).get(name)
+            if moment is not None and moment.dtype == torch.uint8:
+                numbers = codes.numbers(moment, parameter, signed=signed)
+                state[key] = {**state[key], name: numbers}
     return {**state_dict, "state": state}
 
 

@@ -69,10 +69,10 @@ def check_state(optimizer: str, parameter: Tensor, state: dict[str, Any]) -> Non
     if not 0 <= step < math.inf:
         refuse(optimizer, "state: step", "a number of steps", str(step))
     for name in MOMENTS:
-        found = state[name]
-        if found.shape != parameter.shape and found.dtype != torch.uint8:
+        moment = state[name]
+        if moment.shape != parameter.shape and moment.dtype != torch.uint8:
             words = f"{name} of shape {tuple(parameter.shape)}"
-            refuse(optimizer, "state", words, str(tuple(found.shape)))
+            refuse(optimizer, "state", words, str(tuple(moment.shape)))
 
 
 def _check_betas(optimizer: str, betas: Any) -> None:
@@ -87,11 +87,11 @@ class Norms:
 
     def of_all(self, ready: Ready) -> Told:
         """The norm of all gradients, and whether it is finite; nothing waits."""
-        found: dict[Ranks, list[Tensor]] = {}
+        gradients_of: dict[Ranks, list[Tensor]] = {}
         for part, gradients in ready:
-            for ranks, some in part.by_ranks(gradients).items():  # the same on each of them
-                found.setdefault(ranks, []).extend(some)
-        norms = {ranks: self._each(ranks, some) for ranks, some in found.items()}
+            for ranks, members in part.by_ranks(gradients).items():  # the same on each of them
+                gradients_of.setdefault(ranks, []).extend(members)
+        norms = {ranks: self._each(ranks, members) for ranks, members in gradients_of.items()}
         whole = norms.get((), [])
         if len(norms) == len(whole) == 1:
             return whole[0]
@@ -104,20 +104,20 @@ class Norms:
         for gradient in gradients:
             kind = kinds.setdefault((gradient.dtype, gradient.device), [])
             kind.append(without_gaps(gradient))
-        return [self._of(ranks, some) for some in kinds.values()]
+        return [self._of(ranks, members) for members in kinds.values()]
 
     def _of(self, ranks: Ranks, gradients: Sequence[Tensor]) -> Told:
-        """The norm of such gradients, and whether it is finite."""
+        """The norm of gradients of one dtype on one device, and whether it is finite."""
         first = gradients[0]
         key = ranks, first.dtype, first.device
         if key not in self._bound:
-            found = zero_norm(first)
-            out = tuple(found.values())
+            results = zero_norm(first)
+            out = tuple(results.values())
             call = opened(GradientNorm().bound(gradients=..., out=out)).trusting()
-            self._bound[key] = call, found
-        call, found = self._bound[key]
+            self._bound[key] = call, results
+        call, results = self._bound[key]
         call(gradients=gradients)
-        return found
+        return results
 
 
 def _join(groups: dict[Ranks, list[Told]], device: torch.device) -> Told:
@@ -195,7 +195,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
 
     def _check_all(self, group: Group) -> None:
-        """The same of numbers, too, which steps look at themselves."""
+        """Check a group's options and its numbers; a step checks the numbers itself."""
         self._check(group)
         check_numbers(type(self).__name__, group)
 
@@ -250,23 +250,25 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _step(self, ready: Ready) -> None:
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
-        told: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
+        numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
         if clips and not is_measured:
-            told = self._norms.of_all(ready)
+            numbers = self._norms.of_all(ready)
         check = self._check if len(ready) == 1 else self._check_all  # before the first is updated
-        held: list[object] = []
+        inputs: list[object] = []  # alive until all is written: launches know only addresses
         writes: list[Note] = []
         for part, gradients in ready:
             check(group := self.param_groups[part.place])
             update = self._update(group, is_measured=is_measured)
-            given, some = part.writes(update, gradients, {"loss_scale": scale, **told})
-            held.append(given)
-            writes += some
+            own_inputs, own_writes = part.writes(
+                update, gradients, {"loss_scale": scale, **numbers}
+            )
+            inputs.append(own_inputs)
+            writes += own_writes
         self._whole.write(writes)
         for part, _ in ready:
             part.finish()
         if clips:
-            self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
+            self.gradient_norm = ready[0][0].norm if is_measured else numbers["gradient_norm"]
 
     def _scale(self) -> Tensor | None:
         """The divisor of gradients; infinite where the step is to be skipped."""
@@ -437,11 +439,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Take the state that PyTorch has loaded, with moments in the types they have here."""
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
-            given = state_dict["state"].get(key, {})
-            for name in MOMENTS.keys() & given.keys():
+            saved_state = state_dict["state"].get(key, {})
+            for name in MOMENTS.keys() & saved_state.keys():
                 wide = torch.promote_types(parameter.dtype, torch.float32)
-                if given[name].dtype != parameter.dtype:
-                    self.state[parameter][name] = given[name].to(parameter.device, wide)
+                if saved_state[name].dtype != parameter.dtype:
+                    self.state[parameter][name] = saved_state[name].to(parameter.device, wide)
         self._current()
 
 

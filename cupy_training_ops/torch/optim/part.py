@@ -53,14 +53,14 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def part_like(own: Tensor, like: Tensor) -> Tensor:
-    """This rank's memory as its part of a tensor that is taken apart as another is."""
+    """`own` as this rank's part of a tensor that is distributed as `like` is."""
     if not is_distributed(like):
         return own
     part: Any = like
-    found: Tensor = type(part).from_local(
+    distributed: Tensor = type(part).from_local(
         own, part.device_mesh, part.placements, shape=part.shape, stride=part.stride()
     )
-    return found
+    return distributed
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def without_gaps(tensor: Tensor) -> Tensor:
 
 
 def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
-    """The same in the order of another tensor's memory; a copy where it is in another order."""
+    """A gradient as the elements of its memory, in the order of `like`'s; a copy if it differs."""
     if gradient.shape != like.shape or gradient.layout != torch.strided:
         return gradient
     if gradient.stride() != like.stride():
@@ -95,7 +95,7 @@ MAX_KEPT = 16  # operators, and calls of a part
 
 
 def zero_norm(like: Tensor) -> dict[str, Tensor]:
-    """Where the norm of such gradients is put, and whether it is finite."""
+    """Zeros for the norm of gradients of this dtype and device, and for whether it is finite."""
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     norm = torch.zeros((), dtype=wide, device=like.device)
     return dict(zip(MEASURED, (norm, torch.zeros_like(norm, dtype=torch.bool)), strict=True))
@@ -133,12 +133,12 @@ class Count:
 
     def go_on(self, told: Mapping[str, Tensor | None]) -> Note:
         """A write that counts a step without elements here, skipped by the same numbers."""
-        made = torch.ones((), dtype=torch.bool, device=self.next.device)
+        is_made = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in told.values():
             if tensor is not None:  # a scale, a norm, a signal
                 finite = tensor if tensor.dtype == torch.bool else tensor.isfinite()
-                made &= finite.to(made.device, non_blocking=True).reshape(())
-        count = functools.partial(torch.add, self.next, made, out=self.next)
+                is_made &= finite.to(is_made.device, non_blocking=True).reshape(())
+        count = functools.partial(torch.add, self.next, is_made, out=self.next)
         return functools.partial(at_once, [count])
 
     def follow(self) -> Note:
@@ -226,17 +226,17 @@ class Part:
     ) -> tuple[Mapping[str, Any], list[Note]]:
         """Check an update and return its writes: refused here, where nothing was written yet.
 
-        First of all what it takes, which launches know by its addresses. A gradient that lies
-        otherwise than its parameter is copied.
+        Returns the inputs, too: the caller keeps them alive, as launches know only addresses. A
+        gradient whose memory has another order than its parameter's is copied.
         """
         if self.count is None:
             return self._update(update, gradients, told) if gradients else ({}, [])
         self.count.catch_up()
         if gradients:
-            given, writes = self._update(update, gradients, told)
+            inputs, writes = self._update(update, gradients, told)
         else:
-            given, writes = {}, [self.count.go_on(told)]
-        return given, [*writes, self.count.follow()]
+            inputs, writes = {}, [self.count.go_on(told)]
+        return inputs, [*writes, self.count.follow()]
 
     def finish(self) -> None:
         """Let autograd know of a step, and take its number for ours."""
@@ -250,18 +250,20 @@ class Part:
     ) -> tuple[Mapping[str, Any], list[Note]]:
         """The update of parameters with elements."""
         device = gradients[0].device
-        here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
-        given = {"gradients": gradients, **update.numbers, **here}
-        call = self._calls.get(update.key) or self._bind_call(update, given)
+        numbers = {
+            k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()
+        }
+        inputs = {"gradients": gradients, **update.numbers, **numbers}
+        call = self._calls.get(update.key) or self._bind_call(update, inputs)
         try:
-            return given, [_checked_write(call, given)]
+            return inputs, [_checked_write(call, inputs)]
         except ArgumentError:
             pairs = enumerate(zip(gradients, self._whole, strict=True))
             laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
             if all(map(is_, laid, gradients)):
                 raise
-            given = {**given, "gradients": laid}
-            return given, [_checked_write(call, given)]
+            inputs = {**inputs, "gradients": laid}
+            return inputs, [_checked_write(call, inputs)]
 
     def _bind_call(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
         """The operator over this part, with what each step gives left open."""
@@ -270,10 +272,10 @@ class Part:
         if self.count is not None:
             closed["step"] = self.count.next
         if isinstance(op, Measured):
-            closed |= (found := zero_norm(self._whole[0]))
-            self.norm = found["gradient_norm"]
-        kept = {"gradients", *MEASURED}
-        outputs = [output.name for output in op.outputs if output.aliases not in kept]
+            closed |= (measured := zero_norm(self._whole[0]))
+            self.norm = measured["gradient_norm"]
+        updated_inputs = {"gradients", *MEASURED}
+        outputs = [output.name for output in op.outputs if output.aliases not in updated_inputs]
         call = opened(op.bound(**closed, **dict.fromkeys(given, ...), outputs=outputs)).trusting()
         if len(self._calls) >= MAX_KEPT:
             self._calls.clear()
