@@ -194,7 +194,7 @@ class CudaBackend:
         return streams.is_capturing(cupy.cuda.get_current_stream(device))
 
     def keeps_memory(self) -> bool:
-        """Return True if memory comes from the graph that is being captured, not CuPy's pool."""
+        """Return True if the captured graph owns what is allocated, and not CuPy's pool."""
         return graphs.owns_memory()
 
     def current_device(self) -> int:

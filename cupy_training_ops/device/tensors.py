@@ -155,7 +155,7 @@ class TensorBackend(CudaBackend):
         return bool((_is_capturing or torch.cuda.is_current_stream_capturing)())
 
     def keeps_memory(self) -> bool:
-        """Return True: a captured graph owns the memory, which comes out of its own pool."""
+        """Return True: PyTorch allocates under capture from a pool that the graph owns."""
         return True
 
     def work(self, name: str) -> Callable[..., None]:
