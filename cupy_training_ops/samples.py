@@ -83,7 +83,7 @@ class Sample:
     slack: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     def slacks(self, inputs: Sequence[Any], n: int) -> Iterator[Any]:
-        """By how much each of n results may be off beside its tolerance."""
+        """Slack of each of n results beside its tolerance."""
         known = () if self.slack is None else self.slack(inputs)
         return islice(chain(known, repeat(0.0)), n)
 
@@ -93,7 +93,7 @@ class Sample:
 
     @property
     def offset_of_out(self) -> int:
-        """By how many elements outputs start off a 16-byte boundary."""
+        """Elements by which outputs start off a 16-byte boundary."""
         return self.offset if self.out_offset is None else self.out_offset
 
     @property

@@ -13,7 +13,7 @@ import cupy_training_ops
 
 PACKAGE = Path(cupy_training_ops.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-OPENING = re.compile(r"(What|Whether|Of|Those)\b")
+OPENING = re.compile(r"(What|Whether|Of|Those|That of|The same|By|It|Everything)\b")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -30,7 +30,15 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 
 
 @pytest.mark.parametrize(
-    "opening", ["What it is.", "Whether it is.", "Of a row.", "Those of a row."]
+    "opening",
+    [
+        "What it is.",
+        "Whether it is.",
+        "Of a row.",
+        "Those of a row.",
+        "The same of a row.",
+        "By rows.",
+    ],
 )
 def test_other_docstrings_are_noticed(opening) -> None:
     assert openings(f'def f():\n    """{opening}"""\n') == [opening]

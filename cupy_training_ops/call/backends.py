@@ -92,7 +92,7 @@ class NumpyBackend(OneStream):
         return [0 if array is None else array.ctypes.data for array in arrays]
 
     def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
-        """Everything about an array of NumPy's may change."""
+        """Return what may change of arrays of NumPy's: everything."""
         return [
             None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
             for array in arrays

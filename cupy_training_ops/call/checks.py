@@ -34,7 +34,7 @@ def unknown(op: Declaration, name: str) -> NoReturn:
 
 
 def count(op: str, declared: Sequence[Input], given: int) -> None:
-    """As many inputs as declared, trailing optional ones left out at will."""
+    """Refuse another number of inputs than declared; trailing optional ones may be left out."""
     if not n_required(declared) <= given <= len(declared):
         expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
         refuse(op, "inputs", f"({expected})", f"{given} arguments")

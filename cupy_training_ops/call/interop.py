@@ -324,7 +324,7 @@ def _of_tensor(tensor: Any) -> Any:
 
 
 def _refuse_exchange(device: int) -> None:
-    """By DLPack one library's stream waits for the other's, which ends a capture of either."""
+    """Refuse DLPack: one library's stream would wait for the other's, which ends a capture."""
     if not has_same_stream(device) and _is_captured(device):
         raise ProviderError(
             "under graph capture CuPy and PyTorch lend each other memory only on one stream, "
@@ -351,7 +351,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def _device_exchanged(function: str, value: Any) -> Any:
-    """By CuPy's function of this name."""
+    """Take an array by CuPy's function of this name, which may switch the device."""
     cuda_backend()
     try:
         return getattr(sys.modules["cupy"], function)(value)

@@ -66,7 +66,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that calls of one kind share."""
+    """Record of all that calls of one kind share."""
 
     op: str
     inputs: tuple[Input, ...]

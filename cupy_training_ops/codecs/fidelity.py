@@ -359,7 +359,7 @@ def _snr_db(signal: float, noise: float) -> float | None:
 
 
 def _cosine(signal: Norm, decoded: Norm, noise: Norm) -> float | None:
-    """By the law of cosines: the three are the sides of a triangle."""
+    """Cosine by the law of cosines: the three are the sides of a triangle."""
     if not signal.largest or not decoded.largest:
         return None
     side, opposite = decoded.over(signal), noise.over(signal)

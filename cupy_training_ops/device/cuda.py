@@ -131,12 +131,12 @@ class CudaBackend:
             return cupy.zeros(nbytes, np.uint8)
 
     def fill(self, array: cupy.ndarray, nbytes: int, byte: int) -> None:
-        """By the driver's memset, which a capture records too."""
+        """Fill by the driver's memset, which a capture records too."""
         if nbytes:
             array.data.memset_async(byte, nbytes, cupy.cuda.get_current_stream())
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """By the driver's memset, too."""
+        """Clear by the driver's memset."""
         cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream)
 
     def to_host(self, array: cupy.ndarray) -> HostArray:

@@ -102,11 +102,11 @@ class Cuda(Streams):
         return self._cuda.get_current_stream(self._device)
 
     def fork(self) -> None:
-        """By an event."""
+        """Let the stream beside wait for the caller's so far, by an event."""
         self._side.wait_event(self._record(self.current()))
 
     def behind(self, stream: int) -> Any:
-        """By an event that is always the same: who waited for it before waits for what it was."""
+        """Wait by one event, recorded anew: earlier waits are for its earlier records."""
         runtime = self._cuda.runtime
         with self._cuda.Device(self._device):  # whose default stream 0 is
             self._event = self._event or self._cuda.Event(disable_timing=True)

@@ -33,7 +33,7 @@ def like(tensors: Tensors) -> Check:
 
 
 def _guards(tensors: Tensors) -> Callable[..., bool] | None:
-    """By a private class of PyTorch's, ten times sooner; None where it is not there."""
+    """Guards of a private class of PyTorch's, ten times sooner; None where it is not there."""
     try:
         kind = sys.modules["torch"]._C._dynamo.guards.TensorGuards
         check = kind(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

@@ -62,7 +62,7 @@ class TensorBackend(CudaBackend):
         return [0 if array is None else array.data_ptr() for array in arrays]
 
     def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
-        """Everything about a tensor may change."""
+        """Return what may change of tensors: everything."""
         return [None if array is None else state(array) for array in arrays]
 
     def offset(self, array: Tensor, nbytes: int) -> int:
@@ -109,7 +109,7 @@ class TensorBackend(CudaBackend):
         return torch.zeros(nbytes, dtype=torch.uint8, device=torch.device(self.kind, device))
 
     def fill(self, array: Tensor, nbytes: int, byte: int) -> None:
-        """By the driver's memset, which a capture records too."""
+        """Fill by the driver's memset, which a capture records too."""
         if nbytes:
             stream = self.stream_address(array.get_device())
             cupy.cuda.runtime.memsetAsync(array.data_ptr(), byte, nbytes, stream)

@@ -199,7 +199,7 @@ class GradientBuckets:
         return True
 
     def _send_anew(self, present: dict[int, tuple[Any, Info]], given: list[Any]) -> None:
-        """As an operator's call, which is compared with the other ranks'."""
+        """Send by an operator's call, which is compared with the other ranks'."""
         places, streams = tuple(present), self._streams
         operator = self._operator(places)
         arrays = [

@@ -53,7 +53,7 @@ class IdleBackend(NumpyBackend):
         self._device = device
 
     def info(self, array: HostArray) -> Info:
-        """As on a GPU: alignment counts."""
+        """Describe an array as on a GPU: alignment counts."""
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, strides(array), 0)
 

@@ -107,7 +107,7 @@ def _rms_norm_of(cls: Any) -> Any:
         return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-        """By theirs: no module has this class under its name."""
+        """Pickle by the module's own class: no module has this class under its name."""
         _, _, *state = cls.__reduce_ex__(self, protocol)
         return _blank, (cls,), *state
 

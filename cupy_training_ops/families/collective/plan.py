@@ -160,7 +160,7 @@ class Collective(Op):
             raise
 
     def bound(self, /, *inputs: object, **keywords: Any) -> Any:
-        """As every operator's; a stop in the middle of a call ends the group, too."""
+        """Bind as every operator does; a stop in the middle of a call ends the group, too."""
         return Bound(self, super().bound(*inputs, **keywords))
 
     def end_if_stopped(self, begun: int, error: BaseException) -> None:

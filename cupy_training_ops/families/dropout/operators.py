@@ -238,7 +238,7 @@ def _fits(bias: Shape, data: Shape, axis: int, inner: bool) -> bool:
 
 
 def _rows(shape: Shape, axis: int) -> Lines:
-    """Everything from the axis on is a row."""
+    """Rows of a shape: everything from the axis on is one."""
     axis %= len(shape)
     return Lines(math.prod(shape[:axis]), math.prod(shape[axis:]), 1)
 

@@ -67,7 +67,7 @@ def _special(rng: Generator, types: Types) -> tuple[Any, ...]:
 
 
 def slack(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-    """By how much the step, and then new weights, may be off.
+    """Slack of the step, and then of new weights.
 
     A direction is within ROUNDINGS of its terms' magnitudes of the exact one. Where the two ends of
     that range are rounded to different numbers of the gradient's type, each of these is right, and
@@ -93,7 +93,7 @@ def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any)
 
 
 def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, float]) -> Any:
-    """That of one parameter's weights at a rate of 1."""
+    """Slack of one parameter's weights at a rate of 1."""
     error = ROUNDINGS * np.finfo(w.dtype).eps / 2 * terms
     ends = (cast(exact + by, g.dtype).astype(FLOAT64) for by in (-error, error))
     low, high = map(np.nan_to_num, ends)

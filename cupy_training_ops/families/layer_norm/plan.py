@@ -231,7 +231,7 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
 
 
 def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
-    """Everything from one reading."""
+    """Launch that takes all gradients from one reading."""
     scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
     lines = _lines(matrix, scratch, sums, n_lines)
     config = rows.config(matrix.device)

@@ -83,7 +83,7 @@ class Rows:
         return self.stages * row
 
     def blocks(self, device: Device) -> int:
-        """As many as are resident at a time, each of which walks through rows; fewer for few."""
+        """Blocks that are resident at a time, each of which walks through rows; fewer for few."""
         shared = self.shared_nbytes + RESERVED_NBYTES
         fitting = (device.max_shared_nbytes + RESERVED_NBYTES) // shared
         resident = max(1, min(self.resident // self.block, fitting))

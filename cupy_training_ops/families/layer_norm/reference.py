@@ -99,7 +99,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: HostArray, axis: int) -> _Rows:
-        """Everything from the axis on is one."""
+        """Return the rows of an array: everything from the axis on is one."""
         axis %= x.ndim
         before, row = x.shape[:axis], x.shape[axis:]
         return cls(math.prod(before), math.prod(row), (*before, *(1 for _ in row)))

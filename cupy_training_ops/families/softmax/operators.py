@@ -52,7 +52,7 @@ class _AlongAxis(Op):
 
 
 class _FromAxisOn(_AlongAxis):
-    """Everything from the axis on is one row, as before opset 13."""
+    """Rows before opset 13: everything from the axis on is one."""
 
     axis = attribute(
         integer, 1, doc="from -rank to rank - 1; a row is everything from this axis on"

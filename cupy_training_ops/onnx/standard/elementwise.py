@@ -264,7 +264,7 @@ def clip_6(xp: Module, x: Array, *, min: float = -math.inf, max: float = math.in
 
 @standard("Clip", since=11, view=True)
 def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
-    """As ONNX has it, `high` where it is below `low`."""
+    """Clip as ONNX does: `high` where it is below `low`."""
     if low is not None:
         x = xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)

@@ -111,7 +111,7 @@ _SUM = _in_input_type(_in_type("sum"))
 
 
 def _sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    """By this package's kernels where they are for the type: they add halves in float32."""
+    """Sum by this package's kernels where they are for the type: they add halves in float32."""
     if xp.__name__ != "cupy" or x.dtype not in SUMMED or axes == ():
         return _SUM(xp, x, axes, keep)
     op = get_op("ReduceSumTraining").shared(keepdims=keep)

@@ -194,7 +194,7 @@ def _n_others(operator: Operator) -> int:
 
 
 def _class(operator: Operator, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
-    """By its name nodes are known: in words of PyTorch's, and to policies of compression."""
+    """Class of nodes, whose name stands in PyTorch's words and in policies of compression."""
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(_Function)(operator.name, (_Function,), methods)
 

@@ -148,7 +148,7 @@ class Recent:
             ways[others] = (*known[1 - _MANY :], way)
 
     def forget(self) -> None:
-        """All of them."""
+        """Forget all recent calls."""
         for ways in self._ways:
             ways.clear()
 
@@ -191,7 +191,7 @@ class Door:
             self._some_alone = self._some.recent.caller(self._some_longer)
 
     def __call__(self, *arguments: Any) -> Any:
-        """As `every`."""
+        """Call as `every` does."""
         return self.every(*arguments)
 
     def drawing(

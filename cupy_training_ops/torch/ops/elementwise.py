@@ -122,7 +122,7 @@ def _relu_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def _state(state: Any) -> Any:
-    """As the operator takes it; what goes on by one on a GPU is a copy."""
+    """State as the operator takes it; what goes on by one on a GPU is a copy."""
     if not isinstance(state, Tensor):
         return state
     if state.device.type == "cpu":

@@ -126,7 +126,7 @@ def _launch(
 
 
 def _call_op(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool) -> Any:
-    """As any other call; of a view that negates the numbers, as PyTorch's dispatcher makes them.
+    """Call an operator; of a view that negates, with the numbers that PyTorch's dispatcher makes.
 
     What is joined is so in each call: what autograd keeps follows from forms alone, since a
     checkpointed region that is run again has to keep as much.

@@ -205,7 +205,7 @@ class _Sums:
             self.kept.addmm_(given[0].t(), given[1], beta=int(rows.start > 0), alpha=factor)
 
     def divide(self, divisor: Tensor) -> None:
-        """All of them, at the end."""
+        """Divide all gradients, at the end."""
         if self.of_hidden is not None:
             self.of_hidden /= divisor
         if self.of_bias is not None:
