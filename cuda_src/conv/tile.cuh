@@ -246,6 +246,11 @@ struct PlainProduct {
                     sums[i][j] += a[i / AT_ONCE].at[i % AT_ONCE] * b[j / W].at[j % W];
         }
     }
+    // D comes apart in DOWN slabs of 16 rows, of which each thread has one. Calls f(row of the slab,
+    // column, two sums side by side) for all of this thread's. It has W neighbouring columns, then W
+    // more behind those of 15 other threads; sums[slab][j] is of column
+    //
+    //     first_column + j / W * 16 * W + j % W
     static constexpr int SLAB = 16;
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {

@@ -155,9 +155,10 @@ struct Edge {
     }
 };
 
-// Two sums over the threads of a row, in each of them.
+// sums[k] = sum of sums[k] over the `threads` threads of a row, in each of them: whole warps. One barrier: a
+// call writes the half of of_warp that warps still in the call before do not read.
 struct SumsOfRow {
-    Vec<A, 2> (&of_warp)[2][WARP];  // shared memory, used in turn
+    Vec<A, 2> (&of_warp)[2][WARP];  // shared memory
     u32 threads, group;
     u32 half = 0;
 
