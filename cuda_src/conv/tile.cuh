@@ -16,7 +16,7 @@ namespace cto::conv::tile {
 
 using namespace facts::conv;
 
-// The same number, which the compiler then keeps: it would rather compute it again in each round.
+// Returns `number`, hidden from the compiler, which would rather compute it again in each round.
 __device__ __forceinline__ int kept(int number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -177,7 +177,7 @@ struct ProductRowSums {
     }
 };
 
-// The same of floats, which are no products: so many threads add up a row.
+// ProductRowSums for floats that tensor cores would cut: no products, but SHARERS threads add up a row.
 template <class Tile>
 struct LineRowSums {
     static constexpr int SHARERS = THREADS / Tile::ROWS, COUNT = Tile::HALF / SHARERS;

@@ -162,7 +162,7 @@ struct Parent {
     }
 };
 
-// The same behind blocks that find starts.
+// Blocks 0 to start_blocks - 1 find starts, those behind them add up nodes.
 template <int N, class T, class Key>
 __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,

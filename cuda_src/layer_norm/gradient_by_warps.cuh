@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #endif
 }
 
-// The same number, as if it were not known: what follows from it is made again, and takes no
-// registers meanwhile.
+// Returns `number`, hidden from the compiler: what was computed from it before is computed again, and
+// takes no registers meanwhile.
 __device__ __forceinline__ u32 anew(u32 number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -208,7 +208,7 @@ struct Gradient {
     u32 stage = 0;
     ColumnSums<A, W, D> of_scale, of_bias;
 
-    // Of a stage.
+    // Shared memory of the block: rows.depth slots of dY and as many of X for each thread.
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return 2 * rows.depth * APART * (blockDim.x / WARP);
     }
