@@ -89,8 +89,8 @@ __device__ __forceinline__ void write_lines_of_weights(const float* parts, typen
         for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
 }
 
-// w = sum of its `count` parts, where taps of a channel are side by side in W: lines of some filters are put
-// together in shared memory, and written whole.
+// w = sum of its `count` parts, where taps of a channel are side by side in W. A block has `filters` filters of
+// a group and TOTAL_CHANNELS channels, puts their lines together in shared memory, and writes them whole.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,

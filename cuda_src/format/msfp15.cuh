@@ -88,7 +88,7 @@ __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     return signs | halved(doubled);
 }
 
-// Sign and M of a subnormal number, which are kept.
+// Sign and M of a number that is subnormal in float; what is not 0 has M >= 1.
 __device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
     const u32 fraction = bits & 0x7FFFFFu;
     const u32 magnitude = min((fraction >> 16 >> shared_exponent) + 1, 127u) >> 1;
@@ -116,7 +116,8 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// Codes with E, or those of a box that is not finite.
+// Codes of eight elements with the bits of E in their upper bits, one in each; E = 255 is a box that is not
+// finite: these bits alone (keep_nonfinite), or zeros.
 __device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
                                                bool keep_nonfinite) {
     const u32 lost = keep_nonfinite ? 0x80808080u : 0;

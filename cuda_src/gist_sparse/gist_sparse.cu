@@ -205,7 +205,7 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // The way in which a block's tiles are coded. All blocks change from KEPT to COUNTED behind the same tile.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// As a block's first tile, of so many values, shows it.
+// How a code has the elements, as a block sees it at its first tile, of `count` values.
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;

@@ -131,7 +131,8 @@ struct HeldRow {
         center = distance;
         mean = origin + center;
     }
-    // Of 2-byte types, whose neighbouring numbers lie further apart than float32 rounds, at once.
+    // element - mean; in two steps, so that no digits are lost, but for 2-byte types, whose neighbouring
+    // numbers lie further apart than float32 rounds.
     __device__ __forceinline__ A distance(A element) const {
         return sizeof(T) == 2 ? element - mean : element - origin - center;
     }
