@@ -190,8 +190,8 @@ struct Reader {
         }
     }
 
-    // The same bits, as if they were loaded again: a compiler that knows them keeps all elements of
-    // a short type in their accumulators from one use to the next, for which there is no room.
+    // Hides from the compiler that the elements are those of before: it would keep those of a short type as
+    // accumulators from one use to the next, for which there are no registers. `zero` is 0.
     __device__ __forceinline__ void renew(u32 zero) {
         if constexpr (IN_WORDS<E, WIDTH>) {
 #pragma unroll

@@ -55,7 +55,7 @@ struct OnlineSum {
         sum = threads.sum(sum * math::exp::exponential(own - reference(max)));
     }
     // 0 if the line's results are numbers (the sign of its sum), which the compiler does not know: what is
-    // computed from words that this was added to waits for the sum, and takes no registers before.
+    // computed from words that were renewed with it waits for the sum, and takes no registers before.
     __device__ __forceinline__ u32 late_zero() const {
         return static_cast<u32>(bits_of(sum) >> (8 * sizeof(A) - 1)) << 31;
     }
