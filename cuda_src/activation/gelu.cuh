@@ -74,6 +74,8 @@ __device__ __forceinline__ Ratio scaled_tail(double t) {
     return {over, under};
 }
 
+// x Phi(x) = max(x, 0) - t Phi(-t), t = |x|; its slope at -t is Phi(-t) - t phi(t). Both have the factor
+// e^(-t^2 / 2), the bell, as scaled_tail and scaled_falling_slope have not.
 __device__ __forceinline__ float gelu_value(float x) {
     const float t = magnitude(x, NORMAL_END);
     return (is_rising(x) ? x : 0.0f) - t * (normal_exponential(t) * scaled_tail(t));
@@ -83,6 +85,8 @@ __device__ __forceinline__ float gelu_slope(float x) {
     return mirrored(x, normal_exponential(t) * scaled_falling_slope(t));
 }
 
+// Bell and tail are ratios, over / under: one division for both. RAISED, a factor of bell.over and of
+// tail.under, falls out.
 __device__ __forceinline__ double gelu_value(double x) {
     const double t = magnitude(x, NORMAL_END);
     const Ratio bell = raised_normal_exponential(t), tail = scaled_tail(t);

@@ -308,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-// The same lists, of moments in codes.
+// adam__list for moments in codes.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<10> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,

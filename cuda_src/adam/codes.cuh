@@ -31,17 +31,17 @@ struct Format {
     static constexpr int SHIFT = 23 - BITS;
     static constexpr u32 REST = (1u << SHIFT) - 1;
 
-    // What a block's codes begin above.
+    // What is subtracted from a block's upper bits, so that the largest is coded as TOP at most.
     static __device__ __forceinline__ u32 base(u32 exponent) {
         const u32 largest = (exponent << BITS) + (1u << BITS) - 1;
         return largest > TOP ? largest - TOP : 0;
     }
-    // The upper bits of a finite number that is not negative, with so much of the rest added: of 0
-    // they are 0.
+    // The upper bits of a finite number that is not negative, once `added` (REST at most) was added to
+    // all of them: 0 for 0.
     static __device__ __forceinline__ u32 upper(u32 bits, u32 added) {
         return bits + added >> SHIFT;
     }
-    // The same where NaN and infinities stay what they are.
+    // `upper` where NaN and infinities stay what they are.
     static __device__ __forceinline__ u32 upper_of_any(u32 bits, u32 added) {
         if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> SHIFT;
         return upper(bits, added);
@@ -79,27 +79,27 @@ __device__ __forceinline__ u32 largest(u32 mine) {
 #endif
 }
 
-// The upper bits of a lane's four numbers, and the exponent of their block's largest. added(k): what
-// rounds the k-th.
+// upper[k] = exponent and first BITS of the fraction of |x[k]|, after added(k), less than one unit of them,
+// was added to its bits to round it. Returns the exponent of the largest of the block, which is a warp's.
 template <class Format, class Added>
-__device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u32 (&found)[4]) {
+__device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u32 (&upper)[4]) {
     u32 most = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-        found[k] = Format::upper(__float_as_uint(x[k]) & ~SIGN, added(k));
-        most = found[k] > most ? found[k] : most;
+        upper[k] = Format::upper(__float_as_uint(x[k]) & ~SIGN, added(k));
+        most = upper[k] > most ? upper[k] : most;
     }
     const u32 exponent = Format::exponent(largest(most));
     if (exponent < LARGEST_EXPONENT) return exponent;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-        found[k] = Format::upper_of_any(__float_as_uint(x[k]) & ~SIGN, added(k));
+        upper[k] = Format::upper_of_any(__float_as_uint(x[k]) & ~SIGN, added(k));
     return LARGEST_EXPONENT;
 }
 
-// The codes of a block's first moments, four a lane; what they are above of. They are rounded up as
-// often as they are nearer to what is above, by the upper bits of each one's noise: a moment whose
-// mean moves slowly follows it, where to nearest it would stay.
+// The codes of a block's first moments, four a lane; returns the block's exponent. A number is rounded up
+// with the probability of its distance from the one below, by the upper bits of its noise: so a moment
+// follows a mean that moves slowly, where rounding to nearest would leave it.
 __device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noises)[4],
                                             u8 (&codes)[4]) {
     u32 upper[4];
@@ -113,8 +113,8 @@ __device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noi
     return exponent;
 }
 
-// Those of second moments, rounded in the same way by the lower bits. What is not 0 is never coded
-// as 0.
+// The codes of second moments, as encode_first's, but rounded by the lower bits of noise. What is not 0
+// is never coded as 0.
 __device__ __forceinline__ u32 encode_second(const float (&x)[4], const u32 (&noises)[4],
                                              u8 (&codes)[4]) {
     u32 upper[4];

@@ -241,7 +241,7 @@ __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Opera
                 operands.template held<S>()...);
 }
 
-// The same, so many tiles to a block: what is computed once for all of them is more than little.
+// map_elements where a block has `tiles` tiles: for maps that first compute something, once for all of them.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
                                           Operands... operands) {

@@ -98,8 +98,10 @@ struct Line {
     }
 };
 
-// The slots of a line in an array. PINNED: of rows, by one instruction each. A compiler that knows
-// where a row begins makes the address of each slot from there.
+// The slots of a line in an array: at(batch, u) = first + slot * pitch. PINNED: of rows, whose pitch is
+// WIDTH, by one instruction each: an asm without instructions hides from the compiler how `first` was
+// computed, else it computes each slot's address from the row's number. It is hidden as a global address,
+// so that it stays known to be one.
 template <class E, int WIDTH, int DEPTH, bool PINNED>
 struct SlotsOf {
     E* first;
@@ -188,8 +190,8 @@ struct Reader {
         }
     }
 
-    // The same bits, as if they were loaded again: a compiler that knows them keeps all elements of
-    // a short type in their accumulators from one use to the next, for which there is no room.
+    // Hides from the compiler that the elements are those of before: it would keep those of a short type as
+    // accumulators from one use to the next, for which there are no registers. `zero` is 0.
     __device__ __forceinline__ void renew(u32 zero) {
         if constexpr (IN_WORDS<E, WIDTH>) {
 #pragma unroll
@@ -342,7 +344,7 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32
     return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
 }
 
-// The same without a division, for kernels that compute little more.
+// row_of without a division, for kernels that compute little more.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 length, u32 threads) {
     const Seat seat = seat_of(threads);

@@ -135,8 +135,8 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
-// The same for a visitor that takes vectors which were loaded together at once, or refuses them: it is
-// shown each of those alone.
+// visit_vecs for a visitor that may take UNROLL vectors, loaded together, in one call; where it refuses, it
+// is shown each of them alone.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {

@@ -54,8 +54,8 @@ struct OnlineSum {
         max = threads.max(own);
         sum = threads.sum(sum * math::exp::exponential(own - reference(max)));
     }
-    // Of a line whose results are numbers 0, which nobody knows before its sum: what is made of words
-    // that are renewed with it waits for the sum, and takes no registers before.
+    // 0 if the line's results are numbers (the sign of its sum), which the compiler does not know: what is
+    // computed from words that were renewed with it waits for the sum, and takes no registers before.
     __device__ __forceinline__ u32 late_zero() const {
         return static_cast<u32>(bits_of(sum) >> (8 * sizeof(A) - 1)) << 31;
     }

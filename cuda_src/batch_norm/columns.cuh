@@ -69,8 +69,8 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 
 // ---- what an operator does with them ------------------------------------------------------------
 
-// Rows that a thread has in flight.
-// As many as there are registers for: on the first architecture addresses take more of them.
+// Rows that a thread has in flight: as many as there are registers for. On the first architecture addresses
+// take more of them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
 constexpr bool HAS_FEW_REGISTERS = true;
 #else

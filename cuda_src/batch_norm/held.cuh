@@ -38,8 +38,8 @@ struct OverLanes {
     }
 };
 
-// Shared memory beside the slots: sums of each thread and group of columns, and of each channel
-// coefficients and sums, and in turn two times its inputs and its reference.
+// Shared memory behind the slots: sums of each thread and group of columns; of each channel its
+// coefficients and sums, and twice its inputs and its reference, for this tile and for the next.
 template <class A, int FIELDS>
 struct Shared {
     A *of_thread, *inputs, *references, *coefficients, *totals;
@@ -52,6 +52,10 @@ struct Shared {
           totals(coefficients + COEFFICIENTS * channels) {}
 };
 
+// A block's shared memory: READ arrays of `ring` slots of each thread, then Shared.
+//
+//     slot `place` of thread t    (array * ring + place) * slot_pitch + t * SLOT_NBYTES
+//     row u of the tile           place (head + u) % ring
 template <class Op, int W>
 struct InShared {
     using T = typename Op::T;

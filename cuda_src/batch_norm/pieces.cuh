@@ -31,8 +31,8 @@ struct Cursor {
         slot = at.column;
         element = (at.row * pieces.n_channels + channel) * pieces.length + slot * W;
     }
-    // The same, as if it were not known: addresses of loads, kept for the stores to the same places,
-    // take more registers than there are.
+    // This cursor, hidden from the compiler, which would keep the addresses of loads for the stores to the
+    // same places, and has no registers for them.
     __device__ Cursor again() const {
         Cursor same = *this;
 #ifndef __CUDA_CPU__
@@ -81,8 +81,8 @@ struct Batch {
     __device__ Acc<T> any_of(int, Acc<T> otherwise) const {
         return n > 0 ? at(0, 0, 0) : otherwise;
     }
-    // The same elements, as if they were loaded again: 2-byte ones that are known to be in use again
-    // stay in their accumulators, for which there is no room.
+    // Hides from the compiler that the elements are those of before: it would keep 2-byte ones as
+    // accumulators from one use to the next, for which there are no registers.
     __device__ void renew() {
 #ifndef __CUDA_CPU__
         if constexpr (vec::IN_WORDS<T, W>)

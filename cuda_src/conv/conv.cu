@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     }
 }
 
-// The same where vectors of the lines that are read and written can be copied.
+// conv__image where vectors of the lines that are read and written can be copied.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// The same where vectors of Y's lines can be copied, and where those of X's too.
+// conv__weight where vectors of Y's lines can be copied; the next, where those of X's can, too.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// The same in tiles of few rows.
+// conv__pack, conv__image, conv__weight and conv__weight_total for tiles of few rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// The same of WIDE_TAPS at a time.
+// conv__depthwise_weight with WIDE_TAPS taps at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// The same, or its gradient, of arrays with their channels side by side.
+// Depthwise convolutions, or their data gradients, of arrays with channels side by side.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
@@ -276,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// The same of TAPS x TAPS taps side by side, by strips of so many rows.
+// conv__depthwise_lines for TAPS x TAPS taps side by side: a block walks down strips of `rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -309,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if constexpr (SUMS_BIAS) sum_channels(y, sums, batch, channels, parts, plane);
 }
 
-// The same of lines of channels.
+// The sums of Y for a bias, where channels lie side by side.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__line_sums(const T* y, A* sums, i64 n_lines, i32 channels, i64 of_part) {
     if constexpr (SUMS_BIAS) conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);

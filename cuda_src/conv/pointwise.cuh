@@ -10,7 +10,8 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// The place that a block writes, where each position reads one, and they lie side by side.
+// What a block writes: rows from first_row on of a group, and COLUMNS positions from first_column on,
+// counted through all images. A position reads the one of the same number.
 struct LinesPlace {
     i32 tile, group, first_row;
     i64 first_column, columns, plane;
@@ -26,7 +27,7 @@ struct LinesPlace {
     }
 };
 
-// D in vectors of columns, of which none is in two images.
+// Writes D as vectors of columns: neighbouring positions, none of them in two images.
 template <class Tile, class Word>
 __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
                                               const ImageLayout& layout, const LinesPlace& place,
@@ -55,7 +56,9 @@ __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
     }
 }
 
-// Lines begin at multiples of 8 bytes in what is read and written. `parts` is as many stages.
+// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over the group's
+// channels. Lines begin at multiples of 8 bytes in what is read and written. `packed` is W in parts of
+// Tile::DEPTH channels; `parts` is shared memory, for `stages` parts of W and of what is read.
 template <class Tile>
 __device__ __forceinline__ void write_convolution_of_lines(
     const typename Tile::E* read, const typename Tile::E* packed, const typename Tile::E* bias,

@@ -106,11 +106,13 @@ struct ImageCopier {
         w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
+    // Copies this thread's vector of every (THREADS / LINE_VECTORS)-th line, of these every SLICES-th
+    // from `slice` on: of W into A, of what is read into B. What is outside becomes zeros.
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
         for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES) {
-            // AS_IT_LIES: of a panel after the other.
+            // AS_IT_LIES: all lines of one panel of rows come before those of the next panel.
             constexpr int OF_PANEL = PANEL / AT_ONCE;
             const int panel = AS_IT_LIES ? i / OF_PANEL : 0, step = i - panel * OF_PANEL;
             async_copy::copy_or_zeros<16>(
@@ -155,7 +157,7 @@ __device__ __forceinline__ void write_columns(const typename Tile::E* slab, cons
     }
 }
 
-// The same of single columns, of which a thread has some in all rows.
+// write_columns one element at a time: a thread has the same columns in all rows.
 template <class Tile>
 __device__ __forceinline__ void write_single_columns(const typename Tile::E* slab,
                                                      const i64* places, i64 plane, i32 rows,
@@ -171,7 +173,8 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
     }
 }
 
-// D as lines of `V` neighbouring rows, from a slab that has its columns as lines.
+// Writes D where channels are last: V neighbouring rows at a time, from a slab whose lines are D's
+// columns.
 template <class Tile, int V>
 __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const i64* places,
                                             i32 rows, typename Tile::E* written) {
@@ -225,7 +228,7 @@ __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& 
         write_single_columns<Tile>(slab, places, plane, rows, written);
 }
 
-// D with a bias for each row, by way of a slab.
+// written = D + bias of the row, by way of `slab`, shared memory: rows are channels, columns positions.
 template <class Tile>
 __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
                                              const ImageLayout& layout,

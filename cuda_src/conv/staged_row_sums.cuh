@@ -7,28 +7,30 @@ namespace cto::conv::staged_row_sums {
 
 using namespace staged_tile;
 
-// Sums of rows of floats as they are, before tensor cores cut them: each thread adds up a row of a stage, or
-// half of one.
+// sum[row] = sum over k of A(row, k), of floats as they are, before tensor cores cut them. SHARERS threads
+// share a row: each adds up LINES of the Tile::K lines of a slice of a stage. A stage is added up by itself
+// first, so that few roundings are of the whole sum.
 template <class Tile>
 struct FloatRowSums {
     static constexpr int SHARERS = STAGED_THREADS / Tile::ROWS, LINES = Tile::K / SHARERS;
 
-    float sum = 0, of_stage = 0;
+    float sum = 0, stage_sum = 0;
     bool wanted;
 
+    // Adds slice k of the stage.
     __device__ __forceinline__ void add(const u8* stage, int k) {
         const int row = threadIdx.x % Tile::ROWS;
-        const int first = k * Tile::K + threadIdx.x / Tile::ROWS * LINES;
+        const int first_line = k * Tile::K + threadIdx.x / Tile::ROWS * LINES;
         stage += row % Tile::VECTOR * 4;
 #pragma unroll
         for (int i = 0; i < LINES; ++i)
-            of_stage += *reinterpret_cast<const float*>(
-                stage + place_of_position<Tile>(row / Tile::VECTOR, first + i));
+            stage_sum += *reinterpret_cast<const float*>(
+                stage + place_of_position<Tile>(row / Tile::VECTOR, first_line + i));
         if (k < SLICES - 1) return;
-        sum += of_stage;
-        of_stage = 0;
+        sum += stage_sum;
+        stage_sum = 0;
     }
-    // By way of what was shared.
+    // Writes the first `count` rows' sums; `shared` is memory for a float of each thread.
     __device__ __forceinline__ void write(float* to, int count, float* shared) const {
         if (!wanted) return;
         shared[threadIdx.x] = sum;

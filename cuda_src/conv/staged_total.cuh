@@ -46,9 +46,9 @@ __device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i3
     return sum;
 }
 
-// W where it lies as sums do, channels of a tap side by side: four of them for `summers` threads, which
-// have every so many parts. Groups of so many filters may be joined to one, whose other sums, of a
-// filter and a channel of two of them, are left out.
+// w = sum of its `count` parts, where W lies as they do: channels of a tap side by side. `summers` threads
+// add up four channels, each every `summers`-th part. Groups of joined_filters filters may have been joined
+// to one; sums of a filter of one and a channel of another are left out.
 template <class Tile>
 __device__ __forceinline__ void write_lines_of_weights(const float* parts, typename Tile::E* w,
                                                        i32 count, i32 summers, i32 joined_filters,
@@ -89,7 +89,8 @@ __device__ __forceinline__ void write_lines_of_weights(const float* parts, typen
         for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
 }
 
-// The same of other W, in its lines.
+// w = sum of its `count` parts, where taps of a channel are side by side in W. A block has `filters` filters of
+// a group and TOTAL_CHANNELS channels, puts their lines together in shared memory, and writes them whole.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,

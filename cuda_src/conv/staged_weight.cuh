@@ -129,7 +129,7 @@ struct StagedRowSums {
             if (i % Tile::MULTIPLIERS_ACROSS == across())
                 tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
     }
-    // The same of a stage, by warpgroups.
+    // Adds a whole stage, for products by warpgroups: these read A in shared memory, so it is loaded here.
     __device__ __forceinline__ void add(const u8* stage) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;

@@ -8,7 +8,8 @@ namespace cto::conv::staging {
 
 using namespace image;
 
-// PANEL channels of as many positions, by way of shared memory.
+// to[position][channel] = from[channel][position], PANEL channels of PANEL positions, by way of `tile`
+// in shared memory, which has lines of positions.
 template <class E, bool TF32>
 struct Transposer {
     static constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
@@ -35,7 +36,7 @@ struct Transposer {
             for (int j = 0; j < V; ++j)
                 tile[(first + i * DOWN) * PITCH + position + j] = loaded[i].at[j];
     }
-    // The same of whole planes, which lie side by side.
+    // Loads whole planes, which lie side by side: a vector may go on into the next channel.
     __device__ __forceinline__ void load_planes(const E* from, i32 plane, i32 channels) {
         using Loaded = vec::Vec<E, WIDTH>;
         constexpr int COUNT = PANEL * IN_LINE / THREADS;
@@ -78,7 +79,8 @@ struct Transposer {
     }
 };
 
-// The same where channels lie side by side, but not in vectors, or not in whole ones.
+// to[position][channel] = from[position][channel], and zeros up to `padded`: lines whose channels are not
+// whole vectors get some that are.
 template <class E, bool TF32>
 __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArray& array,
                                           i32 channels, i32 positions) {

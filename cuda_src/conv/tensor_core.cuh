@@ -72,8 +72,8 @@ __device__ __forceinline__ int place_in_a(int pitch) {
     const int k = lane % 4 * static_cast<int>(4 / sizeof(E)), row = lane / 4;
     return BY_ROWS ? row * pitch + k : k * pitch + row;
 }
-// The same in two B side by side, whose element (k, column) is at column * pitch + k where
-// BY_COLUMNS, else at k * pitch + column.
+// Where in two B side by side this lane begins to load, whose element (k, column) is at
+// column * pitch + k where BY_COLUMNS, else at k * pitch + column.
 template <class E, bool BY_COLUMNS>
 __device__ __forceinline__ int place_in_b(int pitch) {
     const int lane = threadIdx.x % WARP;

@@ -16,7 +16,7 @@ namespace cto::conv::tile {
 
 using namespace facts::conv;
 
-// The same number, which the compiler then keeps: it would rather compute it again in each round.
+// Returns `number`, hidden from the compiler, which would rather compute it again in each round.
 __device__ __forceinline__ int kept(int number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -177,7 +177,7 @@ struct ProductRowSums {
     }
 };
 
-// The same of floats, which are no products: so many threads add up a row.
+// ProductRowSums for floats that tensor cores would cut: no products, but SHARERS threads add up a row.
 template <class Tile>
 struct LineRowSums {
     static constexpr int SHARERS = THREADS / Tile::ROWS, COUNT = Tile::HALF / SHARERS;
@@ -246,6 +246,11 @@ struct PlainProduct {
                     sums[i][j] += a[i / AT_ONCE].at[i % AT_ONCE] * b[j / W].at[j % W];
         }
     }
+    // D comes apart in DOWN slabs of 16 rows, of which each thread has one. Calls f(row of the slab,
+    // column, two sums side by side) for all of this thread's. It has W neighbouring columns, then W
+    // more behind those of 15 other threads; sums[slab][j] is of column
+    //
+    //     first_column + j / W * 16 * W + j % W
     static constexpr int SLAB = 16;
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {

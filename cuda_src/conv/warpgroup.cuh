@@ -24,8 +24,10 @@ using Operand = const u8*;
 __device__ __forceinline__ Operand operand(const u8* first) { return first; }
 __device__ __forceinline__ Operand moved(Operand operand, int nbytes) { return operand + nbytes; }
 #else
-// As instructions take it: where it begins, from a panel to the next, from eight lines to the next, and
-// how vectors lie.
+// An operand in shared memory as wgmma takes it, distances in units of 16 bytes:
+//
+//     bits 0-13 where it begins    16-29 from a panel to the next    32-45 from eight lines to the next
+//     bits 62-63 how the vectors of a line lie: 1, as place_of_position has them in lines of 128 bytes
 using Operand = u64;
 
 __device__ __forceinline__ Operand operand(const u8* first) {

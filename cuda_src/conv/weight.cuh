@@ -158,7 +158,7 @@ struct WeightReader {
     }
 };
 
-// D as sums of this block.
+// Writes D to this block's tile of sums, which blockIdx.x numbers.
 template <class Tile>
 __device__ __forceinline__ void write_sums(const Product<Tile>& product, typename Tile::Sum* sums) {
     using Sum = typename Tile::Sum;
@@ -249,7 +249,8 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     if (works) write_sums<Tile>(product, sums);  // else no weight has them
 }
 
-// The same of 1 x 1 convolutions whose lines are vectors. `memory` is as many stages.
+// sum_weights of 1 x 1 convolutions, where B's rows are X's own lines and are copied as vectors. `memory`
+// is shared memory for `stages` stages.
 template <class Tile>
 __device__ __forceinline__ void sum_weights_of_lines(
     const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,

@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 #endif
 }
 
-// The same, or zeros, for which nothing is read. 16 bytes are kept in the L1 cache only
+// Copies NBYTES where `exists`, else writes zeros and reads nothing. 16 bytes are kept in the L1 cache only
 // where they are read AGAIN.
 template <int NBYTES, bool AGAIN = false>
 __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {

@@ -7,17 +7,18 @@ namespace cto::fast_division {
 
 using facts::Divisor;  // planning/fast_division.py computes it
 
+// dividend / value, rounded down, by a multiplication and a shift.
 __device__ __forceinline__ i64 quotient(i64 dividend, const Divisor& divisor) {
     const u64 high = __umul64hi(2 * static_cast<u64>(dividend), divisor.multiplier);
     return static_cast<i64>(high >> divisor.shift);
 }
-// The same with half the bits, for dividends below 2^31 and value below 2^31.
+// dividend / value with half the bits, for dividends below 2^31 and value below 2^31.
 __device__ __forceinline__ u32 quotient(u32 dividend, const Divisor& divisor) {
     const u32 upper = static_cast<u32>(divisor.multiplier >> 32) + 1;
     return __umulhi(2 * dividend, upper) >> static_cast<u32>(divisor.shift);
 }
 
-// The same divisor, which the compiler then keeps in registers. Left in the launch parameters, it cost
+// Returns `divisor`, which the compiler then keeps in registers. Left in the launch parameters, it cost
 // FastGelu and BiasGelu six registers more in 2-byte types, and 5 to 7 % of their time on an H200.
 __device__ __forceinline__ Divisor in_registers(Divisor divisor) {
 #ifndef __CUDA_CPU__

@@ -157,7 +157,7 @@ struct Elements {
     __device__ __forceinline__ void load(const E* from) {
         held = *reinterpret_cast<const decltype(held)*>(from);
     }
-    // Of 16 bytes.
+    // For elements of 16 bytes together.
     __device__ __forceinline__ void load_before_stores(const E* from) {
         *reinterpret_cast<uint4*>(&held) =
             vec::load_before_stores(reinterpret_cast<const uint4*>(from));

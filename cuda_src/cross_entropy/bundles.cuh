@@ -39,7 +39,7 @@ struct BundleThreads {
     }
 };
 
-// Its number, start and edge are those of the first of its lines.
+// WIDTH neighbouring lines, a slot having one element of each; number, start and edge are the first line's.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> bundle_of(i64 length, i64 stride) {
     const u32 n_tiles = static_cast<u32>((stride / WIDTH + blockDim.x - 1) / blockDim.x);

@@ -37,7 +37,8 @@ using slots::T;
 using TOUT = CTO_TOUT;
 using A = Acc<T>;
 
-// Of log-probabilities that gradients are made of, beside which a wider bias has to be held.
+// Bytes that a thread holds of log-probabilities that gradients are made of: fewer where a wider bias is
+// held beside them.
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;

@@ -74,7 +74,7 @@ __device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale)
     return kept ? x * scale : 0.0;
 }
 
-// The same of what is drawn, with a mark where it is kept; one comparison for both.
+// Returns scaled_or_0 of x and sets `mark`, by one comparison: kept where drawn.word <= drawn.largest.
 __device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);

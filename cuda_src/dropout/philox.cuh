@@ -23,7 +23,7 @@ struct Seed {
     }
 };
 
-// The same in registers, for many blocks.
+// The keys of all rounds in registers, for many blocks of random words.
 struct Keys {
     u32 of_low[ROUNDS], of_high[ROUNDS];
 

@@ -144,7 +144,7 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
-// The same of many terms, two of them together.
+// differentiate_all for many terms: two are loaded together in the loop, which needs no condition in it.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
                                                    i64 first, i64 end, i64 step,
@@ -194,7 +194,8 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
 template <class T, bool B_IS_REPEATED>
 constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
-// The sum of a group of lanes: a span of the terms of one kept element.
+// A group of `lanes` threads adds up one span of the terms of one kept element. Group `number` of the
+// grid has span number / n_kept of element number % n_kept.
 template <int THREADS>
 struct Task {
     i64 number, kept, span;
@@ -256,9 +257,11 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
 
 // ---- any broadcasting ---------------------------------------------------------------------------
 
+// Where a cell of the broadcast array is in each operand.
 struct Offsets {
     i64 dy, a, b;
 
+    // Adds dimensions `first` to `end` - 1, of which `index` counts the cells.
     __device__ void add(const Broadcast& dimensions, i64 index, i32 first, i32 end) {
         for (i32 d = end - 1; d >= first; --d) {
             const fast_division::Cell cell = fast_division::cell_at(index, dimensions.extent[d]);
@@ -270,7 +273,8 @@ struct Offsets {
     }
 };
 
-// The sum of a group of lanes' span; of_a: of dA's terms, else of dB's.
+// The sum of task.kept's terms task.span * span + lane, + lanes, ..., before the next span; of dA's terms
+// (of_a) or dB's.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,

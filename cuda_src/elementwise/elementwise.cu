@@ -161,6 +161,9 @@ extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     else
         sum_outer_and_inner<1, THREADS>(a_repeated, partials, d_repeated, sizes);
 }
+// out[i] = sum of dA's terms (of_a; else dB's) at (i, j) over j < summed, for i < kept: i counts along
+// the dimensions that the operand has, j along those in which it is repeated. `lanes` threads add up
+// one span of j. Where there are several spans, partials[number of the span][i] takes their sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     div_grad__general(const T* dy, const T* a, const T* b, T* out, ACC* partials,
                       const __grid_constant__ Broadcast dimensions, i64 kept, i64 summed, i64 span,

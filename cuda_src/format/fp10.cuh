@@ -64,7 +64,7 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     for (int i = 0; i < N; i += 2) two_to_fp10(twos[i / 2], codes + i);
 }
 
-// As halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
+// Decodes to halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
 template <int N>
 __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
     constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF, TO_NAN = 0x8000 - 0x7F81;

@@ -28,7 +28,7 @@ __device__ __forceinline__ float truncated(double x) {
     return __uint_as_float(sign | static_cast<u32>(exponent) << 23 | fraction);
 }
 
-// The same where signs are kept: what is not zero stays so, below float's normal numbers too.
+// `truncated` where signs are kept: what is not zero stays so, below float's normal numbers too.
 __device__ __forceinline__ float truncated_to_nonzero(__nv_bfloat16 x) {
     return __uint_as_float(static_cast<u32>(bits_of(x)) << 16);
 }
@@ -88,14 +88,14 @@ __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     return signs | halved(doubled);
 }
 
-// Sign and M of a subnormal number, which are kept.
+// Sign and M of a number that is subnormal in float; what is not 0 has M >= 1.
 __device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
     const u32 fraction = bits & 0x7FFFFFu;
     const u32 magnitude = min((fraction >> 16 >> shared_exponent) + 1, 127u) >> 1;
     return fraction == 0 ? 0 : (bits >> 25 & 0x40u) | max(magnitude, 1u);
 }
 
-// The same by bits, for boxes in which floating-point arithmetic would meet subnormals; without
+// encode_four by integers, for boxes in which floating-point arithmetic would meet subnormals; without
 // KEEP_SIGN those are zeros.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
@@ -116,7 +116,8 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// Codes with E, or those of a box that is not finite.
+// Codes of eight elements with the bits of E in their upper bits, one in each; E = 255 is a box that is not
+// finite: these bits alone (keep_nonfinite), or zeros.
 __device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
                                                bool keep_nonfinite) {
     const u32 lost = keep_nonfinite ? 0x80808080u : 0;
@@ -154,9 +155,11 @@ __device__ __forceinline__ u32 gather_upper(const u32* pairs) {
     return __byte_perm(pairs[0], pairs[1], 0x7531);
 }
 
+// float16's sizes become floats that are far from subnormal.
 template <class E>
 using BoxOf = Box<!ARE_SAME<E, __half>>;
 
+// there[i]: adding all ones below the sign carries into it exactly where a size is not 0.
 template <class E>
 __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     u32 sizes[4], there[4];
@@ -185,7 +188,8 @@ __device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
     box.nonzero = make_uint2(gather_bytes<3>(there), gather_bytes<3>(there + 4));
     return box;
 }
-// For eight elements in registers; those of two bytes stay in pairs.
+// The Box of eight elements that are in registers: two to a word where they have two bytes, else as
+// floats, of which one that is not 0 stays so.
 template <class E>
 __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     if constexpr (sizeof(E) == 2) {

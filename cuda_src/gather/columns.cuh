@@ -110,7 +110,7 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
 
 // ---- first launch ---------------------------------------------------------------------------------
 
-// As many of so many entries as whole runs have.
+// `count` rounded up to whole runs.
 __device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
 
 template <class Index>

@@ -44,7 +44,7 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
+// Blocks on a multiprocessor: as many as the registers of a thread that sums rows allow.
 constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) == 2 ? 3 : 4;
 
 // ---- few slices and rows: every element of dX looks at all slices, in their order ---------------

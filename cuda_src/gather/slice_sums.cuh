@@ -13,7 +13,7 @@ using radix_sort::Entry;
 using vec::Vec;
 
 constexpr int DEPTH = 4;  // slices whose loads are in flight together
-// The same of nodes; positions of 64 bits take twice the registers.
+// Nodes whose loads are in flight together; positions of 64 bits take twice the registers.
 template <class Key>
 constexpr int NODE_DEPTH = sizeof(Key) == 8 ? 4 : 8;
 

@@ -90,11 +90,12 @@ __device__ __forceinline__ double exactly(T x) {
     return widen_subnormal(format::msfp15::truncated<true>(x));
 }
 
-// Of the elements of a tile that are of a group: squares of what is off and of distances from the
-// tile's mean and from a group's origin, and the sum of the latter. They say nothing where the tile is
-// not finite.
+// Sums over the elements x of a tile that are of one group; without meaning where the tile is not finite.
 struct Measured {
-    double off, from_tile, distance, squares;
+    double off;        // (decoded x - x)^2
+    double from_tile;  // (x - the tile's mean)^2
+    double distance;   // x - the group's origin
+    double squares;    // (x - the group's origin)^2
 };
 
 // Elements [begin, end) of a tile of which `there` exist; WHOLE: all eight. Distances in the tile are

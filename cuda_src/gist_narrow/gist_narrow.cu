@@ -179,7 +179,7 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // For the block that the neighbouring threads have together.
+    // Encodes this thread's elements, by the scale of the block that neighbouring threads have together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = largest_of(x, false);
         const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));

@@ -49,8 +49,8 @@ __device__ __forceinline__ int scale_of(u64 magnitude) {
     return exponent - F::LARGEST_EXPONENT + (fraction >= first_beyond);
 }
 
-// 2^exponent as a product of two: one alone may be beyond what A holds. What no finite product needs
-// is cut off, so that both are normal numbers.
+// 2^exponent = first * second, as A may not hold it in one number. An exponent beyond what any finite
+// product needs is cut, so that both are normal numbers.
 template <class A>
 struct Power {
     A first, second;

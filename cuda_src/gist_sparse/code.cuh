@@ -28,8 +28,8 @@ __device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bo
 }
 
 // True if a code is sparse, and its values and starts lie as those of n elements of this width do.
-// Of other widths there are other tiles; where one of them has one tile and the other two, what
-// follows the starts differs.
+// Elements of another width have other tiles. Where they have two tiles instead of one, or one instead of
+// two, the words after the starts differ.
 template <class T>
 __device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code, bool aligned) {
     const i64 tiles = tiles_of<T>(n);

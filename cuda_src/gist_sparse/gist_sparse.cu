@@ -165,6 +165,8 @@ __device__ __forceinline__ void store_values(const Encoding& call, const Packed&
     }
 }
 
+// The head of a code: its size, 0 as it is sparse, and for each tile the byte at which values begin, filled
+// up with 0 to 16 bytes. The last tile stores all but the others' starts.
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
                                               i64 begin) {
     u8* const starts = call.y + HEAD_NBYTES;
@@ -175,6 +177,8 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
     if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
 }
 
+// Stores what a code has of a tile: mask, values, and in its head where these begin. groups_before: 16-byte
+// groups of values of all tiles before.
 template <int BLOCK>
 __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
                                            u32 count, u64 groups_before) {
@@ -201,7 +205,7 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // The way in which a block's tiles are coded. All blocks change from KEPT to COUNTED behind the same tile.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// As a block's first tile, of so many values, shows it.
+// How a code has the elements, as a block sees it at its first tile, of `count` values.
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;

@@ -100,8 +100,8 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // ---- ranks ----------------------------------------------------------------------------------------
 
-// For each row of a thread how many bits of the warp's part are set before its own. Rows are added
-// up in the fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
+// before[row] = sum of popc(bits[row]) over the lanes below this one. Rows are added up together, in the
+// fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
     constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;
@@ -117,7 +117,8 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
     }
 }
 
-// The same of the tile, in the order of elements; returns its bits. A barrier.
+// before[row] = bits of the whole tile that are set before this thread's, in the order of elements; returns
+// how many the tile has. A barrier.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
     constexpr int WARPS = WARP / ROWS;

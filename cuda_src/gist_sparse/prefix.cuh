@@ -88,7 +88,8 @@ class Span {
     }
 };
 
-// The same of a block, by all its threads and as a barrier; a warp's sum stays below 2^32.
+// What all threads of a block have heard together. All of them call it, as a barrier; a warp's sum stays
+// below 2^32.
 template <bool HAS_MARKS, int WARPS>
 __device__ __forceinline__ Heard of_block(const Heard& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));

@@ -29,8 +29,8 @@ constexpr int WIDTH = vec::WIDTH<W>;
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, sizeof(W) == 8 ? 1 : VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
-// Of a multiprocessor; weights of other widths, and 7.0, spill where six have to fit, and NVRTC 12.9 ends
-// by a fault of its own on 12.0.
+// Blocks to a multiprocessor: six spill registers with weights that have not 4 bytes, and on 7.0; on 12.0
+// NVRTC 12.9 crashes with six.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 750 || __CUDA_ARCH__ >= 1200)
 constexpr int DIRECTION_BLOCKS = 4;
 #else

@@ -56,9 +56,12 @@ __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) 
     }
 }
 
-// Of as many elements in each of a row's threads the mean and the squared distances from it, in one
-// sum over the threads: two halves are merged, which loses no digits. The mean of rows that are not
-// centred is taken for 0.
+// A row's mean and the sum of squared distances from it, put together from those of its threads, of n
+// elements each. Two sets of n make one of 2 n, and no digits are lost:
+//
+//     mean = (mean_1 + mean_2) / 2    squares = squares_1 + squares_2 + (mean_2 - mean_1)^2 n / 2
+//
+// The mean of rows that are not centred is taken for 0.
 template <class A>
 struct Moments {
     A n, mean, squares;
@@ -78,7 +81,7 @@ struct Moments {
     }
 
   private:
-    // The same in both lanes.
+    // Merges two lanes' sets; both have the result.
     __device__ __forceinline__ void merge_lane(u32 step) {
         const A other = __shfl_xor_sync(ALL_LANES, mean, step);
         const A distance = other - mean;
@@ -119,7 +122,7 @@ struct HeldRow {
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
         x.template load<true>(line, 0);
-        // Of elements of 2 bytes a thread adds up few, exactly enough.
+        // A full line of 2-byte elements needs no origin: a thread adds up few, exactly enough.
         const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
         mean = origin = has_origin ? arrays.origin(line.number, length) : A(0);
     }
@@ -128,7 +131,8 @@ struct HeldRow {
         center = distance;
         mean = origin + center;
     }
-    // Of 2-byte types, whose neighbouring numbers lie further apart than float32 rounds, at once.
+    // element - mean; in two steps, so that no digits are lost, but for 2-byte types, whose neighbouring
+    // numbers lie further apart than float32 rounds.
     __device__ __forceinline__ A distance(A element) const {
         return sizeof(T) == 2 ? element - mean : element - origin - center;
     }

@@ -25,8 +25,13 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* of_war
     return sum;
 }
 
-// A thread's part of a row, COLUMNS elements in slots of W. Where a block has several rows, `threads` of
-// each are a power of two. What has no row of its own reads the first.
+// A thread's part of a row of threads * COLUMNS elements: COLUMNS of them, in slots of W.
+//
+//     slot u    columns thread * W + u * step to + W - 1, u < DEPTH
+//     `first`   row * threads * COLUMNS + thread * W: slot 0 in the array
+//
+// A block has blockDim.x / threads rows; where these are several, `threads` is a power of two.
+// Threads past the last row read row 0, for they take part in its block's sums and barriers.
 template <int W, int COLUMNS, class T>
 struct Part {
     static constexpr int DEPTH = COLUMNS / W;

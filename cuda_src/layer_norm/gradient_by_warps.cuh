@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #endif
 }
 
-// The same number, as if it were not known: what follows from it is made again, and takes no
-// registers meanwhile.
+// Returns `number`, hidden from the compiler: what was computed from it before is computed again, and
+// takes no registers meanwhile.
 __device__ __forceinline__ u32 anew(u32 number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -155,9 +155,10 @@ struct Edge {
     }
 };
 
-// Two sums over the threads of a row, in each of them.
+// sums[k] = sum of sums[k] over the `threads` threads of a row, in each of them: whole warps. One barrier: a
+// call writes the half of of_warp that warps still in the call before do not read.
 struct SumsOfRow {
-    Vec<A, 2> (&of_warp)[2][WARP];  // shared memory, used in turn
+    Vec<A, 2> (&of_warp)[2][WARP];  // shared memory
     u32 threads, group;
     u32 half = 0;
 
@@ -207,7 +208,7 @@ struct Gradient {
     u32 stage = 0;
     ColumnSums<A, W, D> of_scale, of_bias;
 
-    // Of a stage.
+    // Shared memory of the block: rows.depth slots of dY and as many of X for each thread.
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return 2 * rows.depth * APART * (blockDim.x / WARP);
     }

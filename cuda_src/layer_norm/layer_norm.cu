@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
-// Of 4-byte types four blocks share a multiprocessor; loads that say what stays in the L2 cache would
+// With 4-byte types four blocks share a multiprocessor; loads that say what stays in the L2 cache would
 // take more registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define FULL_BOUNDS HELD_THREADS, sizeof(T) == 4 && sizeof(V) == 4 ? 4 : 0

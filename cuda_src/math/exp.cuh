@@ -27,7 +27,7 @@ __device__ __forceinline__ double approximate_reciprocal(double x) {
 #endif
 }
 
-// For normal x. An error e of the first value leaves e^3.
+// 1 / x = y (1 + e + e^2 + ...) for normal x, with y nearly 1 / x and e = 1 - x y; an error of e^3 is left.
 __device__ __forceinline__ double reciprocal(double x) {
     const double y = approximate_reciprocal(x);
     const double e = fma(-x, y, 1.0);

@@ -249,7 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// As max_pool.
+// Y = the mean of each window; include_pad: over its elements in the padding too. A thread for OF_ROWS
+// neighbours along the axis before the last, as max_pool has it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
@@ -271,7 +272,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// As max_pool_grad.
+// dX = the sum of dY / count over the windows that an element is in. A thread for RUN neighbours along
+// the last axis, as max_pool_grad has it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {

@@ -226,15 +226,16 @@ struct Largest {
     }
 };
 
-// Where rows of them go to. Either array may be null.
+// Where a tile's rows of largest elements go to, in Y and in Indices; either may be null. Indices count
+// in the whole of X: plane_start + number in the plane.
 template <class T>
 struct Destination {
     const T* x;  // the plane
     T* y;
     i64* indices;
-    i64 start;  // of the tile's first column in Y
-    i64 first;  // of the plane in Indices
-    i32 rest;   // columns from the first one on
+    i64 start;        // the plane's row 0 at the tile's first column, in Y and Indices
+    i64 plane_start;  // the plane's first element in X
+    i32 rest;         // columns of the plane from the tile's first on
     Pitch y_pitch, indices_pitch;
 
     __device__ __forceinline__ Destination(const T* x, T* y, i64* indices, const Tile& tile,
@@ -243,7 +244,7 @@ struct Destination {
           y(y),
           indices(indices),
           start(tile.start(planes.output) + tile.column),
-          first(tile.start(planes.image)),
+          plane_start(tile.start(planes.image)),
           rest(planes.output[1] - tile.column),
           y_pitch(Pitch::of<T>(planes.output[1])),
           indices_pitch(Pitch::of<i64>(planes.output[1])) {}
@@ -256,10 +257,10 @@ struct Destination {
 #pragma unroll
         for (int c = 0; c < TILE_COLUMNS; ++c) {
             values[c] = from_acc<T>(winners[c].value);
-            numbers[c] = first + winners[c].number;
+            numbers[c] = plane_start + winners[c].number;
             has_nan |= isnan(winners[c].value);
         }
-        // As it is in X: a NaN that was widened and rounded may be another one.
+        // A NaN is copied from X bit for bit: widened and rounded it may be another one.
         if (sizeof(T) == 2 && has_nan) {
 #pragma unroll
             for (int c = 0; c < TILE_COLUMNS; ++c) values[c] = x[winners[c].number];

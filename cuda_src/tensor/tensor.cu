@@ -167,7 +167,7 @@ extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
     const u32 i = threadIdx.x;
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, starts.at[i]};
 }
-// The same of parts that are all as wide.
+// tensor__table for parts of `width` columns each: part i starts at column i * width.
 extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_parts, i64 width,
                                               const __grid_constant__ Pointers<CAPACITY> parts) {
     const u32 i = threadIdx.x;
