@@ -70,7 +70,7 @@ class Windows:
         return (self.batch, self.channels, *self.output)
 
     def numbers(self, storage_order: int) -> Shape:
-        """Steps of an element's number in its plane along each axis: by rows, or for 1 by columns."""
+        """Steps of an element's number along each axis: by rows, or, for 1, by columns."""
         image, axes = self.image, range(len(self.axes))
         if storage_order:
             return tuple(math.prod(image[:axis]) for axis in axes)
