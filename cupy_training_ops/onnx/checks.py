@@ -48,7 +48,7 @@ class Extents:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.names_hold = False
+        self.names_hold = False  # True in training: extents of one name have to be equal
         loose = set(_contradictions(graph))
         self._declared = {
             item.name: item.shape
@@ -262,7 +262,10 @@ def _check_outputs(node: Node) -> None:
 
 
 def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
-    """The types of the outputs of an operator of this package."""
+    """The types of the outputs of an operator of this package, by those of its inputs.
+
+    None stands for a type that is not known.
+    """
     bound: call_checks.Bindings = {}
     places = declared_places(op.inputs, len(node.inputs))
     for name, place in zip(node.inputs, places, strict=True):
@@ -273,7 +276,7 @@ def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
         value = getattr(op, attribute.name)
         if attribute.type and isinstance(value, np.dtype):
             bound.setdefault(attribute.type, value)
-    call_checks.row(op.declaration, bound)
+    call_checks.row(op.declaration, bound)  # refuses types that stand together in no row
     fixed = {
         item.type: dtype_or_none(item.type) for item in op.outputs if item.type not in op.types
     }
@@ -281,7 +284,11 @@ def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
 
 
 class _Schema(NamedTuple):
-    """ONNX's schema of an operator: of inputs names, types, and if all share one type."""
+    """ONNX's schema of an operator.
+
+    Each input has its name, its type ("T" or "tensor(int64)"), and False if it is a list whose
+    arrays may differ in type. Outputs have their types alone.
+    """
 
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[str, ...]
@@ -289,7 +296,7 @@ class _Schema(NamedTuple):
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
     def input(self, k: int) -> tuple[str, str, bool]:
-        """The k-th input; the last one is whatever is behind it."""
+        """The k-th input; inputs behind the last one are of its list."""
         return self.inputs[min(k, len(self.inputs) - 1)]
 
 
@@ -306,6 +313,7 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
 
 
+# Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
 def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
@@ -321,6 +329,7 @@ def _bind(
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
+# The type of output k: of an attribute, of the type variable that inputs bound, or the only one.
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:

@@ -84,7 +84,7 @@ class TrainingSession(Transactional):
         self._optimizer = Session(optimizer, xp, arrays=arrays) if optimizer.exists() else None
         self._load_checkpoint(checkpoint)
         self.properties = checkpoint.properties
-        self._training.extents.names_hold = True
+        self._training.extents.names_hold = True  # extents of one name have to be equal
         if self._eval is not None:
             self._eval.extents.names_hold = True
             self._eval.share(self._training)
@@ -242,7 +242,11 @@ class TrainingSession(Transactional):
         self._apply(optimizer, run)
 
     def _forward_backward(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
-        """The loss of a forward and backward pass, whose states can still be put back."""
+        """The loss of a forward and backward pass, whose states can still be put back.
+
+        Notes change `_point` with writes: before the first of all, the step is under way; with the
+        first write into a buffer of gradients, gradients of batches before are lost (is_reset).
+        """
         feeds = self._by_name(call, self._user, inputs, named)
         feeds[RESET] = np.array([self._point.is_reset])
         begun = self._point._replace(is_begun=True)
@@ -255,7 +259,12 @@ class TrainingSession(Transactional):
         return next(iter(self.outputs.values()))
 
     def _apply(self, optimizer: Session, run: Run) -> None:
-        """Make the optimizer's step, with notes that are made together with its writes."""
+        """Make the optimizer's step, and change `_point` by notes together with its writes.
+
+        a write of gradients alone           anew    gradients begin anew
+        a write of parameters or moments     torn    these are partly those of another step
+        the last write                       made    the step counts
+        """
         before, made = self._point, Point(self.step_count + 1)
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),

@@ -59,7 +59,7 @@ def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
                     f"TrainingSession: {call}: expected no call inside of another, as in a "
                     f"signal's handler"
                 )
-            self._is_called = True
+            self._is_called = True  # also behind an exception: `_is_below` then sees no such call
             self._put_back()
             if self._point.is_torn and call != "load":
                 raise ProviderError(
@@ -109,7 +109,7 @@ class Transactional(Locked):
         self._point = self._point._replace(step_count=count)
 
     def _noting(self, point: Point) -> Note:
-        """A call of C code alone that goes to a point: no signal's handler runs on the way."""
+        """A note that sets `_point`: a call of C code alone, in which no signal's handler runs."""
         return partial(setattr, self, "_point", point)
 
     def _put_back(self) -> None:

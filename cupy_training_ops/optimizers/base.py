@@ -330,17 +330,17 @@ class Optimizer:
         raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
     def _new_step(self, given: Arrays) -> Step | None:
-        """The step with gradients that are not those of the step before; None without any."""
+        """A step with other gradients than the step before; None where all of them are None."""
         places, gradients = self._with_gradients(given[0])
         if not gradients:
             return None
-        self._last = None  # whose parts may be taken apart
+        self._last = None  # its updates count by parts, which `of` may take apart
         parts = [_WHOLE] if self._counts is None else self._counts.of(places)
         call = self._update_call(Part(places, parts[0].count), gradients, given)
         norm, updates = None, [call]
-        if len(parts) > 1:  # of which the call has checked all
+        if len(parts) > 1:  # `call`, which checked the gradients of all parts, is not made
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
-        tensors = self._backend.has_tensors  # whose memory may become another
+        tensors = self._backend.has_tensors  # a tensor's memory may become another
         known = None if tensors else known_of(self._backend, given)
         step = Step(known, self._variant(given[-1]), norm, updates)
         self._last = None if known is None else step
@@ -349,7 +349,7 @@ class Optimizer:
     def _by_parts(
         self, parts: Sequence[Part], gradients: dict[int, Any], given: Arrays
     ) -> tuple[CheckedCall, list[CheckedCall]]:
-        """The call that measures these gradients' norm, and one that updates each part by it."""
+        """The call that measures the norm of all gradients, and the update of each part by it."""
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
             self._update_call(part, [gradients[i] for i in part.places], given, is_told=True)
@@ -370,7 +370,10 @@ class Optimizer:
             raise type(error)(f"{error} (counted without those whose gradient is None)") from None
 
     def _open(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
-        """The update of these parameters, with what it is given left open."""
+        """The update of a part's parameters; gradients and numbers of a step are left open.
+
+        is_told: the norm is measured by a call of its own, before.
+        """
         key = part.places, id(part.count), is_told, self._variant(max_norm)
         call = self._bound.get(key)
         if call is None:

@@ -44,12 +44,16 @@ def gist_guarded_msfp15_encoder(
     return codes, _guard(sums, grouping is not None, 4.0 ** (127 - top))
 
 
+# The encoder's second output: sums of squares of errors, of distances from means of tiles and from
+# means of groups, each times `unit`; and the worst ratio of a group. The last two are 0 without
+# groups.
 def _guard(sums: Sums, grouped: bool, unit: float) -> HostArray:
     deviation = sums.deviation.sum() if grouped else 0.0
     squares = np.array([sums.error.sum(), sums.tiles, deviation]) * unit
     return np.append(squares, _worst(sums) if grouped else 0.0).astype(FLOAT32)
 
 
+# The largest error / deviation of a group, infinite from MOST_RATIO on.
 def _worst(sums: Sums) -> float:
     error, deviation = sums.error, sums.deviation
     ratio = np.divide(error, deviation, out=np.full(error.shape, math.inf), where=deviation > 0)
@@ -58,7 +62,7 @@ def _worst(sums: Sums) -> float:
 
 
 def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
-    """Measure some groups at a time, and of long groups some pieces."""
+    """Sums over all groups, measured AT_ONCE elements at a time: some groups, or pieces of one."""
     pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
     groups = max(pieces // sample.pieces, 1)
     parts = [
@@ -72,7 +76,10 @@ def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
 def _of_groups(
     x: HostArray, codes: HostArray, sample: Sample, groups: HostArray, at_once: int
 ) -> Sums:
-    """Distances are from the first element of a group, and of a tile."""
+    """Sums of these groups, measured `at_once` pieces at a time.
+
+    A group's deviation is sum(d^2) - sum(d)^2 / n, d the distances from the group's first element.
+    """
     origin = x[groups * sample.inner].astype(FLOAT64)[:, None]
     error, n, total, squares = np.zeros((4, groups.size))
     tiles = 0.0
@@ -92,7 +99,12 @@ def _of_groups(
 def _elements(
     sample: Sample, groups: HostArray, k: HostArray, n: int
 ) -> tuple[HostArray, HostArray]:
-    """Pieces k of each group, as whole tiles: places of elements, and which are the group's."""
+    """Places in x of pieces k of each group; and True where a place is the group's own.
+
+    Both have shape (groups, elements), each piece as whole tiles: x is (runs, groups, inner), and
+    a run may begin within a tile. Piece k is one of pieces k stride to (k + 1) stride - 1 of its
+    group, drawn by a hash.
+    """
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
     piece = k * sample.stride + (hashed * sample.stride >> HALF)
@@ -107,7 +119,10 @@ def _elements(
 
 
 def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
-    """Decoded elements of tiles; every tile that is asked for is decoded once."""
+    """Decoded elements in float64: tiles (groups, n) become (groups, n * TILE).
+
+    A tile that is asked for several times is decoded once.
+    """
     once, where = np.unique(tiles, return_inverse=True)
     shape = (once.size, TILE)
     values = gist_pack_msfp15_decoder(codes[once], to=dtype, shape=shape, keep_nonfinite=False)
@@ -116,7 +131,10 @@ def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
 
 
 def _means(x: HostArray, tiles: HostArray) -> HostArray:
-    """The mean of each element's tile, of which the last may have fewer."""
+    """The mean of each element's tile: tiles (groups, n) become (groups, n * TILE).
+
+    The last tile of x may have fewer elements.
+    """
     once, where = np.unique(tiles, return_inverse=True)
     at = once[:, None] * TILE + np.arange(TILE)
     there = at < x.size

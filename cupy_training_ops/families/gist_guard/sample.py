@@ -20,7 +20,11 @@ FEW = 1 << 16  # elements in all, within these limits
 
 
 class Sample(NamedTuple):
-    """Pieces of `tiles` tiles, `per_run` of them a run; `pieces` are measured of a group."""
+    """Pieces that are measured of elements (outer, groups, inner): `pieces` of each group.
+
+    A group has `outer` runs of `inner` elements, a run `per_run` pieces, a piece `tiles` tiles; one
+    of every `stride` pieces is measured.
+    """
 
     groups: int
     inner: int
@@ -45,7 +49,7 @@ def sample_of(n: int, grouping: Grouping | None, whole: bool) -> Sample:
 
 
 def _runs(n: int) -> Grouping:
-    """Runs in place of groups."""
+    """The grouping of n elements that have none: (1, runs, elements of a run)."""
     run = max(MOST, TILE * -(-LEAST * n // (TILE * FEW)))
     return 1, -(-n // run), min(n, run)
 

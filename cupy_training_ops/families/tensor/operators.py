@@ -152,7 +152,7 @@ def _starts(widths: Iterable[int]) -> list[int]:
 
 
 def _even(n: int, parts: Sequence[Spec]) -> np.void:
-    """Words of each part, if all n are shared out evenly."""
+    """The kernel's divisor by a part's words, if all n words were shared out evenly."""
     return divisor(max(1, n // len(parts)))
 
 
@@ -172,6 +172,8 @@ def _by_table(
     return scratch.plan(*fill(table, parts, starts, words), launch)
 
 
+# Launches that write table[i] = (address of parts[i], starts[i]), as many parts in each as a launch
+# knows by value; one entry more has the end of the last part.
 def _fill(
     table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
 ) -> Iterator[Launch]:
@@ -184,6 +186,7 @@ def _fill(
         yield _launch("tensor__table", config, arguments, words, capacity)
 
 
+# The table of `_fill` where all parts are as wide: starts[i] = i * starts[1].
 def _even_fill(
     table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
 ) -> Iterator[Launch]:
@@ -197,12 +200,16 @@ def _even_fill(
 def _by_value(
     struct: Struct, arrays: Sequence[Spec], **columns: Sequence[int] | HostArray
 ) -> tuple[tuple[Pointers, np.void], int]:
-    """Addresses and columns (one entry more) as launch arguments, and their capacity."""
+    """Launch arguments, the addresses of arrays and a struct of `columns`; and their capacity.
+
+    A column has an entry for each array and one more; zeros fill it up to capacity + 1 entries.
+    """
     capacity = next(most for most in CAPACITIES if len(arrays) <= most)
     padded = {name: np.pad(c, (0, capacity + 1 - len(c))) for name, c in columns.items()}
     return (Pointers(tuple(arrays), capacity), by_value(struct.of(capacity), **padded)), capacity
 
 
+# A launch of a kernel that copies `words`, and has room for `capacity` arrays in its arguments.
 def _launch(
     symbol: str,
     config: Config,
