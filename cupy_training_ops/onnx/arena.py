@@ -52,7 +52,7 @@ def place_blocks(blocks: Sequence[Block]) -> Plan:
 
 
 def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
-    """The lowest gap between these blocks."""
+    """The lowest offset of a gap of `nbytes` between blocks at these offsets, of these sizes."""
     free = 0
     for k in np.argsort(offsets, kind="stable"):
         if offsets[k] - free >= nbytes:
@@ -73,7 +73,7 @@ class Recorder:
         self._time = 0
 
     def malloc(self, nbytes: int) -> Any:
-        """Memory from the pool."""
+        """Memory from the pool; a block is recorded from now until the last array over it ends."""
         memory = self._pool.malloc(nbytes)
         if not nbytes:
             return memory
@@ -103,7 +103,7 @@ class Recorder:
 
 
 class _Lease:
-    """A pool's memory as long as an array uses it."""
+    """A pool's memory as long as an array uses it; then the recorder notes that it is free."""
 
     __slots__ = ("_memory", "_place", "_recorder")
 

@@ -23,7 +23,7 @@ from ..errors import ArgumentError
 from ..registry import REGISTRY
 from .graph import Graph, Node, Problems, check_attributes
 
-SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}
+SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # pools by their gradients
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
 SUFFIX = "::shape"  # of the name of a value that is another's shape
 ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
@@ -146,6 +146,7 @@ def _with_shapes(graph: Graph, problems: Problems) -> Graph:
     return graph.with_nodes(_with_shape_nodes(nodes, wanted))
 
 
+# The nodes, with x::shape = Shape(x) before the first pool that reads x, for each x in `wanted`.
 def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
     for node in nodes:
         name = node.inputs[0] if node.inputs else ""
@@ -315,6 +316,7 @@ def _without_factors(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> I
         yield node
 
 
+# How often each value is read, by nodes and as an output of the graph.
 def _reads(graph: Graph) -> Counter[str]:
     reads = Counter(name for node in graph.nodes for name in node.inputs)
     reads.update(item.name for item in graph.outputs)

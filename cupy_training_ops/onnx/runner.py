@@ -178,12 +178,17 @@ def declared_places(declared: Sequence[Input], n: int) -> list[int]:
     return [*range(first), *turns, *range(len(declared) - behind, len(declared))][:n]
 
 
+# Places of the node's inputs that the operator declares with this memory.
 def _inputs_in(declared: Sequence[Input], places: Sequence[int], memory: str) -> frozenset[int]:
     return frozenset(k for k, place in enumerate(places) if declared[place].memory == memory)
 
 
 def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
-    """A node's attributes by the names of the class; copied ones are left out."""
+    """A node's attributes by the names of the class.
+
+    Unknown ones are left out if they are COPIED, else refused. num_outputs is by default how many
+    outputs the node has.
+    """
     kinds = _kinds(cls)  # type: ignore[arg-type]  # a class has a hash
     extra = sorted(node.attributes.keys() - kinds.keys() - COPIED)
     if extra:
@@ -196,7 +201,7 @@ def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
 
 @functools.cache
 def _kinds(cls: type[Op]) -> dict[str, Any]:
-    """The kind of each attribute, by all its names."""
+    """The kind of value of each attribute, by its names here and upstream."""
     kinds = {item.name: gives(item.convert) for item in cls.attributes}
     aliases = cls.declaration.other_attributes.items()
     return kinds | {name: kinds[attribute.name] for name, attribute in aliases}
@@ -214,7 +219,11 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 
 
 def _maker(op: Op, node: Node, xp: Any) -> Run:
-    """The function of a list of inputs, over one array module."""
+    """`run(inputs)` of a node, over numpy or cupy.
+
+    read: places of inputs that the operator does not write, and takes without gaps. either: places
+    of inputs that it takes as numbers where NumPy arrays stand beside arrays of a device.
+    """
     takes_lists, updates = has_lists(op), _updates(op)
     n = len(op.inputs) if takes_lists else len(node.inputs)
     read = [i for i in range(n) if i not in updates]
@@ -227,6 +236,8 @@ def _maker(op: Op, node: Node, xp: Any) -> Run:
     return partial(_run_operator, op, xp, read, either, None if is_whole else names)
 
 
+# The results of an operator without lists. read, either: as in _maker. wanted: names of outputs,
+# None for all. out: arrays to write outputs into, by place.
 def _run_operator(
     op: Op,
     xp: Any,
@@ -248,7 +259,7 @@ def _run_operator(
 
 
 def _read_numbers(values: list[Any], places: Sequence[int]) -> None:
-    """Numbers in place of arrays on the host, where other arrays are on a device."""
+    """Replace NumPy arrays at these places by numbers, where other arrays are on a device."""
     for i in places:
         if i < len(values) and isinstance(values[i], np.ndarray):
             value = values[i]
@@ -258,7 +269,13 @@ def _read_numbers(values: list[Any], places: Sequence[int]) -> None:
 def _run_with_lists(
     op: Op, xp: Any, read: Sequence[int], either: Sequence[int], values: list[Any]
 ) -> Sequence[Any]:
-    """Sequences come in and go out whole; else each array of a list is an input of its own."""
+    """The outputs of an operator whose inputs or outputs have lists.
+
+        (lr, [a, b], [c, d])    ONNX sequences: lists come back, too
+        (lr, a, c, b, d)        each array an input of its own: so come outputs back
+
+    read, either: as in _maker.
+    """
     are_whole = any(isinstance(value, list) for value in values)
     arguments = values if are_whole else _by_declaration(op, values)
     for i in read:
@@ -287,7 +304,7 @@ def _by_declaration(op: Op, values: list[Any]) -> list[Any]:
 
 
 def _one_by_one(op: Op, results: Sequence[Any]) -> list[Any]:
-    """The outputs one after the other, of several lists an array of each in turn."""
+    """The outputs one after the other: [a, b], [c, d], e become a, c, b, d, e."""
     parts = list(zip(op.outputs, results, strict=True))
     single = [result for item, result in parts if not item.variadic]
     columns = [result or () for item, result in parts if item.variadic]
@@ -332,7 +349,7 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
 
 
 def _module(arrays: Sequence[Any]) -> Any:
-    """CuPy where an array is CuPy's."""
+    """cupy if one of the arrays is CuPy's, else numpy."""
     flat = [a for item in arrays for a in (item if isinstance(item, list) else [item])]
     if any(type(array).__module__.partition(".")[0] == "cupy" for array in flat):
         import cupy

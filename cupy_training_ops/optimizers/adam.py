@@ -166,7 +166,7 @@ AdamW.__signature__ = inspect.Signature(_arguments)  # type: ignore[attr-defined
 
 
 def _codes(state: str | None, moment_dtype: object) -> Codes | None:
-    """How moments are kept, where that is not as numbers."""
+    """The codes of moments with state="8bit"; None where moments are arrays of numbers."""
     if state not in (None, "8bit"):
         refuse("AdamW", "state", "None or '8bit'", shown(state))
     if state is not None and moment_dtype is not None:

@@ -288,13 +288,15 @@ def _means(of_ranks: Sequence[Sequence[memoryview]], like: Arrays) -> list[HostA
 
 @np.errstate(all="ignore")
 def _mean(column: Sequence[HostArray]) -> HostArray:
-    """Added in the ranks' order."""
+    """The mean of an array of each rank, added in float64 in the ranks' order."""
     total = column[0].astype(np.float64)
     for x in column[1:]:
         total += x.astype(np.float64)
     return cast(total / len(column), column[0].dtype)
 
 
+# This rank's share of what `answer` makes of all ranks' `parts`, once they are known to call with
+# the same words and places, and arrays of the same types and shapes.
 def _exchange(
     op: str,
     words: str,

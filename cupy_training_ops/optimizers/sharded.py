@@ -148,9 +148,12 @@ class Cut(NamedTuple):
 
 
 class Own(Optimizer):
-    """The parts that this rank updates, as parameters of rank 1; with the last the step counts."""
+    """The optimizer of the parts that this rank updates, each of them an array of rank 1.
 
-    counts = False  # what it is told
+    A call that has the last part, the padding, counts the step.
+    """
+
+    counts = False  # the AdamW around it does, and gives each call its count
 
     def _outputs_of(self, places: Places) -> list[str]:
         counts = places[-1] == self._every[-1]
@@ -219,25 +222,26 @@ class AdamW(adam.AdamW):
         self._streams: Streams | None = None  # made where there are several turns
 
     def _divide(self, dtype: Dtype) -> None:
-        """Divide the parameters, and make an optimizer of this rank's parts.
+        """Divide the parameters' elements among ranks, and make `_inner`, which updates its share.
 
-        An element of padding is updated, too, so that no rank has nothing.
+        The parameters of `_inner` are views of this rank's pieces of parameters, and behind them
+        one element of padding, so that no rank has nothing. Moments and the norm are _inner's.
         """
         sizes, group = [math.prod(w.shape) for w in self._weights], self.group
         self._split = Split.of(sizes, group.size)
         self._pieces = list(self._split.pieces(group.rank, sizes))
         first, wide = self._weights[0], computed_in(info(self._weights[0])[1])
         self._padding = zeros(first, (1,), info(first)[1])
-        self._no_gradients: dict[Dtype, Any] = {}
+        self._no_gradients: dict[Dtype, Any] = {}  # the padding's gradient 0, by dtype
         weights, copies = self._own_parts()
         self._inner = Own(self._op, weights, self.lr, None, copies, dtype)
         self._counts, self._whole = Counts(self._inner.gradient_norm, len(sizes)), Whole("AdamW")
         self._form, self._moments = self._inner._form, self._inner._moments
         self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
-        self._norms = zeros(first, (group.size,), wide)
+        self._norms = zeros(first, (group.size,), wide)  # of each rank's parts of gradients
         self._measure, self._measure_all = GradientNorm(), GradientNorm()
         self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
-        self._ops: dict[Places, tuple[MeanOfParts, Turns]] = {}
+        self._ops: dict[Places, tuple[MeanOfParts, Turns]] = {}  # by parameters with gradients
         self._last_cut: Cut | None = None
 
     def _compare(self, words: str) -> None:
@@ -367,7 +371,10 @@ class AdamW(adam.AdamW):
     def _turn(
         self, places: Places, counts: Sequence[Part], gradients: Sequence[Any], numbers: Arrays
     ) -> list[CheckedCall]:
-        """The updates of these parameters, by this rank's parts of all gradients."""
+        """The updates of these parameters: one for each part of them that counts steps alike.
+
+        gradients: this rank's parts of all gradients, and that of the padding.
+        """
         updates = []
         for part in counts:
             own = set(places).intersection(part.places)
@@ -418,7 +425,7 @@ class AdamW(adam.AdamW):
     def _parts_of(
         self, arrays: dict[int, Any], padding: Any, cut: Callable[..., Any] = slice_of
     ) -> list[Any]:
-        """This rank's parts of some parameters' arrays; None where there is none."""
+        """This rank's parts of arrays by parameter, None where there is none; and the padding."""
         own = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
         return [None if x is None else cut(x, a, b) for x, a, b in own] + [padding]
 

@@ -39,7 +39,8 @@ class Columns:
     ) -> Columns:
         """Inputs, then outputs by the places of the inputs that they replace.
 
-        Outputs in place of their inputs take no room of their own.
+        Outputs in place of their inputs take no room of their own. n_pointers: addresses that the
+        table of a launch has room for, those of all lists together.
         """
         lists: list[Listed] = []
         at: list[int] = []
@@ -59,7 +60,7 @@ class Columns:
 
     @property
     def most(self) -> int:
-        """Tensors that there is room for."""
+        """Tensors of each list that there is room for."""
         return self.n_pointers // len(self.lists)
 
 

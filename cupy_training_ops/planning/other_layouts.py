@@ -21,7 +21,7 @@ class Copies:
     def __init__(self, symbol: str, slots: Mapping[str, str]) -> None:
         self._symbol, self._slots = symbol, slots
         self.scratch = ScratchMemory()
-        self.pieces: dict[int, Scratch] = {}  # by the place of what stands for them
+        self.pieces: dict[int, Scratch] = {}  # by the place of the spec that stands for each
         self.before: list[Launch] = []
         self.after: list[Launch] = []
 
@@ -46,7 +46,10 @@ class Copies:
         return copy
 
     def copy(self, spec: Spec, *, last: bool) -> tuple[Spec, Scratch]:
-        """A spec in place of an array, and its scratch memory."""
+        """A spec that stands for a copy of an array, and the copy's scratch memory.
+
+        Its place is -2, -3, ..., by which `plan` finds it in arguments; -1 is no place.
+        """
         piece, place = self.scratch.take(spec.size, spec.dtype), -2 - len(self.pieces)
         self.pieces[place] = piece
         return replace(spec, channels_last=last, aligned=True, place=place), piece
@@ -56,6 +59,7 @@ class Copies:
         plan = self.scratch.plan(*self.before).then(plan)
         return replace(plan, steps=(*map(self._in_scratch, plan.steps), *self.after))
 
+    # The step with the copies' scratch memory in place of the specs that stand for them.
     def _in_scratch(self, step: Step) -> Step:
         args = (
             self.pieces.get(arg.place, arg) if isinstance(arg, Spec) else arg for arg in step.args

@@ -140,7 +140,10 @@ class Engine:
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
-        """The next message of a rank, which `keep` leaves there, and what it is."""
+        """The next message of a rank, within `seconds`.
+
+        what: the message's name, for errors. keep: leave the message in the inbox.
+        """
         inbox = self._inbox[peer]
         try:
             self.until(lambda: inbox, seconds, peer)
@@ -154,7 +157,10 @@ class Engine:
         return inbox[0] if keep else inbox.popleft()
 
     def until(self, is_done: Callable[[], object], seconds: float, peer: int) -> None:
-        """Listen until it is done; GroupError as the group ends, EOFError as the peer leaves."""
+        """Listen until `is_done()` is true.
+
+        GroupError as the group ends, EOFError as the peer leaves, TimeoutError behind `seconds`.
+        """
         since = time.monotonic()
         while not is_done():
             waited = time.monotonic() - since
@@ -223,7 +229,10 @@ class Engine:
                 self.farewell(FAULT, self.fault)
 
     def close(self) -> None:
-        """Say that no more will come, or why, and let go of everything."""
+        """Tell the others that this rank leaves, with `last_words`, and let go of everything.
+
+        After a fault nothing is told: that is the work of `end`.
+        """
         with contextlib.suppress(Exception):
             if not self.fault:
                 self.farewell(LEFT, self.last_words)

@@ -117,7 +117,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Channels in tiles of so many, `width` columns of a thread."""
+    """An array as the matrix (outer, n * length) in tiles of `tile` channels.
+
+    A thread has `width` neighbouring columns of a tile.
+    """
 
     channels: Channels
     tile: int
@@ -210,7 +213,11 @@ class Call:
         return VEC_NBYTES // self.t.itemsize
 
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
-        """Return True if rows are walked: pieces are short, or only rows begin at vectors."""
+        """Return True if a block takes tiles of columns of the matrix (outer, n * length).
+
+        Else it takes pieces, the `length` neighbours of one channel in a row. Columns are taken
+        where pieces are short, or where rows are whole numbers of vectors and pieces are not.
+        """
         if channels.n > 1 and channels.length * self.t.itemsize < PIECE_NBYTES:
             return True
         row, tile = channels.n * channels.length, self._vectors(channels) * channels.length
@@ -302,10 +309,10 @@ class Call:
         return RING_ROWS * THREADS * self.width * self.t.itemsize
 
     def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
-        """Rows of a thread that the L2 cache keeps.
+        """Rows of a thread that the L2 cache keeps for the second pass.
 
-        Of two arrays all, where blocks keep some: rows that leave the cache first seem not to take
-        the place of what earlier work has left there.
+        With two arrays all of them beside rings, else none: rows that leave the cache first seem
+        not to take the place of what earlier work has left there.
         """
         if len(self.read) > 1:
             return matrix.turns(n_parts) if ring else 0

@@ -124,7 +124,10 @@ class Calls:
         return prepared if known is sources and also is targets else None
 
     def _begin(self) -> None:
-        """Compare the calls, and connect, where that has not been done."""
+        """Compare this rank's calls with the others', and connect, where that was not done before.
+
+        each_time: compare at each call, not at the first alone.
+        """
         self.group.require_open(self.op)
         if self.agree is not None:
             self.agree()

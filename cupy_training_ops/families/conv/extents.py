@@ -250,8 +250,8 @@ class Axis:
         return image, self._first_part(max(0, whole - image))
 
     def _first_part(self, pads: int) -> int:
-        """Pads at the beginning: the smaller half for SAME_UPPER alone.
+        """Pads at the beginning, of `pads` at both ends: the larger half but for SAME_UPPER.
 
-        That holds also for an output_shape without auto_pad.
+        Without auto_pad, too, where an output_shape says how many pads there are.
         """
         return pads // 2 if self.auto_pad == "SAME_UPPER" else pads - pads // 2

@@ -76,9 +76,9 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:
 
 
 def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -> Plan | None:
-    """The wanted gradients, or of a copy of Y with its channels side by side.
+    """The wanted gradients, read from Y, or from a copy of Y with its channels side by side.
 
-    None if no kernels read it so.
+    None if no kernels read either.
     """
     y = wanted.y
     if goes_direct(device, conv, y, tf32):
@@ -92,6 +92,7 @@ def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: bool) -
     return copies.plan(_gradients(device, conv, replace(wanted, y=copy)))
 
 
+# The gradient of X, and those of W and of a bias, where they are wanted.
 def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     if wanted.image is None:
         return _weight(device, conv, wanted)
@@ -138,7 +139,10 @@ def _weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
-    """The launch that stages Y alone."""
+    """The launch of conv__stage that puts the channels of Y side by side, into `to`.
+
+    A block takes PANEL positions of an image; X and W, which the kernel also stages, are absent.
+    """
     plane, width = math.prod(conv.output), VEC_NBYTES // y.dtype.itemsize
     tiles = ceil_div(plane, PANEL)
     array = by_value(
@@ -171,7 +175,7 @@ def sums_nbytes(dtype: Dtype) -> int:
 
 
 def _panels(dtype: Dtype) -> int:
-    """Lines of PANEL filters."""
+    """Lines of LINE_NBYTES bytes that PANEL filters of a position take."""
     return PANEL * dtype.itemsize // LINE_NBYTES
 
 

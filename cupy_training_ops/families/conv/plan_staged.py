@@ -185,7 +185,10 @@ def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -
 
 
 def neighbours(plane: int, width: int, spec: Spec | None) -> int:
-    """Positions that are loaded or stored together."""
+    """Neighbouring positions of a plane that a thread loads or stores together.
+
+    They are `width`, or half of it, where so many divide an aligned array's plane; else 1.
+    """
     if spec is None or not spec.aligned:
         return 1
     return next((n for n in (width, width // 2) if plane % n == 0), 1)

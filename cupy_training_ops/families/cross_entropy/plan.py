@@ -155,10 +155,11 @@ class Rows:
         most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
     ) -> plans.Launch | None:
-        """The kernel that suits the lines, and the arrays that have them.
+        """The launch of the kernel that suits the lines; None where there is no line.
 
-        None where there is no line. t_written: the type of what it writes or adds, by default that
-        of the outputs.
+        read, written: the arrays that have the lines. most_threads: of a line. most_nbytes: that a
+        thread holds of each line in registers. t_written: the type of what the kernel writes or
+        adds, by default that of the outputs.
         """
         if not self.lines.count:
             return None
@@ -202,6 +203,7 @@ def backward(
     """Gradient of the scores, from that of the loss."""
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
+    # A thread holds fewer log-probabilities in registers beside a bias of a wider type.
     most = NBYTES_BESIDE_WIDER if rows.t_out.itemsize > rows.t.itemsize else HELD_NBYTES
     launch = rows.lines_launch(GRADIENT, args, (log_prob, bias), gradient, most_nbytes=most)
     return rows.plan(divides, launch)

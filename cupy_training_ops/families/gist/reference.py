@@ -62,13 +62,14 @@ def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 @quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
+    # Code i of a box of eight: bit i of the largest exponent, the sign, six bits of magnitude.
     bits = (pad_tiles(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
     shared = _largest_of_tile(exponent)
     magnitude = _magnitude(bits, exponent, shared)
     there = pad_tiles(x.ravel() != 0, BOX) if keep_sign else exponent != 0
     if keep_sign:
-        magnitude = np.maximum(magnitude, there)
+        magnitude = np.maximum(magnitude, there)  # 0 would lose the sign
     sign = (bits >> 9).astype(np.uint8) & 0x40
     codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
     codes.reshape(-1, BOX)[shared == 255] = 0x80 if keep_nonfinite else 0
@@ -101,7 +102,7 @@ def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
 
 
 def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostArray:
-    """M: twice |x| / 2^(E - 132), cut off, and one, halved."""
+    """M = (floor(2 |x| / 2^(E - 132)) + 1) // 2, at most 63; E is the largest exponent of a box."""
     normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40
     significand = np.where(exponent == 0, bits.astype(np.uint8) & 0x7F, normal)
     truncated = significand >> (np.repeat(shared, BOX) - exponent)

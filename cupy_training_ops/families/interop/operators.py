@@ -180,13 +180,19 @@ class _PythonOp(_Delegating):
             raise DtypeError(f"{self.name}: {argument}: {names}")
 
     def open_outputs(self, optional: bool) -> tuple[Open, ...]:
-        """The declared dtype and rank of each output."""
+        """An Open for each output: its declared dtype and rank, of a shape not yet known.
+
+        optional: the function may return None for it.
+        """
         types = self.output_tensor_types
         ranks = self.output_tensor_ranks or (None,) * len(types)
         return tuple(Open(t, rank, optional) for t, rank in zip(types, ranks, strict=True))
 
     def adopt_outputs(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
-        """The function's arrays, in the memory that they are to share."""
+        """The arrays that the function returned, once they are known to share memory as declared.
+
+        reused[i]: the place among `inputs` of the array whose memory output i has, or -1.
+        """
         outputs = []
         for i, (value, place) in enumerate(zip(values, reused, strict=True)):
             name = f"outputs[{i}] of {self.callee}"
@@ -352,7 +358,7 @@ class PythonOpGrad(_PythonOp):
 
     def infer(self, context: object, gradients: Specs) -> tuple[Inferred, ...]:
         self.check_inputs(gradients)
-        for place in self.tensor_reuse_map or ():
+        for place in self.tensor_reuse_map or ():  # 0 is the context, i + 1 gradient i
             if place != -1 and not 1 <= place <= len(gradients):
                 refuse(self.name, "tensor_reuse_map", f"-1 or 1 to {len(gradients)}", str(place))
         pairs = zip(

@@ -259,6 +259,7 @@ class InplaceClipGradNorm(Op):
         scratch = ScratchMemory()
         norm = scratch.take(1, FLOAT64)
         first = _norm(device, xs, scratch, norm, None)
+        # A launch's table has addresses of gradients, and of clipped ones that lie apart.
         columns = Columns.of((xs,), {0: clipped}, 2 * TWO_LISTS)
         dtype, sizes = xs[0].dtype, [x.size for x in xs]
         launch = partial(_launch, "inplace_clip_grad_norm", w=computed_in(dtype), grad=dtype)

@@ -27,8 +27,8 @@ FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 NO_MEANING = "without meaning for this mode"
-MAX_ROWS = 64  # of dX that such a thread makes
-LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
+MAX_ROWS = 64  # of dX that a thread makes where X was doubled
+LANES = 2048  # of these threads for each multiprocessor, before they have more than FEWEST_ROWS
 MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
 MAX_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
 
@@ -37,6 +37,7 @@ Scales = tuple[float, ...] | None
 
 def no_axes(value: object) -> tuple[int, ...]:
     """Nothing: both spatial axes, which is what its absence says."""
+    # The docstring is what the documents say of the attribute.
     if value is not None and integers(value):
         raise ArgumentError(f"expected no axes, got {shown(value)}")
     return ()
@@ -134,6 +135,7 @@ class ResizeGrad(Op):
             and dy.shape[3] * dy.dtype.itemsize % VEC_NBYTES == 0
         )
 
+    # A lane is a thread: it makes `band` rows of dX below a piece, 16 bytes of a row of dY.
     def _upsample2x_launch(self, device: Device, dy: Spec, dx: Spec) -> Launch:
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
         n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
@@ -145,6 +147,7 @@ class ResizeGrad(Op):
         arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
         return Launch("resize_grad__upsample2x", config, arguments, _slots(dx.dtype))
 
+    # A warp makes a tile of dX: `band` rows of `strip` columns.
     def _tile_launch(
         self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void
     ) -> Launch:
@@ -162,7 +165,10 @@ class ResizeGrad(Op):
         return Launch("resize_grad", config, arguments, binding)
 
     def _widest(self, n_outputs: int, ratio: float) -> int:
-        """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
+        """The most columns of a tile of dX: a warp sums all columns of dY that touch them at once.
+
+        n_outputs: columns of dY. ratio: columns of dX for one of dY.
+        """
         most = MINE * WARP
         if n_outputs <= COLUMNS:
             return most

@@ -68,7 +68,11 @@ def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Arr
 
 @standard("Transpose", view=True)
 def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
-    """On a GPU at once in memory, unless products can read it as it is."""
+    """A view of x, or on a GPU a C-contiguous copy.
+
+    The copy is left out for fewer than three axes, and where only the last two of them swap:
+    products of matrices read these as they are.
+    """
     if xp.__name__ != "cupy" or x.ndim < 3 or _swaps_last(x.ndim, perm):
         return x.transpose(perm)
     rows = _by_vectors(x, perm)
@@ -78,7 +82,10 @@ def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Arr
 
 
 def _by_vectors(x: Array, perm: Sequence[int] | None) -> Array | None:
-    """The array as elements of 16 bytes, where rows stay as they are and have whole ones."""
+    """A view of x as elements of 16 bytes; None where rows cannot be moved in such elements.
+
+    They can if `perm` leaves the last axis where it is, and a row is a whole number of elements.
+    """
     is_whole = x.flags.c_contiguous and x.data.ptr % VECTOR.itemsize == 0
     stays = perm is not None and perm[-1] == x.ndim - 1
     if not (is_whole and stays and x.itemsize < VECTOR.itemsize):
