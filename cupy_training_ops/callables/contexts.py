@@ -54,7 +54,7 @@ def new_handle() -> int:
 
 
 def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
-    """Remove a context by its handle; it, and the operator's contexts that it was in."""
+    """Remove a context by its handle: the operator's contexts that had it, and the context."""
     with _shared.lock:
         owner = _owners.pop(handle, None)
         if owner is not None:

@@ -28,7 +28,7 @@ class TypeSlot(str):
 
 @dataclass(frozen=True)
 class Count:
-    """A template parameter of a struct, `int <name>`, or so many more than it."""
+    """A template parameter of a struct, `int <name>`, plus `more`."""
 
     name: str
     more: int = 0
@@ -79,7 +79,7 @@ class Struct:
         self._layouts: dict[Argument | None, Layout] = {}
 
     def __getitem__(self, extent: int | Count) -> CType:
-        """An array of it, as a field."""
+        """An array of this struct, as a field."""
         return self.one[extent]
 
     @property

@@ -188,7 +188,7 @@ class Changing:
 
     @property
     def places(self) -> frozenset[int]:
-        """Places of all inputs that it follows from."""
+        """Places of all inputs that the value follows from."""
         others = (other.places for _, group in self.functions for other in group)
         return frozenset((self.place,)).union(*others)
 
@@ -374,7 +374,7 @@ def _rank(value: ArrayLike) -> int:
     """The rank of a host value; 2 for nested lists of several lengths."""
     if isinstance(value, type):
         return 0
-    if isinstance(value, Sequence):  # which NumPy would copy first
+    if isinstance(value, Sequence):  # NumPy would copy a sequence first
         limits.refuse(limits.of_list(len(value)))
         if any(isinstance(each, list | tuple | range) for each in value):
             return 2

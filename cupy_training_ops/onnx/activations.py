@@ -63,7 +63,7 @@ class Activations:
         return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
     def _put(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
-        """The value itself goes on where it is small."""
+        """Put a value away, and give its shape; a small one goes on itself, without a shape."""
         x = values[0]
         if x.nbytes < LEAST:
             return [(x, None)]

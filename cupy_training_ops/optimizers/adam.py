@@ -129,7 +129,7 @@ class AdamW(Optimizer):
     decay regularization.
     """
 
-    over_ranks: ClassVar[type[AdamW]]  # what it is with a group
+    over_ranks: ClassVar[type[AdamW]]  # the class of an AdamW with a group
 
     def __new__(cls, *_: object, group: object = None, **__: object) -> Self:
         if cls is AdamW and group is not None:

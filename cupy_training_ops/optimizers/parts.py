@@ -40,7 +40,7 @@ Arrays = Sequence[HostArray]
 def adopt_with_info(op: str, argument: str, value: Any) -> tuple[Any, Info]:
     """An array and what is known of it: PyTorch's on a GPU as it is, others as adopted."""
     if is_tensor(value) and value.is_cuda:
-        with contextlib.suppress(KeyError):  # which has a form of its own, or is of a subclass
+        with contextlib.suppress(KeyError):  # a tensor of a form of its own, or of a subclass
             tensor_backend()
             metadata = info(value)
             if metadata[4] is None:  # strides
@@ -69,12 +69,12 @@ class Split(NamedTuple):
 
     n_ranks: int
     places: tuple[int, ...]  # among the parameters
-    tails: tuple[int, ...]  # whose the tail of each is
+    tails: tuple[int, ...]  # the rank that has the tail of each array
     block: int = BLOCK
 
     @classmethod
     def of(cls, sizes: Sequence[int], n_ranks: int) -> Self:
-        """Tails are given to who has least."""
+        """The division of all parameters: each tail goes to the rank whose tails are smallest."""
         loads, tails = [0] * n_ranks, []
         for size in sizes:
             tails.append(loads.index(min(loads)))
@@ -87,7 +87,7 @@ class Split(NamedTuple):
         return cls(n_ranks, (0,), (0,), 1)
 
     def among(self, places: Sequence[int]) -> Self:
-        """Some of the arrays."""
+        """The division of some of the arrays, as they are divided here."""
         tails = tuple(self.tails[place] for place in places)
         return self._replace(places=tuple(places), tails=tails)
 

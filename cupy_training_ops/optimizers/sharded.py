@@ -365,7 +365,7 @@ class AdamW(adam.AdamW):
         self._last_cut, counts = None, self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
         cut = Cut(known, places, [part for part in every if part is not None], updates)
-        self._last_cut = cut if known else None  # whose gradients it would keep
+        self._last_cut = cut if known else None  # it keeps gradients alive
         return cut
 
     def _turn(

@@ -78,7 +78,7 @@ class Communicator:
 
         self.binding, self.made, self.device = nccl, made, device
         self._cuda, self.current_stream = cupy.cuda, cupy.cuda.get_current_stream
-        self._timeout, self._end = timeout, threading.Lock()  # which is left to who ends it
+        self._timeout, self._end = timeout, threading.Lock()  # `end` takes the lock for good
         self._event = cupy.cuda.Event(disable_timing=True)
         self._marked: float | None = None  # since when the event waits
         self.last_stream: Any = None  # of a call that no event is behind
@@ -107,6 +107,9 @@ class Communicator:
             self._marked = time.monotonic()
 
     def end(self, is_well: bool = False) -> None:
-        """Once, from any thread: what is under way ends first, or is aborted and streams go on."""
+        """End the communicator, once and from any thread.
+
+        If it is well, calls under way end first; else they are aborted, and their streams go on.
+        """
         if self._end.acquire(blocking=False):
             (self.made.destroy if is_well else self.made.abort)()

@@ -51,7 +51,7 @@ from .plan_shared_memory import RESERVED_NBYTES, Channels, Tiles, fit_tiles
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
 COLUMN_BLOCKS = 2
-PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
+PIECE_NBYTES = 64  # of a channel's neighbours in a row, from which on blocks take such pieces
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two

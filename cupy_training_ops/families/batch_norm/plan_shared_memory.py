@@ -68,7 +68,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of so many channels, whose rows `threads` threads of a block share."""
+    """Tiles of `of_tile` channels, each for a block, `width` threads of which share a row."""
 
     device: Device
     channels: Channels
@@ -199,7 +199,7 @@ def fit_tiles(
     computed_itemsize: int,
     n_fields: int,
 ) -> Tiles | None:
-    """Tiles that fit, if there is one for half of the GPU.
+    """Tiles that fit into shared memory; None where none that do are enough for half of the GPU.
 
     Rather all rows than some, wide slots than narrow ones, many blocks than few.
     """

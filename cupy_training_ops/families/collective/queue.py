@@ -29,7 +29,7 @@ SUMS = ("allReduce", "reduce", "reduceScatter")  # the others move elements as t
 
 
 class Row(NamedTuple):
-    """One call of NCCL: its method, and what follows the arrays."""
+    """One call of NCCL: its method, and its arguments behind the arrays' addresses."""
 
     method: str
     rest: tuple[int, ...]
@@ -62,7 +62,7 @@ class CallsAtAddresses:
     runs: list[tuple[Callable[..., None], list[tuple[int, ...]]]] = field(default_factory=list)
 
     def queue(self, communicator: nccl.Communicator, stream: Any) -> None:
-        """Queue them on a stream of CuPy's, as one."""
+        """Queue the calls on a stream of CuPy's, as one."""
         if self.stream != stream.ptr:
             self.stream = stream.ptr
             self.runs = [
@@ -137,9 +137,9 @@ class Calls:
             self._communicator = nccl.communicator(self.group, self.op, self.ranks)
 
     def again(self, prepared: CallsAtAddresses, stream: Any = None) -> None:
-        """Queue what was made ready; on the current stream if on none.
+        """Queue prepared calls, on the current stream where `stream` is None.
 
-        Whoever is stopped in it ends the group.
+        A call that is stopped on the way ends the group.
         """
         group, communicator = self.group, self._communicator
         if not prepared.calls:

@@ -112,7 +112,7 @@ def recv(
 
 
 def _handed_over(by_rank: list[list[memoryview]]) -> list[list[memoryview]]:
-    """To the first of two ranks what the second has."""
+    """Parts for each of two ranks: the first one gets the second one's."""
     return [by_rank[1], []]
 
 
@@ -141,7 +141,7 @@ def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
 
 
 def _wide(x: HostArray) -> HostArray:
-    """In the type that it is added in."""
+    """An array in the type that it is added in: float64, or its own integers."""
     return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 

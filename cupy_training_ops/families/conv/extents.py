@@ -237,7 +237,7 @@ class Axis:
         return (room // self.stride + 1 if room >= 0 else -1), self.begin
 
     def behind(self, image: int, output: int, pad: int) -> int:
-        """The pads behind an image that so many places of the kernel need."""
+        """Pads behind an image that `output` places of the kernel need, with `pad` before it."""
         return max(0, (output - 1) * self.stride + self.reach - image - pad)
 
     def of_output(self, output: int, extra: int, image: int | None) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def is_depthwise(conv: Convolution) -> bool:
 
 
 def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
-    """Return True if such arrays are read and written with their channels side by side."""
+    """Return True if kernels read and write these arrays with their channels side by side."""
     specs = [spec for spec in arrays if spec is not None]
     itemsize = specs[0].dtype.itemsize
     return (
@@ -139,7 +139,7 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _line_tiles(conv: Convolution, width: int) -> tuple[int, int]:
-    """Tiles of vectors of so many channels, and strips that a block has at a time."""
+    """Tiles of vectors of `width` channels, and strips that a block has at a time."""
     vectors = conv.group // width
     return ceil_div(vectors, LINE_VECTORS), THREADS // min(vectors, LINE_VECTORS)
 

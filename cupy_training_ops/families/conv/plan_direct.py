@@ -48,7 +48,7 @@ from .plan_model import OTHER_SHARED_NBYTES
 from .plan_staged import neighbours
 from .plan_variants import MAX_OFFSET, TENSOR_CORES, direct_variant, staged_variant, window
 
-FILTERS = 16  # of which there are multiples, and at most PANEL
+FILTERS = 16  # filters are a multiple of it, and at most PANEL
 
 
 def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: bool) -> bool:

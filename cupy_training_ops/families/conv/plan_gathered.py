@@ -171,7 +171,7 @@ class WeightProduct:
         self.tiles = self.row_tiles * self.column_tiles
         self.positions = conv.batch * math.prod(conv.output)
         tile_nbytes = variant.rows * COLUMNS * computed_in(variant.dtype).itemsize
-        self.at_once = min(self.tiles, SUMS_NBYTES // tile_nbytes)  # for whose sums there is room
+        self.at_once = min(self.tiles, SUMS_NBYTES // tile_nbytes)  # tiles whose sums have room
         most = SUMS_NBYTES // (self.at_once * tile_nbytes)
         most = min(most, self.positions // (8 * variant.depth))
         parts = parts_of_sum(device, self.at_once, self.positions, most)

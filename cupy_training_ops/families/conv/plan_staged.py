@@ -78,7 +78,7 @@ class Staging:
         }
         self.at = {name: self._place(scratch, name) for name in self.arrays}
         self.positions = conv.batch * math.prod(conv.output)
-        has_rows = wanted.sums and not is_single(conv)  # whose positions read what they are
+        has_rows = wanted.sums and not is_single(conv)  # a single one's positions read themselves
         self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
 

@@ -45,8 +45,8 @@ class Variant:
     tf32: bool = False
     wide: bool = False  # offsets of 64 bits
     staged: bool = False
-    warpgroups: bool = False  # which multiply what is staged
-    lines: bool = False  # vectors of which are copied, so that no element has an offset
+    warpgroups: bool = False  # warpgroups multiply what is staged
+    lines: bool = False  # vectors of lines are copied, so that no element has an offset
 
     @property
     def slots(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Variant:
 
     @property
     def has_few(self) -> bool:
-        """Return True if its kernels are those of FEW."""
+        """Return True if the variant's kernels are those that FEW names, for few rows of floats."""
         return self.dtype == FLOAT32 and self.rows == FEW_ROWS
 
     def kernel(self, symbol: str) -> str:
@@ -144,7 +144,7 @@ def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: boo
 
 
 def _multiplies_lines(device: Device, dtype: Dtype, tf32: bool) -> bool:
-    """Return True if tensor cores multiply them."""
+    """Return True if tensor cores multiply lines of this dtype."""
     return dtype.itemsize == 2 or rounds(device, dtype, tf32)
 
 

@@ -139,7 +139,7 @@ def _bias_gradient(dy: HostArray) -> HostArray:
 
 
 def _matrix(c: Convolution, w: HostArray) -> HostArray:
-    """Filters by what they read, for each group."""
+    """W as (group, filters of a group, channels of a group * taps)."""
     return wide(w).reshape(c.group, c.group_filters, -1)
 
 
@@ -175,7 +175,10 @@ def _lines(c: Convolution, dy: HostArray, box: Box) -> HostArray:
 
 
 def _unfold(c: Convolution, x: HostArray, box: Box) -> HostArray:
-    """X as a matrix: a column of what an output reads, for each output of a box; 0 beside X."""
+    """X as (group, channels of a group * taps, outputs of a box): all that each output reads.
+
+    Taps beside X read 0.
+    """
     extents = (c.channels, math.prod(c.kernel), len(x), *map(len, box))
     columns, by_channel = np.zeros(extents, x.dtype), x.swapaxes(0, 1)
     for of_columns, of_image in _taps(c, box):
@@ -192,7 +195,7 @@ def _fold(c: Convolution, columns: HostArray, dx: HostArray, box: Box) -> None:
 
 
 def _taps(c: Convolution, box: Box) -> Iterator[tuple[Index, Index]]:
-    """Yield for each element of the kernel the outputs of a box that it serves, and what they read.
+    """Yield for each element k of the kernel the outputs of a box that read X by it, and their X.
 
     The former are places in (channel, k, image, output), the latter in (channel, image, element).
     """

@@ -98,7 +98,7 @@ class Launches:
         return Launch(divided.kernel, divided.config, args, self._slots)
 
     def draw_arguments(self, state: State) -> tuple[object, ...]:
-        """The arguments of what draws: the state, the largest word that keeps, the scale."""
+        """Arguments of a kernel that draws: the state, the largest word that keeps, the scale."""
         return state, self._of_ratio(philox.largest_kept), self.scale
 
     def then_advance(self, launch: Launch, state: State) -> Plan:

@@ -120,7 +120,7 @@ def softmax_dropout_grad(
 
 
 def _ratio(ratio: float | None, training: bool) -> float:
-    """The ratio that elements are dropped with, 0 where it is the identity."""
+    """The ratio that elements are dropped with; 0 without training, where nothing is dropped."""
     return (DEFAULT_RATIO if ratio is None else ratio) if training else 0.0
 
 

@@ -51,7 +51,7 @@ LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are
 MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
 DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at all beats searches
 
-ROWS = 4  # whose sums one thread makes where they are short
+ROWS = 4  # rows whose sums one thread makes, where these have few slices
 MAX_DIGIT_BITS = facts.RADIX.bit_length() - 1
 SORT_BLOCKS = 2  # of a multiprocessor
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
@@ -143,7 +143,7 @@ def n_sums(counts: tuple[int, ...]) -> int:
 
 
 def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
-    """ROWS of them where they have so few slices that a thread loads all together, else 1."""
+    """Rows whose sums a thread makes: ROWS if a thread loads all their slices together, else 1."""
     return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
 
 

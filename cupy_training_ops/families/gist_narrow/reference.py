@@ -16,7 +16,10 @@ INT16 = np.dtype(np.int16)
 
 
 def _fp10(x: HostArray) -> HostArray:
-    """float32 to FP10 codes: what is added makes the last place of a sum the code's."""
+    """FP10 codes of float32: sign, five bits of exponent, four more, rounded to nearest even.
+
+    A subnormal's code is the last places of |x| + 32, whose unit is 2^-18, as that of the code.
+    """
     bits = x.view(np.uint32)
     size = bits & 0x7FFFFFFF
     subnormal = (size.view(FLOAT32) + FLOAT32.type(32)).view(np.uint32) - 0x42000000
@@ -90,7 +93,10 @@ def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
 
 @quiet
 def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> HostArray:
-    """`largest`: what just does not round beyond the format."""
+    """Codes of blocks: x / 2^scale by the table `code_of_odd`, and the scale of each block.
+
+    largest: the largest number that does not round beyond the format.
+    """
     blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     scales = _scales(blocks, largest)
     codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))

@@ -191,7 +191,7 @@ def _groups(row: Rows, device: Device) -> int:
     most = min(HELD_THREADS, row.resident) // row.threads
     most = min(most, shared_nbytes // row.row_nbytes)
     if row.width == 1 and row.threads > WARP:
-        most = min(most, 1)  # which meet at barriers of the block
+        most = min(most, 1)  # such a group meets at barriers of the block
     if most < least:
         return 0
     wanted = ceil_div(row.count, device.multiprocessors)

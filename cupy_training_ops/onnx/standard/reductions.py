@@ -394,6 +394,6 @@ def _transpose(xp: Module, x: Array, last: int, batch: int) -> Array:
 
 @standard("Einsum", keeps=True)
 def einsum(xp: Module, *arrays: Array, equation: str) -> Array:
-    if xp is np:  # whose sums are of the arrays' type
+    if xp is np:  # NumPy's sums are of the arrays' type
         return xp.einsum(equation, *map(wide, arrays)).astype(arrays[0].dtype, copy=False)
     return xp.einsum(equation, *arrays)
