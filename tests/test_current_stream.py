@@ -73,8 +73,8 @@ class Switched(HollowBackend):
         self.note("made", self.streams[device], [made.data.ptr])
         return made
 
-    def maker(self, spec, device, like):
-        return lambda _: self.empty(spec, device)
+    def maker(self, spec, device):
+        return lambda: self.empty(spec, device)
 
     def zeros(self, nbytes, device):
         return self.array(device, (nbytes,), np.uint8)
