@@ -223,12 +223,15 @@ def either_at(layout: Dtype, spec: Spec) -> Address:
 
 
 def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
-    """Return a function that applies `make` to addresses at these places, if they changed."""
+    """Return a function of all addresses: `make` of those at these places.
+
+    The struct that `make` returned is used again while these addresses are the same.
+    """
     pick, index = getter(places), np.array(places, np.intp)
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
     def fill(addresses: Sequence[int] | Addresses) -> object:
-        if len(index) > 1 and isinstance(addresses, np.ndarray):  # most are others, in one go
+        if len(index) > 1 and isinstance(addresses, np.ndarray):  # in one go, not compared
             return make(addresses[index])
         picked = pick(addresses)
         before, struct = last[0]  # once: another thread may put its own there
@@ -256,7 +259,7 @@ Values = Mapping[int, object]  # of changing inputs, by their places
 class DynamicArgument:
     """An argument that follows from values that change; for `Work` it may be anything.
 
-    From the very number of the call before it is the same object.
+    `of` makes it again only where a call has another number than the call before.
     """
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
@@ -268,7 +271,7 @@ class DynamicArgument:
         """The argument in a call with these values."""
         picked = self._pick(values)
         known, made = self._last  # once: another thread may put its own there
-        if picked is not known:  # nor is a row of several ever
+        if picked is not known:  # the pick of several places is a new tuple in each call
             made = self.anew(values)
             self._last = picked, made
         return made
