@@ -302,7 +302,7 @@ def _arrays(
 
 
 def _of_tensor(tensor: Any) -> Any:
-    """The array over a tensor's memory; by way of integers, as `as_tensor`."""
+    """Return the array over a tensor's memory; bfloat16 by way of int16, as in `as_tensor`."""
     torch = sys.modules["torch"]
     if tensor.layout != torch.strided:
         form = str(tensor.layout)
@@ -342,7 +342,10 @@ def _is_captured(device: int) -> bool:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """Return True if it has an address, or none for a reason that its library will name."""
+    """Return True if a tensor has an address, or refuses to tell it, as one without storage does.
+
+    Such a tensor goes on to the exchange, whose error says what it is.
+    """
     try:
         return bool(tensor.data_ptr())
     except RuntimeError as error:
