@@ -121,7 +121,11 @@ class Norms:
 
 
 def _join(groups: dict[Ranks, list[Told]], device: torch.device) -> Told:
-    """The norm of several, in float64, which holds the squares of float32."""
+    """Return the norm of all gradients, sqrt(sum of norm^2), and whether it is finite.
+
+    groups: norms of some gradients each, by the groups of ranks over which squares are added. In
+    float64, which holds the squares of float32.
+    """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for ranks, norms in groups.items():
         square = torch.zeros((), dtype=torch.float64, device=device)
