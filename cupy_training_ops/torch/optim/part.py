@@ -110,7 +110,7 @@ class Update(NamedTuple):
 
 
 class Count:
-    """Steps counted on the device: `made`, the states' "step", and `next` = made + 1 for kernels."""
+    """Steps counted on the device: `made`, the states' "step", and `next` = made + 1, kernels'."""
 
     def __init__(self, n_made: int, device: torch.device) -> None:
         self.next = torch.full((), n_made + 1, dtype=torch.int64, device=device)
