@@ -123,7 +123,7 @@ class PendingCheck:
         self.check, self.nbytes, self.numbers, self.event = check, nbytes, numbers, event
 
     def may_end(self, _newest: PendingCheck | None) -> bool:
-        """Return True if it can be decided while the newest comes."""
+        """Return True if the check can be decided while the newest one is added."""
         return True
 
     def is_ready(self) -> bool:
@@ -201,7 +201,7 @@ class PendingChecks(Locked):
             self._step, self.last = Step(), self._step
 
     def successor(self) -> PendingChecks:
-        """Make another in place of this one, which an exception may have left halfway."""
+        """Make new checks in place of these, which an exception may have left halfway."""
         other = PendingChecks(self._limit, self.last)
         other.peak, other.decisions = self.peak, self.decisions
         return other

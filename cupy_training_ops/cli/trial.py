@@ -55,7 +55,7 @@ class Quality:
 
 
 def keeps_values(fidelity: Fidelity) -> bool:
-    """Return True if there is an error to speak of: not of a sign, nor of an empty array."""
+    """Return True if errors were measured: codes of signs, and empty arrays, have none."""
     return fidelity.max_abs_error is not None
 
 

@@ -155,6 +155,7 @@ class Measurement:
         self.violations += count
 
     def _add_counts(self, x: Float64s, y: Float64s) -> None:
+        # Counts of a part, as `Fidelity` has them of the whole.
         zeros, finite = x == 0, np.isfinite(x)
         self.zeros += int(np.count_nonzero(zeros))
         self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))

@@ -434,6 +434,7 @@ class Builder:
         return self._fixed_place(arg)
 
     def _fixed_place(self, arg: object) -> Place:
+        # Of an argument that no call gives: scratch memory, a struct of addresses, or a constant.
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):

@@ -50,7 +50,7 @@ class Store:
         self.is_captured = False  # a graph writes to it, whenever it is replayed
 
     def serves(self, plain_nbytes: int, zeros_nbytes: int) -> bool:
-        """Return True if it is known, and large enough."""
+        """Return True if `zeros` is known to be zero, and both buffers are large enough."""
         fits = self.plain.nbytes >= plain_nbytes and self.zeros.nbytes >= zeros_nbytes
         return self.is_zero and fits
 
