@@ -264,7 +264,11 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """Over the memory of the scores, whose version counter says that they changed."""
+    """The loss of scores; their gradient overwrites them, which their version counter tells.
+
+    is_whole: the operator may write into the scores themselves; else the gradient is copied
+    there, but not by compiled code.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:

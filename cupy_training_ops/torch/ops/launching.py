@@ -46,7 +46,7 @@ class Taking(NamedTuple):
 class Ready(NamedTuple):
     """A launcher over an operator's inputs and their addresses, and what it was made from."""
 
-    run: Runner
+    run: Runner  # of inputs, tensors, and their addresses if they are known
     call: KernelCall
     arrays: Sequence[int]  # their places among the inputs
 
@@ -99,7 +99,7 @@ _LAUNCHES = (launch, _launch_first, _launch_joined)  # of EVERY, FIRST, JOINED
 def _launch(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, *, joins: bool = False
 ) -> tuple[Any, Sequence[Any], Ready | None]:
-    """Results, the inputs that they were computed from, and how, if that is remembered.
+    """Return results, the inputs that they were computed from, and the launcher, if there is one.
 
     Tensors whose elements are apart are copied: compilers pad rows, and callers slice them.
     """
@@ -337,7 +337,7 @@ class _Rooms:
         self._kept: dict[int, Tensor] = _rooms.setdefault(form, {})
 
     def queue(self, row: Sequence[int], values: Sequence[object], stream: int) -> None:
-        """The launches, with such memory."""
+        """Queue the launches with scratch memory of the stream."""
         if not self._is_kept or self._backend.capturing(self._device):
             room = self._make()  # held until all is queued
             self._ready.run_at(row, stream, address(room), values=values)
@@ -352,7 +352,7 @@ class _Rooms:
 def _prepare(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
 ) -> Ready | None:
-    """None where a call is more than launches over tensors of one GPU."""
+    """Make a call's launcher; None where it is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
     if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
@@ -406,7 +406,7 @@ def learn(
 
 
 def _are_same(results: Any, others: Any) -> bool:
-    """Return True if they are the same tensors."""
+    """Return True if two calls gave the same tensors, one or a tuple."""
     if not isinstance(results, tuple) or not isinstance(others, tuple):
         return results is others
     return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))
@@ -415,7 +415,11 @@ def _are_same(results: Any, others: Any) -> bool:
 def _launcher_past(
     given: Sequence[Any], inputs: Sequence[Any], ready: Ready, taking: Taking, *, joins: bool
 ) -> Runner | None:
-    """A launcher over the arguments; None where the body did more than hand them on, or slices."""
+    """Make a launcher over a body's arguments, which goes past the body.
+
+    given: the arguments; inputs: those of the operator that the body called. None where one is
+    neither an argument nor a slice of one.
+    """
     tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
     if any(given[place].data_ptr() % ALIGNED for place in tensors):
         return None  # of other launches

@@ -29,7 +29,7 @@ Ranks = tuple[Any, ...]  # of PyTorch's process groups
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Return True if it is a part of a tensor that is divided over ranks."""
+    """Return True if a tensor is divided over ranks: a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -196,6 +196,7 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
+        # Each state has the very tensors of `count` and `moments`, as loading puts others there.
         try:
             made = itertools.repeat(None if self.count is None else self.count.made)
             return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
