@@ -368,7 +368,7 @@ class _PartialCall:
         addresses: Addresses | None = None,
         lent: Lent = NONE_LENT,
     ) -> Any:
-        """Make the call with these arguments, some of which stand for what others lent."""
+        """Make the call with values of open inputs; lent: those that other libraries lent."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.unpack(inputs, self._out)
@@ -397,7 +397,10 @@ class _PartialCall:
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """All inputs, and where they are; refused where memory is shared."""
+        """Return all inputs, and addresses and tables of a launch; refuse shared memory.
+
+        addresses: of open arrays, one by one, if they are known.
+        """
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
             inputs = with_values(self._op, inputs, self._changing, changing)
@@ -417,7 +420,7 @@ class _PartialCall:
 
 
 def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:
-    """The inputs with these values in their places."""
+    """Return all inputs, with the values at these places."""
     every = list(inputs)
     for place, value in zip(places, values, strict=True):
         every[place] = value
@@ -557,7 +560,7 @@ class Unchanged:
         self._before = _forms(self._arrays)
 
     def are_same(self) -> bool:
-        """Return True if all are what they were."""
+        """Return True if all arrays and tensors are what they were."""
         if self._arrays and _forms(self._arrays) != self._before:
             return False
         return self._tensors.are_same()

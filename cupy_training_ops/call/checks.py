@@ -22,7 +22,7 @@ Bindings = dict[str, Dtype]
 
 
 def unknown(op: Declaration, name: str) -> NoReturn:
-    """A name that is not declared, or in another place than where it is given."""
+    """Refuse a name that is not declared, or that was given in the wrong place."""
     inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
     expected = f"an attribute among {attributes} or an input among {inputs}"
     got = "an unknown one"

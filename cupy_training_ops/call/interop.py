@@ -116,7 +116,10 @@ class Lent:
         return self._owners.get(id(array), array)
 
     def note(self, value: Any, array: Any) -> Any:
-        """The array, which is to stand for the value; it lives as long as what is noted here."""
+        """Note that an array stands for the caller's value; return the array.
+
+        The value lives as long as these notes.
+        """
         is_copy = isinstance(value, np.generic)
         if array is not value and not is_copy:
             self._owners[id(array)] = value
@@ -365,7 +368,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
 
 
 def _host_exchanged(value: Any) -> HostArray:
-    """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
+    """Take an array of the host by DLPack; bfloat16, which NumPy lacks there, as a buffer."""
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:

@@ -303,7 +303,7 @@ class OneArray:
     recommendation: Recommendation
 
     def recommended_nbytes(self) -> int:
-        """Its bytes in the codec that is recommended, or as it is."""
+        """Return the array's bytes in the recommended codec; its own where none is."""
         chosen = (t.nbytes for t in self.trials if t.name == self.recommendation.codec)
         return next(chosen, self.nbytes)
 

@@ -38,7 +38,7 @@ _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kin
 
 
 def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
-    """An array argument meets a pointer to the same element type, or `void*`."""
+    """Refuse an array whose parameter is no pointer to its element type, and no `void*`."""
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
     if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
         is_known = expected in _SCALARS or expected == "void"
@@ -90,7 +90,7 @@ def is_either(parameter: Parameter) -> bool:
 
 
 def either_layout(parameter: Parameter) -> Dtype:
-    """The struct that such a parameter is."""
+    """Return the struct of a parameter that takes a number or an array."""
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 

@@ -77,7 +77,7 @@ class Operand(PendingCheck):
 
 
 class PendingChecks(pending.PendingChecks):
-    """The newest tensors; what comes may be one of these products' operands or norms."""
+    """Checks of tensors on which later operands of a product, or a norm, may have a say."""
 
     def close_product(self, operands: list[Operand]) -> None:
         """Decide about a product's operands whose numbers are there: no other one comes."""
@@ -201,7 +201,7 @@ class ErrorChecks:
         products[next_node() - 1] = weakref.ref(entry)
 
     def centre(self, x: Tensor) -> None:
-        """Centre the products that x is the sum of, and those before: a norm saves x."""
+        """Note that a norm, which saves x, centres the products in x = a + b, and those before."""
         products = self._thread.products
         nodes, steps = [x.grad_fn], 0
         while products and nodes and steps < STEPS:

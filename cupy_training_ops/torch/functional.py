@@ -146,7 +146,10 @@ def dropout(
 
 
 def _drop_longer(*given: Any) -> Any:
-    """With seed and offset: numbers, or a tensor where they are drawn at each run."""
+    """Drop out where no recent call is like this one; draws (seed, offset), or a tensor of both.
+
+    A tensor is drawn on the device, anew in each run of a compiled region or captured graph.
+    """
     input, bias, residual, _ = given
     _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     device = input.device

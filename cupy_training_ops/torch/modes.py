@@ -85,7 +85,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
             self.call = before
 
     def _special(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        """Call what lends memory, or what is looked through."""
+        """Call a function of LENDING and note the memory, or the body of one of LOOKED_THROUGH."""
         if func in LENDING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:

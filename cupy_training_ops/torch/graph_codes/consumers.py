@@ -144,7 +144,7 @@ def is_blind_to_means(value: Node) -> bool:
 
 
 def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
-    """Find who reads some nodes, also through operators of some kinds."""
+    """Find all that read some nodes, directly or through operators of `through`."""
     readers: set[Node] = set()
     waiting = list(nodes)
     while waiting:

@@ -138,7 +138,7 @@ class _Forward:
         self._order: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
 
     def compute(self, node: Node) -> Node:
-        """The node that computes the same; a copy behind what it reads, where there is none."""
+        """Return the forward graph's node of the same value; a copy, where there is none."""
         reads = {read: self.compute(read) for read in node.all_input_nodes}
         twin = self._nodes.get(node.name)
         if twin is not None and (
@@ -207,8 +207,8 @@ class _Images:
         return chain if any(packet(node.target) in LOOKUPS for node in chain) else []
 
     def _follow_rows(self, node: Node, value: Node, chain: list[Node]) -> bool:
-        # Return True if `node`, on the way to `value`, follows by operators of EXACT from parameters
-        # and smaller tensors that are saved without codes; add nodes to the chain, operands first.
+        # Return True if `node`, on the way to `value`, follows by operators of EXACT from
+        # parameters and smaller tensors saved without codes; add to the chain, operands first.
         if node in chain:
             return True
         if node in self._parameters and node.op == "placeholder":
@@ -256,7 +256,7 @@ class _Images:
         return True
 
     def _is_pointwise(self, node: Node) -> bool:
-        """Return True if a node may be computed from decoded operands: views, products and the like."""
+        """Return True if a node may be computed from decoded operands, number by number."""
         if node.op != "call_function" or not is_tensor(node):
             return False
         target = packet(node.target)

@@ -163,7 +163,7 @@ def forget() -> None:
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """A function that returns True if other arguments are like these."""
+    """Return a function that is True for tensors like these; None where PyTorch has no guards."""
     if _TensorGuards is None or not tensors:
         return None
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
@@ -266,7 +266,7 @@ class _Inside:
         return results
 
     def longer(self, *arguments: Any) -> Any:
-        """The way of a call that somebody may see, and that is like none before."""
+        """Run a call that is like no recent one: by the dispatcher where somebody watches."""
         arguments += self._defaults[len(arguments) :]
         try:
             if not is_watched(arguments):

@@ -141,7 +141,7 @@ def _call_op(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins
 
 
 def _is_on_gpu(inputs: Sequence[Any]) -> bool:
-    """Return True if a tensor of these is on a GPU."""
+    """Return True if any of the inputs is a tensor on a GPU."""
     return any(isinstance(value, Tensor) and value.is_cuda for value in inputs)
 
 
@@ -267,8 +267,10 @@ def launcher(
 def _maker_of_several(
     makers: Sequence[Maker], slices: Sequence[int]
 ) -> Callable[[list[int]], tuple[Any, ...]]:
-    """A function that makes several results, and adds their addresses, then those of slices of the
-    last; two, which are most, without a loop."""
+    """Return a function that makes several results and appends their addresses to a list.
+
+    Those of slices of the last result come behind. Two results, as most have, take no loop.
+    """
 
     def some(addresses: list[int]) -> tuple[Any, ...]:
         results = tuple([make() for make in makers])

@@ -73,7 +73,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def without_gaps(tensor: Tensor) -> Tensor:
-    """A tensor's elements in some order; what is sparse is as it is, to be refused."""
+    """View or copy a tensor so that its elements lie together, in any order; sparse ones stay."""
     if tensor.layout != torch.strided:
         return tensor
     return in_memory_order(tensor.resolve_neg()).contiguous()
