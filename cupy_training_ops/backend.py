@@ -196,7 +196,7 @@ class Backend(Protocol):
         """Return a function that gives that address, for who asks in every call."""
 
     def is_alone(self, device: int) -> bool:
-        """Return True if there is no other device, so that this one is always current."""
+        """Return True if the machine has no other device, so this one is always current."""
 
     def capturing(self, device: int) -> bool:
         """Return True if the device's current stream is being captured into a graph."""

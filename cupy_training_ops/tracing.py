@@ -33,10 +33,11 @@ class _Waiting:
         self._package = package
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        # The spec of RULES alone, whose module adds the package once it was executed.
         if name != RULES:
             return None
         sys.meta_path.remove(self)
-        spec = find_spec(name)  # by another that waits, or by Python
+        spec = find_spec(name)  # from another _Waiting, or from Python
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -49,6 +50,7 @@ class _Waiting:
 
 
 def _add(rules: object, package: Package) -> None:
+    # Let torch.compile leave each module of the package alone that is not in `apart`.
     name, path, apart = package
     for module in pkgutil.iter_modules(path):
         if module.name not in apart:

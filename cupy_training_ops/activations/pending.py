@@ -110,8 +110,8 @@ class PendingCheck:
     it would at once. Where they are there the event is None.
     """
 
-    # Once numbers were read, and are None: why the codes fail, and whether they do where features
-    # are centred.
+    # Known once the numbers were read, and are None: why the codes fail, and whether they are good
+    # enough where features are centred.
     reason, features = "", False
     may_be_centred = False  # a later norm may ask for more
     is_closed = False  # behind the limit: nothing that comes changes the decision
@@ -123,7 +123,7 @@ class PendingCheck:
         self.check, self.nbytes, self.numbers, self.event = check, nbytes, numbers, event
 
     def may_end(self, _newest: PendingCheck | None) -> bool:
-        """Return True if it can be decided while the newest comes."""
+        """Return True if the check can be decided while the newest one is added."""
         return True
 
     def is_ready(self) -> bool:
@@ -201,19 +201,19 @@ class PendingChecks(Locked):
             self._step, self.last = Step(), self._step
 
     def successor(self) -> PendingChecks:
-        """Make another in place of this one, which an exception may have left halfway."""
+        """Make new checks in place of these, which an exception may have left halfway."""
         other = PendingChecks(self._limit, self.last)
         other.peak, other.decisions = self.peak, self.decisions
         return other
 
     def finish(self, entry: Entry) -> None:
-        """Decide now: the backward pass asks."""
+        """Decide about an entry, as the backward pass asks for it; waits for the device."""
         with self.lock:
             for check in entry.pending:
                 self._decide(check, entry, check.failure())
 
     def finish_all(self) -> None:
-        """Decide about all entries."""
+        """Decide about all entries; waits for the device."""
         with self.lock:
             while self._open:
                 self._close(self._open.popleft())
@@ -222,12 +222,15 @@ class PendingChecks(Locked):
             self._unread.clear()
 
     def read_ready(self) -> None:
-        """Decide where the numbers are there."""
+        """Decide about entries whose numbers can be read without a wait."""
         with self.lock:
             self._read_ready(None)
 
     def _read_ready(self, newest: PendingCheck | None) -> None:
-        """Let go of originals whose codes are known to be good for everything."""
+        """Read the numbers that are there, oldest first, and decide where nothing changes it later.
+
+        newest: the check that is being added; operands of its product are not decided yet.
+        """
         unread, closed = self._unread, self._closed
         while unread and (check := unread[0]).may_end(newest):
             entry = check.entry()
@@ -240,7 +243,8 @@ class PendingChecks(Locked):
             self._finish_closed()
 
     def _shrink(self, newest: PendingCheck) -> None:
-        """Close what is behind the limit; wait where too many bytes do."""
+        """Close the oldest checks until the open ones have `_limit` bytes; then decide about closed
+        ones, which waits for the device, until all originals have the bytes that may wait."""
         while self._open_nbytes > self._limit and self._open[0].may_end(newest):
             self._close(self._open.popleft())
         room = max(self._limit, self.last.room_beside(self._step))
@@ -248,6 +252,7 @@ class PendingChecks(Locked):
             self._finish_closed()
 
     def _close(self, check: PendingCheck) -> None:
+        # Decide at once where that takes no wait; else by the same numbers later.
         self._open_nbytes -= check.nbytes
         if check.entry() is None or check.is_ready():
             self._finish(check)
@@ -262,13 +267,14 @@ class PendingChecks(Locked):
         self._finish(check)
 
     def _finish(self, check: PendingCheck) -> None:
-        """Decide with what is known."""
+        """Decide about an entry that is still there; waits for the numbers of its check."""
         entry = check.entry()
         if entry is not None:
             self._decide(check, entry, check.failure())
 
     def _settle(self, check: PendingCheck, entry: Entry) -> bool:
-        """Decide, if nothing that may come changes the decision."""
+        """Decide, and return True, unless codes are good enough now and would not be if a norm that
+        comes centred their features."""
         failure = check.failure()
         if not failure and check.may_be_centred and not check.features:
             return False
@@ -276,6 +282,7 @@ class PendingChecks(Locked):
         return True
 
     def _decide(self, check: PendingCheck, entry: Entry, failure: str) -> None:
+        # Codes that fail give way to the original; it goes with the last check that passes.
         check.entry = _no_entry
         has_others = len(entry.pending) > 1
         entry.pending = tuple([c for c in entry.pending if c is not check]) if has_others else ()

@@ -282,7 +282,10 @@ class ActivationStash:
     def _encode(
         self, entry: StashEntry, x: Any, backend: Backend, codec: Codec
     ) -> PendingCheck | None:
-        """Queue it beside, and hold the array until that is done; what is still to be decided."""
+        """Queue the encoding of x on the stream beside, and hold x until it is done.
+
+        Return the check of its codes; None where there is nothing to decide.
+        """
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)
         if is_captured and not self._pending.decisions.get(entry.place, True):
@@ -315,7 +318,7 @@ class ActivationStash:
         return PendingCheck(entry, check, entry.spec.nbytes, *streams.copy_to_host(numbers))
 
     def _await_length(self, entry: StashEntry) -> None:
-        """On the host it is known at once, and no more is ever held."""
+        """Shorten codes to their length: on the host at once, on a GPU when it is told."""
         length, event = entry.streams.copy_to_host(entry.code[:8].view(np.int64))
         if event is None:
             entry.code = entry.copy_codes(int(length[0]))
@@ -350,7 +353,7 @@ class ActivationStash:
     # ---- decoding --------------------------------------------------------------------------------
 
     def _take(self, entry: StashEntry, out: Any) -> Any:
-        """The array on the caller's stream."""
+        """Return the array of an entry, decoded if it is codes, for the caller's stream."""
         if entry.decoder is None:
             if out is not None:
                 refuse(NAME, "out", f"None for {entry.name!r}, which is kept as it is", "an array")
@@ -369,7 +372,7 @@ class ActivationStash:
         return out
 
     def _decode(self, entry: StashEntry, out: Any = None) -> None:
-        """Queue it beside, into memory of the caller's stream."""
+        """Queue the decoding of an entry on the stream beside, into memory of the caller's."""
         assert entry.decoder is not None
         decoder, code, streams = entry.decoder, entry.code, entry.streams
         entry.target = target = self._new(entry) if out is None else out
@@ -389,6 +392,7 @@ class ActivationStash:
             self._statistics.add(entry.spec.nbytes)
 
     def _new(self, entry: StashEntry) -> Array:
+        # Memory to decode into, where the caller gives none.
         backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(

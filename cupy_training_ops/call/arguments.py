@@ -52,7 +52,7 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
 
 def adopt_out(op: str, value: object, lent: Lent) -> object:
     """One of the caller's outputs in a form that keys read."""
-    if isinstance(value, tuple):  # of a list beside other outputs
+    if isinstance(value, tuple):  # the arrays of a list, as b and c in out=(a, (b, c))
         return tuple([adopt_out(op, item, lent) for item in checks.entries(op, "out", value)])
     if isinstance(value, np.generic):  # it would be a copy that is written
         refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")

@@ -197,7 +197,7 @@ def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
 
 
 def is_array(value: object) -> bool:
-    """Return True if there may be a backend for a value."""
+    """Return True if a value is of a class that some backend takes."""
     return type(value) in BACKENDS or type(value) in TENSORS
 
 

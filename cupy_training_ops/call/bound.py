@@ -222,7 +222,8 @@ class OpenCall(AtAddresses):
         return self
 
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
-        """The last kind of call over tensors, if this is another of it, and where they are."""
+        """Return the kind of the last call over tensors, and the addresses of these; None where a
+        call with these values is of another kind."""
         form = self._forms.get(True)
         last = None if form is None else form.last
         addresses = None if last is None else last.match(values)
@@ -243,7 +244,7 @@ class OpenCall(AtAddresses):
         return [arguments.pop(name) for name in self._open], arguments
 
     def _borrow(self, values: Sequence[object]) -> tuple[_ClosedInputs, Arguments, Lent]:
-        """The form of the closed inputs that fits these, all inputs, and what is borrowed."""
+        """Return the closed inputs in the form that fits, all inputs, and what is borrowed."""
         given = self._given
         every = _fill(given.inputs, given.places, values)
         borrowed = given.op.lend(every, given.out)
@@ -259,7 +260,10 @@ class OpenCall(AtAddresses):
 
 
 class _ClosedInputs:
-    """The inputs that are not open in one form: tensors as they are, or as arrays."""
+    """The inputs that are not open, and the kinds of calls that were made with them.
+
+    is_native: tensors stay tensors; else they are arrays over the same memory.
+    """
 
     def __init__(self, given: _Given, is_native: bool) -> None:
         op, pairs = given.op, zip(given.op.inputs, given.inputs, strict=True)
@@ -274,11 +278,15 @@ class _ClosedInputs:
 
     @property
     def last(self) -> _PartialCall | None:
-        """The last kind of call."""
+        """The kind of the last call."""
         return None if self._last is None else self._last[1]
 
     def call_with(self, every: Sequence[object], lent: Lent) -> tuple[_PartialCall, Sequence[Any]]:
-        """The kind of call, and the open inputs in forms that have a backend."""
+        """Return the kind of a call, checked if it is new, and its open inputs in forms that have a
+        backend.
+
+        every: all inputs. lent: notes which of them are lent by other libraries.
+        """
         op, places = self._given.op, self._given.places
         adopted = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in places]
         pairs = zip(self._readers, adopted, strict=True)
@@ -303,28 +311,35 @@ class _ClosedInputs:
 
 
 class _PartialCall:
-    """One kind of call with open inputs; the addresses of all other arrays are known."""
+    """Calls of one kind with open inputs: `launch` makes one, `prepare` only checks it.
+
+    The addresses of all arrays that are not open are known.
+    """
 
     def __init__(self, call: Call, given: _Given, lent: Lent) -> None:
+        # Places count declared inputs, those in `at` count all arrays, lists taken apart: inputs
+        # (x, [a, b], y) with the list open have places (1,), and `at` is [1, 2].
         op, inputs, out, _, workspace, places = given
         self.call = call
         self._op, self._workspace = op, workspace
         self._places, self._out = places, out
-        self._inputs = tuple([None if p in places else v for p, v in enumerate(inputs)])
+        self._inputs = tuple([None if p in places else v for p, v in enumerate(inputs)])  # closed
         _, flat, arrays = call.unpack(inputs, out)
-        self._arrays, at = _open_arrays(call, inputs, places)
+        self._arrays, at = _open_arrays(call, inputs, places)  # both of open inputs
         closed = list(arrays)
         for i in at:
             closed[i] = None
         self._unchanged = Unchanged(call, (*closed, *flat), lent)
         known = (*closed, *flat) if call.has_out else closed
+        # Addresses of all arrays, the caller's outputs behind: a call writes those at `_at`, which
+        # are 0 here.
         self._known = np.array(call.backend.pointers(known), np.int64)
         self._at = np.array(at, np.intp)
         self._overlap = None if call.overlap is None else Beside(call.overlap, at)
         self._changing = {op.inputs[place].name: place for place in call.prepared.changing}
         self._saved = None if workspace is not None else _save_closed(call, inputs, out, places)
         self._guard = TensorGuard(op.inputs, call, inputs, places) if call.has_tensors else None
-        self._placed: dict[tuple[int, ...], Placed | None] = {}
+        self._placed: dict[tuple[int, ...], Placed | None] = {}  # by addresses of open arrays
 
     def refuse_others(self) -> None:
         """Refuse arrays that are not open and became others, or would have gradients."""
@@ -353,7 +368,7 @@ class _PartialCall:
         addresses: Addresses | None = None,
         lent: Lent = NONE_LENT,
     ) -> Any:
-        """Make the call with these arguments, some of which stand for what others lent."""
+        """Make the call with values of open inputs; lent: those that other libraries lent."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.unpack(inputs, self._out)
@@ -382,7 +397,10 @@ class _PartialCall:
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """All inputs, and where they are; refused where memory is shared."""
+        """Return all inputs, and addresses and tables of a launch; refuse shared memory.
+
+        addresses: of open arrays, one by one, if they are known.
+        """
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
             inputs = with_values(self._op, inputs, self._changing, changing)
@@ -402,7 +420,7 @@ class _PartialCall:
 
 
 def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:
-    """The inputs with these values in their places."""
+    """Return all inputs, with the values at these places."""
     every = list(inputs)
     for place, value in zip(places, values, strict=True):
         every[place] = value
@@ -412,7 +430,10 @@ def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Ar
 def _open_arrays(
     call: Call, inputs: Arguments, places: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Places of the open inputs that are arrays, and those of the arrays among all arrays."""
+    """Return the places of open inputs that are arrays, and the places of their arrays among all.
+
+    Inputs (x, [a, b], y) with the list open: ([1], [1, 2]).
+    """
     opened, at, n = list[int](), list[int](), 0
     for place, _ in call.array_places:
         end = n + len(as_list(inputs[place]))
@@ -474,6 +495,7 @@ class CheckedCall(AtAddresses):
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
+    # Results are those of `out`, updated inputs, and new arrays.
     inputs, out, arrays = call.unpack(inputs, out)
     return inputs, arrays, call.complete(arrays, out, call.values(inputs))
 
@@ -494,6 +516,7 @@ def _save_closed(
     return saved if all(every[place] is others[place] for place in call.taken) else None
 
 
+# By `detaches`: a number that changes is adopted, and lends nothing.
 _NOTHING = {True: NONE_LENT, False: Lent((), (), (), detaches=False)}
 
 
@@ -537,7 +560,7 @@ class Unchanged:
         self._before = _forms(self._arrays)
 
     def are_same(self) -> bool:
-        """Return True if all are what they were."""
+        """Return True if all arrays and tensors are what they were."""
         if self._arrays and _forms(self._arrays) != self._before:
             return False
         return self._tensors.are_same()
@@ -578,7 +601,7 @@ _ALIGNMENT = 16  # in bytes; whether an address has it is part of a key
 
 
 class TensorGuard:
-    """Guard of open inputs: tensors of the same kind and the same values pass."""
+    """Guard of open inputs, made from one call: `match` lets values of the same kind pass."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]
@@ -595,7 +618,11 @@ class TensorGuard:
         self._aligned = _alignment(call.backend.pointers(tensors))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
-        """Addresses of these, if they are such ones."""
+        """Return the addresses of tensors; None where a call with these values is of another kind.
+
+        values: of the open inputs. Of the same kind are equal host values, any numbers that may
+        change, and tensors like those before, whose memory is aligned as theirs.
+        """
         try:
             tensors = self._tensors(values)
         except (KeyError, TypeError) as error:  # a value to be frozen, or an array to be adopted
@@ -633,6 +660,7 @@ class _Tensors(NamedTuple):
 
 
 def _tensor_key(read: Reader, value: Any, is_array: bool) -> object:
+    # The number of tensors for an input of arrays; for any other what it has in the key of a call.
     if value is None or not is_array:
         return None if value is None else read(value)
     return _Tensors(len(as_list(value)), isinstance(value, tuple))

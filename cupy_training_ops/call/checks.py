@@ -22,7 +22,7 @@ Bindings = dict[str, Dtype]
 
 
 def unknown(op: Declaration, name: str) -> NoReturn:
-    """A name that is not declared, or in another place than where it is given."""
+    """Refuse a name that is not declared, or that was given in the wrong place."""
     inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
     expected = f"an attribute among {attributes} or an input among {inputs}"
     got = "an unknown one"
@@ -34,7 +34,7 @@ def unknown(op: Declaration, name: str) -> NoReturn:
 
 
 def count(op: str, declared: Sequence[Input], given: int) -> None:
-    """Refuse another number of inputs than declared; trailing optional ones may be left out."""
+    """Refuse more inputs than declared, or fewer; trailing optional ones may be left out."""
     if not n_required(declared) <= given <= len(declared):
         expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
         refuse(op, "inputs", f"({expected})", f"{given} arguments")
@@ -204,6 +204,7 @@ class Freezing:
         return frozen
 
     def _refuse_larger(self, frozen: object) -> None:
+        # Numbers that the type of the input does not hold: 300 is no uint8.
         if self._holder is None:
             return
         for number in frozen if isinstance(frozen, tuple) else (frozen,):
@@ -220,6 +221,7 @@ class _Holder(NamedTuple):
     most: float
 
     def holds(self, number: Any) -> bool:
+        # A float may be rounded to a real type, but no finite one to infinity: 1e39 is no float32.
         if self.least <= number <= self.most:
             return True
         if not isinstance(number, float) or self.dtype.kind in "iu":

@@ -116,7 +116,10 @@ class Lent:
         return self._owners.get(id(array), array)
 
     def note(self, value: Any, array: Any) -> Any:
-        """The array, which is to stand for the value; it lives as long as what is noted here."""
+        """Note that an array stands for the caller's value; return the array.
+
+        The value lives as long as these notes.
+        """
         is_copy = isinstance(value, np.generic)
         if array is not value and not is_copy:
             self._owners[id(array)] = value
@@ -176,6 +179,7 @@ class Lent:
 
 @contextlib.contextmanager
 def _stream(device: int) -> Iterator[None]:
+    # Make PyTorch's current stream CuPy's, and the device the current one.
     backend, cuda = cuda_backend(), sys.modules["torch"].cuda
     with backend.on(device):
         theirs = _Stream(cuda.current_stream(device).cuda_stream)
@@ -302,7 +306,7 @@ def _arrays(
 
 
 def _of_tensor(tensor: Any) -> Any:
-    """The array over a tensor's memory; by way of integers, as `as_tensor`."""
+    """Return the array over a tensor's memory; bfloat16 by way of int16, as in `as_tensor`."""
     torch = sys.modules["torch"]
     if tensor.layout != torch.strided:
         form = str(tensor.layout)
@@ -342,7 +346,10 @@ def _is_captured(device: int) -> bool:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """Return True if it has an address, or none for a reason that its library will name."""
+    """Return True if a tensor has an address, or refuses to tell it, as one without storage does.
+
+    Such a tensor goes on to the exchange, whose error says what it is.
+    """
     try:
         return bool(tensor.data_ptr())
     except RuntimeError as error:
@@ -361,7 +368,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
 
 
 def _host_exchanged(value: Any) -> HostArray:
-    """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
+    """Take an array of the host by DLPack; bfloat16, which NumPy lacks there, as a buffer."""
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:

@@ -222,7 +222,7 @@ def _arrays(
 
 
 def _require_list(value: Any) -> Sequence[Any]:
-    """A list as it is; an array would take itself apart, and another class may have no end."""
+    """Return a list or tuple; TypeError for an array, and for a class that may have no end."""
     if type(value) not in (list, tuple):
         raise TypeError
     values: Sequence[Any] = value

@@ -103,7 +103,7 @@ class Operator(Declares):
 
     @property
     def _looks_at_values(self) -> bool:
-        """Return True if there is an attribute `check`, no method, and it is True."""
+        """Return True if the instance has an attribute `check` that is True; a method is none."""
         return bool(vars(self).get("check"))
 
     def prepared_call(

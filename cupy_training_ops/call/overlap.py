@@ -47,10 +47,10 @@ class Overlap:
         self._is_written = np.isin(np.arange(len(sizes)), list(self._places))
         self._n_bytes = np.array(self._sizes, np.int64)
         self._partners = [(w.place, p) for w in written for p in w.partners]
-        self._apart: Sequence[int] = ()  # the last addresses that were so
+        self._apart: Sequence[int] = ()  # the last addresses at which no two arrays shared memory
 
     def looks_at(self, places: Sequence[int]) -> bool:
-        """Return True if one of these is written, or may be the same array as one that is."""
+        """Return True if one of the arrays at these places is written, or may be one that is."""
         named = self._places | {partner for _, partner in self._partners}
         return not named.isdisjoint(places)
 

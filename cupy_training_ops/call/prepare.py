@@ -109,7 +109,7 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
 
 
 def _freeze(op: Declaration, declared: Input, key: Any) -> object:
-    """The frozen value of a static host input."""
+    """The frozen value of a static host input; None for an array, and for what changes."""
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
     if declared.memory != "host" or key is None or key is CHANGES:
@@ -181,6 +181,8 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
 
 
 def _place(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
+    # place: the array's number among all inputs that are arrays. may_lie: the operator also
+    # takes it with channels last, as it is where it is not C-contiguous.
     if key is None:
         return None
     info = ArrayInfo.of(key)
@@ -220,6 +222,9 @@ def _result(
     asked_for: bool,
     places: Mapping[str, int],
 ) -> Result:
+    # index: "[1]" for the second array of a variadic output, whose alias is the second one of a
+    # variadic input; "" for an output that is no list. An input that is updated is written in any
+    # case, unless its output is on request.
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     alias = None if output.aliases is None else places.get(output.aliases + index)
     updates = alias is not None and not output.on_request
@@ -236,8 +241,10 @@ def _result(
 
 
 def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
+    # A spec says that the output is wanted. Of Open it stands for an array that is not there yet:
+    # its shape says nothing. A Changing is a number, of the one dtype of the output's type.
     if isinstance(item, Open):
-        return Spec((), item.dtype or np.dtype(np.uint8))  # a result that is asked for, no more
+        return Spec((), item.dtype or np.dtype(np.uint8))
     if isinstance(item, Changing):
         (dtype,) = op.types.get(output.type) or (to_dtype(output.type),)
         return Spec((), dtype)
@@ -287,6 +294,8 @@ def _is_group(key: Any, count: int) -> bool:
 
 
 def _check_given(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
+    # key: the fields of an ArrayInfo, a backend first. Where the caller gave a tuple in the place
+    # of an array, it is a tuple of such keys and of None.
     name = f"out ({result.name})"
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")
@@ -334,7 +343,10 @@ def _lying(
     out: Sequence[ArrayInfo | None],
     names: Container[str] | None = None,
 ) -> list[tuple[str, ArrayInfo]]:
-    """The arrays that are given, under the names of messages: those of these names, or all."""
+    """List the arrays that are given, as (name in messages, info).
+
+    names: of declared inputs and of results; None for all.
+    """
     read = [(a.declared.name, a.name, a.info) for a in arrays if not a.declared.not_accessed]
     pairs = zip(results, out, strict=True)
     named = [*read, *((r.name, f"out ({r.name})", given) for r, given in pairs)]

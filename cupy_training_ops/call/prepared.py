@@ -44,7 +44,7 @@ class Result:
 
     @property
     def is_new(self) -> bool:
-        """Return True if it is an array of its own."""
+        """Return True if the result is computed into an array of its own, and no input's."""
         return self.spec is not None and self.value is None and self.alias is None
 
 

@@ -31,7 +31,7 @@ class Part(NamedTuple):
     repeats: bool  # its one row stands for every row
 
     def piece(self, rows: slice, tiles: slice) -> HostArray:
-        """Its elements of these rows and tiles; the last tile may lack some."""
+        """Return the array's elements of some rows and tiles; the last tile may lack some."""
         columns = slice(self.tile * tiles.start, self.tile * tiles.stop)
         return self.matrix[slice(None) if self.repeats else rows, columns]
 
@@ -65,7 +65,7 @@ class Pieces:
         keep_freed_memory()
 
     def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:
-        """Inputs and results of one piece after the other; what is no array comes each time."""
+        """Yield (inputs, results) piece by piece; what is no array is part of each."""
         values = (*inputs, *results)
         parts = self._parts(values, len(inputs))
         n_rows = max(len(part.matrix) for part in parts.values())
@@ -92,7 +92,7 @@ class Pieces:
         }
 
     def _in_memory(self, array: HostArray) -> HostArray:
-        """Its dimensions as they lie in memory, so that making it flat copies nothing."""
+        """View an array with its dimensions in memory's order, so making it flat copies nothing."""
         if self.order is None or array.ndim != len(self.order):
             return array
         return array.transpose(self.order)

@@ -29,13 +29,15 @@ class ViewCall(Call):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         specs = [result.spec for result in prepared.results if result.spec is not None]
-        self.unwanted = len(specs) < len(prepared.results)
+        self.unwanted = len(specs) < len(prepared.results)  # the list is not asked for
+        # Pieces (start in bytes, shape), one behind the other: (0, (2, 3)) and (24, (4,)) for
+        # float32 of shapes (2, 3) and (4,).
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
-        self.makes_arrays = False
+        self.makes_arrays = False  # results are views: `bound` has no array to make beforehand
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """Views of the first input."""
+        """Return views of the first input; None for each where the list is not asked for."""
         if self.records:
             self.refuse_gradients(inputs[:1])
         if self.unwanted:
@@ -70,8 +72,8 @@ class DelegatedCall(Call):
         self.delegation = delegation
         self.shares_stream = shares_stream  # with PyTorch, and so with Triton
         self.of_callee = f" of {callee}" if callee else ""
-        self.anywhere = not any(array.info for array in prepared.arrays)
-        self.makes_arrays = False
+        self.anywhere = not any(array.info for array in prepared.arrays)  # results may be
+        self.makes_arrays = False  # the callable does
 
     def finish(
         self,
@@ -81,7 +83,7 @@ class DelegatedCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Call it; its results are checked against what was inferred."""
+        """Call the callable; its results are checked against what was inferred."""
         values = self.values(inputs)
         self._check(inputs, values)
         taken_inputs = self._with_hosts(inputs, values)
@@ -107,6 +109,7 @@ class DelegatedCall(Call):
         return tuple([self._adopt_result(*pair) for pair in zip(expected, results, strict=True)])
 
     def _adopt_result(self, result: Result, value: object) -> Array | None:
+        # Refuse another dtype, shape or device than was inferred; of Open, what is known of it.
         op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
         array: Array | None = adopt(op, name, value)
         if spec is None or (array is None and result.open and result.open.optional):
@@ -125,7 +128,7 @@ class DelegatedCall(Call):
 
 
 def _words(known: Open | None, spec: Spec) -> str:
-    """An array that a callable is to give, in words."""
+    """Describe for messages the array that a callable has to return: "float32 of shape (2,)"."""
     if known is None:
         return f"{dtype_name(spec.dtype)} of shape {spec.shape}"
     dtype = "an array" if known.dtype is None else dtype_name(known.dtype)

@@ -46,7 +46,7 @@ class Member(NamedTuple):
     unread: Unread
 
     def dtype(self, raw: bool) -> np.dtype[np.generic] | None:
-        """Its type, bfloat16 for `raw` two-byte elements; None if it is no array."""
+        """Return the array's type, bfloat16 for `raw` two-byte elements; None for no array."""
         with reading(self.file):
             if not self.unread.is_array():
                 return None
@@ -64,7 +64,7 @@ class Member(NamedTuple):
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
     def skip(self, reason: str) -> None:
-        """Say on stderr that it is left out."""
+        """Say on stderr that the array is left out."""
         say(f"{self.file}: {cut(self.name)}: skipped: {reason}", err=True)
 
 

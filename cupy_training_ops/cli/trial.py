@@ -55,7 +55,7 @@ class Quality:
 
 
 def keeps_values(fidelity: Fidelity) -> bool:
-    """Return True if there is an error to speak of: not of a sign, nor of an empty array."""
+    """Return True if errors were measured: codes of signs, and empty arrays, have none."""
     return fidelity.max_abs_error is not None
 
 
@@ -303,7 +303,7 @@ class OneArray:
     recommendation: Recommendation
 
     def recommended_nbytes(self) -> int:
-        """Its bytes in the codec that is recommended, or as it is."""
+        """Return the array's bytes in the recommended codec; its own where none is."""
         chosen = (t.nbytes for t in self.trials if t.name == self.recommendation.codec)
         return next(chosen, self.nbytes)
 

@@ -105,6 +105,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sync(number: int) -> None:
+    # number: of an open file. Some file systems cannot wait for the disk, which is no failure.
     try:
         os.fsync(number)
     except OSError as error:

@@ -100,7 +100,7 @@ class Norm:
         self.squares = 0.0  # the sum of (value / largest)^2
 
     def add(self, sizes: Float64s) -> None:
-        """More values, without their signs."""
+        """Add values, without their signs."""
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
             self.squares *= (self.largest / largest) ** 2
@@ -155,6 +155,7 @@ class Measurement:
         self.violations += count
 
     def _add_counts(self, x: Float64s, y: Float64s) -> None:
+        # Counts of a part, as `Fidelity` has them of the whole.
         zeros, finite = x == 0, np.isfinite(x)
         self.zeros += int(np.count_nonzero(zeros))
         self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
@@ -219,11 +220,13 @@ def within_bound(
 
 
 def _sign_test(x: Float64s, y: Float64s) -> Mask:
+    # One bit: y = 1 where x > 0, else 0.
     right: Mask = y == (x > 0)
     return right
 
 
 def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
+    # |y - x| <= max(relative * |x|, absolute); from `infinite_from` on infinity with the sign of x.
     size = np.abs(x)
     allowed = np.maximum(rounding.relative * size, rounding.absolute)
     right: Mask = np.abs(y - x) <= allowed
@@ -235,12 +238,15 @@ def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
 
 
 def _is_same(x: Float64s, y: Float64s) -> Mask:
+    # Equal, with the sign of zero; any NaN is any other.
     same: Mask = ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
     return same
 
 
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
-    """Blocks with a scale, the smallest at which their largest finite number fits.
+    """Mark y within the rounding of numbers that are divided by their block's scale.
+
+    The scale is the smallest power of two at which the block's largest finite number fits.
 
     largest: of the decoded type, beyond which a number may be rounded up to infinity.
     """
@@ -257,7 +263,11 @@ def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Ma
 
 
 def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) -> Mask:
-    """Multiples of a block's scale; the product of both is rounded to the type."""
+    """Mark what int8 promises: |y - x| <= 0.51 * scale, beside the rounding of y to its type.
+
+    scale: the block's largest |x| / 127, as bfloat16. signed: y has the sign of x, so it may be off
+    by a whole scale where |x| < scale / 2.
+    """
     blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK)
     largest = blocks.max(axis=1, initial=0).astype(FLOAT32) * FLOAT32.type(1 / 127)
     scales = np.maximum(largest, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
@@ -272,7 +282,10 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
 
 
 def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
-    """MSFP15 of what is not zero, in boxes that begin anew with each tile."""
+    """Mark y = 0 where x is +0; elsewhere what MSFP15 promises for boxes of the other numbers.
+
+    tile: numbers, +0 among them, after which boxes of eight others begin anew.
+    """
     right: Mask = y == 0
     for start in range(0, x.size, tile):
         place = start + np.flatnonzero((x[start:][:tile] != 0) | np.signbit(x[start:][:tile]))
@@ -296,7 +309,11 @@ _SCALED = {"block_e4m3": E4M3_SCALED, "block_e5m2": E5M2_SCALED}
 
 
 def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
-    """MSFP15: half a step of the tile, a whole one where the mantissa saturates at 63."""
+    """Mark what MSFP15 promises: |y - x| <= step / 2, or a step where the mantissa saturates at 63.
+
+    step = 2^(e - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). |x| < 2^-126 may
+    be 0. A tile that is lost has NaN if keep_nonfinite, else zeros.
+    """
     size = np.abs(x)
     largest = _largest_of_tile(size)
     _, exponent = np.frexp(largest)
@@ -312,7 +329,10 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
-    """MSFP15 with signs: a step of the tile, also below 2^-126, and the sign of x."""
+    """Mark what MSFP15 with signs promises: |y - x| <= step, and y has the sign of x.
+
+    step = 2^(max(e, -127) - 5), with e and lost tiles as in `_shared_exponent`.
+    """
     largest = _largest_of_tile(np.abs(x))
     _, exponent = np.frexp(largest)
     step = np.ldexp(1.0, np.maximum(exponent - 1, -127) - 5)
@@ -325,7 +345,7 @@ def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _largest_of_tile(size: Float64s) -> Float64s:
-    """The largest of each eight, by halving, which is faster than `max` along a short axis."""
+    """Return the largest of each eight, by halving: faster than `max` along a short axis."""
     missing = -size.size % TILE
     largest = np.pad(size, (0, missing)) if missing else size
     for _ in range(3):
@@ -334,7 +354,7 @@ def _largest_of_tile(size: Float64s) -> Float64s:
 
 
 def _is_lost(largest: Float64s) -> Mask:
-    """Tiles without a shared exponent: one of their values is not below 2^128."""
+    """Mark tiles without a shared exponent: one of their values is not below 2^128."""
     below: Mask = largest < 2.0**128
     return ~below
 

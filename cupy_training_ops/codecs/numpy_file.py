@@ -61,7 +61,7 @@ class Stored:
     is_sealed: bool  # by a checksum, in an archive
 
     def is_array(self) -> bool:
-        """Return True if it is one: an archive may hold anything else as well."""
+        """Return True if the file is an array: an archive may hold anything else as well."""
         with refuse_damage(self.name), self.open() as stream:
             return stream.read(len(_NPY)) == _NPY
 
@@ -145,6 +145,7 @@ def refuse_damage(name: str) -> Iterator[None]:
 
 
 def _array(stream: BinaryFile, name: str) -> Stored:
+    # The one array of a .npy file, from the stream's place to its end.
     start = stream.tell()
     end = stream.seek(0, os.SEEK_END)
 

@@ -38,7 +38,7 @@ _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kin
 
 
 def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
-    """An array argument meets a pointer to the same element type, or `void*`."""
+    """Refuse an array whose parameter is no pointer to its element type, and no `void*`."""
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
     if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
         is_known = expected in _SCALARS or expected == "void"
@@ -90,7 +90,7 @@ def is_either(parameter: Parameter) -> bool:
 
 
 def either_layout(parameter: Parameter) -> Dtype:
-    """The struct that such a parameter is."""
+    """Return the struct of a parameter that takes a number or an array."""
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
@@ -223,12 +223,15 @@ def either_at(layout: Dtype, spec: Spec) -> Address:
 
 
 def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
-    """Return a function that applies `make` to addresses at these places, if they changed."""
+    """Return a function of all addresses: `make` of those at these places.
+
+    The struct that `make` returned is used again while these addresses are the same.
+    """
     pick, index = getter(places), np.array(places, np.intp)
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
     def fill(addresses: Sequence[int] | Addresses) -> object:
-        if len(index) > 1 and isinstance(addresses, np.ndarray):  # most are others, in one go
+        if len(index) > 1 and isinstance(addresses, np.ndarray):  # in one go, not compared
             return make(addresses[index])
         picked = pick(addresses)
         before, struct = last[0]  # once: another thread may put its own there
@@ -256,7 +259,7 @@ Values = Mapping[int, object]  # of changing inputs, by their places
 class DynamicArgument:
     """An argument that follows from values that change; for `Work` it may be anything.
 
-    From the very number of the call before it is the same object.
+    `of` makes it again only where a call has another number than the call before.
     """
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
@@ -268,7 +271,7 @@ class DynamicArgument:
         """The argument in a call with these values."""
         picked = self._pick(values)
         known, made = self._last  # once: another thread may put its own there
-        if picked is not known:  # nor is a row of several ever
+        if picked is not known:  # the pick of several places is a new tuple in each call
             made = self.anew(values)
             self._last = picked, made
         return made

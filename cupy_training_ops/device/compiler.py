@@ -78,7 +78,7 @@ def kernel(
 def compile_ahead(
     backend: Backend, wanted: Iterable[tuple[Source, Mapping[str, str]]], device: int
 ) -> None:
-    """Compile those of several modules that are new, each in a thread of its own.
+    """Compile the modules of `wanted` that are new, if they are several, each in its own thread.
 
     The compiler needs neither Python's lock nor a turn. What fails, or finds another thread at it,
     is left to `kernel`, which says why; so is all in a capture, whose mode may be one that forbids

@@ -186,7 +186,7 @@ class CudaBackend:
         return functools.partial(self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
-        """Return True if there is one device."""
+        """Return True if this machine has one device, which is always current."""
         return cupy.cuda.runtime.getDeviceCount() == 1  # type: ignore[no-any-return]
 
     def capturing(self, device: int) -> bool:

@@ -153,6 +153,7 @@ def copies_with_the_host(graph: int) -> int:
 
 
 def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
+    # Of a node that copies: its source or its target is in the host's memory.
     copy = _Copy()
     _check(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
     return not all(

@@ -149,7 +149,7 @@ class ReadyPlan:
         return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
-        """A function that makes them from the value at one place, the others as in `known`."""
+        """Return a function of the value at one place: `values`, where the others are `known`."""
         return renew(self._arguments.dynamic, known, place)
 
     def run(
@@ -182,7 +182,10 @@ class ReadyPlan:
     def _call(
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
     ) -> None:
-        """Call kernels with objects."""
+        """Call kernels with objects: arrays and pointers, in place of addresses.
+
+        row: arrays that steps take, then pointers into scratch memory.
+        """
         row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
         make_all(marks.first)
@@ -199,7 +202,12 @@ class ReadyPlan:
         made: Sequence[object],
         stream: int,
     ) -> None:
-        """Queue the steps as the driver takes them, and log them where that is asked for."""
+        """Queue the steps: kernels that follow each other as one `Packed`, each `Work` by a call.
+
+        arrays: the call's arrays that steps take. words: addresses of these, then of scratch.
+        made: structs of addresses, then arguments that follow from changing values. Marks of the
+        call, notes of what was written, are made behind the first step and the last.
+        """
         assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
@@ -223,7 +231,7 @@ class ReadyPlan:
 
     @property
     def takes_numbers(self) -> bool:
-        """Return True if they need no more than addresses and numbers, as `run_at` takes."""
+        """Return True if steps need no more than addresses and numbers, as `run_at` takes."""
         return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], made: Sequence[object], stream: int) -> None:
@@ -252,10 +260,11 @@ class ReadyPlan:
         is_clear: bool = False,
         values: Sequence[object] = (),
     ) -> None:
-        """Queue such steps over arrays at these addresses, on a stream of the current device.
+        """Queue steps that `takes_numbers` over arrays at these addresses.
 
-        stream: its address, whatever CuPy's current one is. workspace: of scratch memory, if any;
-        is_clear: its zeros are there. values: what `values` makes, for numbers that change.
+        stream: the address of one of the current device, whatever CuPy's current one is.
+        workspace: the address of scratch memory, if any; is_clear: its zeros are there.
+        values: what `values` makes, for numbers that change.
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
@@ -264,7 +273,10 @@ class ReadyPlan:
         self.queue(addresses, values, stream)
 
     def scratch(self, store: Store) -> list[object]:
-        """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
+        """Return a pointer for each piece of scratch memory, into the store's plain bytes or zeros.
+
+        They are made again only where the store has other memory than in the call before.
+        """
         plain, zeros = store.plain, store.zeros
         known = self._known  # once: another thread may put its own there
         if known[0] is not plain or known[1] is not zeros:
@@ -307,7 +319,7 @@ class Arguments:
     dynamic: list[DynamicArgument] = field(default_factory=list)
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
-        """Append to a section; the section and the place in it."""
+        """Append to a section; return it, and the place of the item in it."""
         section.append(item)
         return section, len(section) - 1
 
@@ -422,6 +434,7 @@ class Builder:
         return self._fixed_place(arg)
 
     def _fixed_place(self, arg: object) -> Place:
+        # Of an argument that no call gives: scratch memory, a struct of addresses, or a constant.
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
@@ -450,7 +463,7 @@ class _Block(NamedTuple):
     last: list[Any]  # a stream, and the launches on it
 
     def on(self, stream: int) -> Sequence[Callable[[], object]]:
-        """The launches on another stream than the last."""
+        """Return the launches on another stream than the last, and keep them as the last."""
         queued = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
         self.last[:] = stream, queued
         return queued

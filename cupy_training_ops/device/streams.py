@@ -79,7 +79,7 @@ class Streams:
         """Let what is queued on a stream from here on wait for a mark."""
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
-        """A few that were queued beside: on the host, and the event behind them or None."""
+        """Return a few numbers that were queued beside: (NumPy array, event behind it or None)."""
         return numbers, None
 
 
@@ -98,7 +98,7 @@ class Cuda(Streams):
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
     def current(self) -> object:
-        """CuPy's, of this thread."""
+        """CuPy's current stream of this thread."""
         return self._cuda.get_current_stream(self._device)
 
     def fork(self) -> None:
@@ -115,20 +115,20 @@ class Cuda(Streams):
         return self._side
 
     def beside(self, function: Callable[[], T]) -> T:
-        """Call it on the stream beside, to which what it allocates belongs."""
+        """Call a function on the stream beside, which memory that it allocates belongs to."""
         with self._cuda.Device(self._device), on_stream(self._side):
             return function()
 
     def mark(self) -> Mark:
-        """An event."""
+        """Record an event behind what is queued beside."""
         return self._record(self._side)
 
     def join(self, stream: Any, mark: Any) -> None:
-        """The host does not wait."""
+        """Let a stream wait for an event; the host does not wait."""
         stream.wait_event(mark)
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
-        """Copies them to page-locked memory."""
+        """Queue a copy of a few numbers to page-locked memory; return it, and the event behind."""
         memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
         copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):

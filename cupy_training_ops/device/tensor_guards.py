@@ -14,9 +14,9 @@ Check = Callable[[Tensors], bool]
 
 
 def like(tensors: Tensors) -> Check:
-    """Return a check that as many others are such tensors, wherever their memory is.
+    """Return a check of as many other tensors: True if they are like these but for their memory.
 
-    Their type, dtype, shape, strides, device and what else PyTorch dispatches by.
+    Alike are type, dtype, shape, strides, device and what else PyTorch dispatches by.
     """
     guards = _guards(tensors)
     if guards is None:
@@ -65,12 +65,12 @@ def addresses(tensors: Tensors) -> list[int]:
 
 
 def raise_versions(tensors: Tensors) -> None:
-    """Say that they were written: autograd gives no gradient by what was saved of them before."""
+    """Tell PyTorch that tensors were written: autograd uses nothing saved of them before."""
     sys.modules["torch"].autograd.graph.increment_version(tensors)
 
 
 def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
-    """Numbers that are others once one of these is written; None where PyTorch has no such."""
+    """Numbers of dictionaries that change with each write to one; None where PyTorch has none."""
     try:
         return list(map(sys.modules["torch"]._C._dynamo.guards.dict_version, dicts))
     except Exception:  # whatever a private function raises that has become another
@@ -78,7 +78,7 @@ def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
 
 
 class Watched:
-    """Tensors, and what they were; of those that nobody else reshapes, where they were."""
+    """Tensors with their address and form, and `own` ones, which nobody reshapes, by address."""
 
     def __init__(self, tensors: Tensors, own: Tensors = ()) -> None:
         self.tensors = tuple(tensors)
@@ -88,7 +88,7 @@ class Watched:
         self._are_alike = like(self.tensors) if self.tensors else None
 
     def are_same(self) -> bool:
-        """Return True if they are what they were."""
+        """Return True if the tensors have the memory and the form that they had."""
         if self._are_alike is None:
             return True
         if addresses(self._every) != self._addresses:

@@ -147,7 +147,7 @@ class TensorBackend(CudaBackend):
         return partial(_raw_stream or self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
-        """Return True if there is one device."""
+        """Return True if this machine has one device, which is always current."""
         return len(self.devices) == 1
 
     def capturing(self, device: int) -> bool:

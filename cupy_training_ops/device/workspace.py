@@ -50,7 +50,7 @@ class Store:
         self.is_captured = False  # a graph writes to it, whenever it is replayed
 
     def serves(self, plain_nbytes: int, zeros_nbytes: int) -> bool:
-        """Return True if it is known, and large enough."""
+        """Return True if `zeros` is known to be zero, and both buffers are large enough."""
         fits = self.plain.nbytes >= plain_nbytes and self.zeros.nbytes >= zeros_nbytes
         return self.is_zero and fits
 
@@ -82,7 +82,7 @@ class Workspaces(Locked):
         self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """At least so many bytes of each kind for the device's current stream."""
+        """Return a store of at least so many bytes of each kind for the current stream."""
         key = (backend, device, backend.stream(device), self.depth)
         store = self._stores.get(key)
         if backend.capturing(device):
@@ -111,7 +111,7 @@ class Workspaces(Locked):
         return made
 
     def _capture(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Hand the memory that is there to the graph, for good."""
+        """Return the store, whose memory is the captured graph's from now on."""
         if store is None or not store.serves(plain_nbytes, zeros_nbytes):
             raise ProviderError(
                 f"{self._op}: workspace: a call under graph capture needs {plain_nbytes} bytes of "
@@ -126,7 +126,7 @@ class Workspaces(Locked):
     def _renew(
         self, store: Store, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int
     ) -> None:
-        """Larger buffers where they are too small, and zeros."""
+        """Replace buffers that are too small, and clear zeros that may not be zero."""
         if store.plain.nbytes < plain_nbytes:
             self._retired.append(store.plain)
             larger = max(plain_nbytes, 2 * store.plain.nbytes)

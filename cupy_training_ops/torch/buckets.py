@@ -52,7 +52,7 @@ class GradientBuckets:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within, gradients are not sent: of all passes but the last one of a step."""
+        """Send no gradients inside the `with` block: for all passes of a step but the last."""
         before, self._is_paused, n = self._is_paused, True, len(self._came)
         try:
             yield
@@ -70,9 +70,9 @@ class GradientBuckets:
         return repr(self._buckets)
 
     def _register(self, eager: Collection[int]) -> None:
-        """Look at what came as these come, which end buckets; the others are noted, without Python.
+        """Hook parameters: at `eager` ones, which end buckets, gradients that came are handed on.
 
-        The host may be what a backward pass waits for.
+        Others are noted by C code alone: the host may be what a backward pass waits for.
         """
         self.close()
         self._is_steady = True
@@ -85,6 +85,7 @@ class GradientBuckets:
         self._is_watched = len(eager) < len(self._parameters)
 
     def _look(self, place: int, parameter: Any) -> None:
+        # A hook: the parameter at a place has its gradient.
         if not self._is_paused:
             self._came.append(parameter)
             self._take()
@@ -92,7 +93,7 @@ class GradientBuckets:
                 self._is_steady = False
 
     def _take(self) -> None:
-        """Hand on what came."""
+        """Hand the gradients that came to the buckets."""
         came = self._came[:]
         del self._came[: len(came)]
         for parameter in came:

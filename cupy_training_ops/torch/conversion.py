@@ -91,7 +91,7 @@ def _reason(served: Any, module: torch.nn.Module) -> str:
 
 
 def _of_transformers(module: torch.nn.Module) -> Any:
-    """The class for an RMS norm of theirs: weight times the normalised input."""
+    """Return the class for an RMS norm of transformers; None for a module that is none."""
     cls = type(module)
     is_theirs = cls.__module__.startswith("transformers.") and cls.__name__.endswith(_RMS_NORM)
     has_form = {"variance_epsilon", "weight"} <= {*vars(module), *module._parameters}
@@ -100,6 +100,7 @@ def _of_transformers(module: torch.nn.Module) -> Any:
 
 @functools.cache
 def _rms_norm_of(cls: Any) -> Any:
+    # A subclass whose forward pass is `functional.rms_norm`: weight times the normalised input.
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
         if nn.is_compiling():  # as `nn` does

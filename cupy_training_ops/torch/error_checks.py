@@ -77,10 +77,10 @@ class Operand(PendingCheck):
 
 
 class PendingChecks(pending.PendingChecks):
-    """The newest tensors; what comes may be one of these products' operands or norms."""
+    """Checks of tensors on which later operands of a product, or a norm, may have a say."""
 
     def close_product(self, operands: list[Operand]) -> None:
-        """Decide about the operands of a product, which are all there."""
+        """Decide about a product's operands whose numbers are there: no other one comes."""
         with self.lock:
             for check in operands:
                 entry = check.entry()
@@ -88,7 +88,10 @@ class PendingChecks(pending.PendingChecks):
                     self._settle(check, entry)
 
     def centre(self, entry: Entry) -> None:
-        """Note that a normalisation takes the result of a product of this tensor."""
+        """Note that a norm centres the features of a product's result; `entry` is its operand.
+
+        Checks that were read and waited for that are decided; for closed ones it comes too late.
+        """
         with self.lock:
             entry.is_centred = True
             for check in entry.pending:
@@ -121,7 +124,7 @@ class ErrorChecks:
         self._thread.counts.clear()
 
     def end_step(self) -> None:
-        """End it: what was captured is counted at each replay."""
+        """End a step of a thread; failures of captured codes are counted at each replay."""
         thread = self._thread
         thread.products.clear()
         self._operands(-1)
@@ -137,7 +140,10 @@ class ErrorChecks:
     # ---- encoding --------------------------------------------------------------------------------
 
     def rejects(self, entry: Entry, kind: Kind, is_captured: bool) -> bool:
-        """Return True if a graph is captured, and the codes failed in the steps before."""
+        """Return True if a graph is captured, and codes at this place did not pass in steps before.
+
+        The place, `entry.place`, counts the tensors of one kind in a step.
+        """
         counts = self._thread.counts
         n = counts.get(kind, 0)
         counts[kind], entry.place = n + 1, kind.number + n
@@ -163,7 +169,10 @@ class ErrorChecks:
         self.pending.add(check, entry, kind.coding.code_nbytes)
 
     def _operands(self, node: int) -> list[Operand] | None:
-        """Return those of the product whose node is being made, and end others; -1 is none."""
+        """Return the operands of the product whose node is being made, None for -1, which is none.
+
+        Those of another product are complete then, and are decided.
+        """
         thread = self._thread
         if thread.product != node:
             if thread.operands:
@@ -172,7 +181,7 @@ class ErrorChecks:
         return thread.operands if node >= 0 else None
 
     def covers(self, entry: Entry, kind: Kind) -> bool:
-        """Return True if one more consumer needs no other measure than the codes have."""
+        """Return True if one more consumer, of a kind, needs no other measure than codes have."""
         if entry.code is None or kind.measure != TILES:
             return True
         old, new = entry.kind.check, kind.check
@@ -192,7 +201,7 @@ class ErrorChecks:
         products[next_node() - 1] = weakref.ref(entry)
 
     def centre(self, x: Tensor) -> None:
-        """Centre the products that x is the sum of, and those before: a norm saves x."""
+        """Note that a norm, which saves x, centres the products in x = a + b, and those before."""
         products = self._thread.products
         nodes, steps = [x.grad_fn], 0
         while products and nodes and steps < STEPS:

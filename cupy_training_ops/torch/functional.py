@@ -146,7 +146,10 @@ def dropout(
 
 
 def _drop_longer(*given: Any) -> Any:
-    """With seed and offset: numbers, or a tensor where they are drawn at each run."""
+    """Drop out where no recent call is like this one; draws (seed, offset), or a tensor of both.
+
+    A tensor is drawn on the device, anew in each run of a compiled region or captured graph.
+    """
     input, bias, residual, _ = given
     _refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     device = input.device
@@ -264,7 +267,11 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """Over the memory of the scores, whose version counter says that they changed."""
+    """The loss of scores; their gradient overwrites them, which their version counter tells.
+
+    is_whole: the operator may write into the scores themselves; else the gradient is copied
+    there, but not by compiled code.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:

@@ -85,7 +85,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
             self.call = before
 
     def _special(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        """Call what lends memory, or what is looked through."""
+        """Call a function of LENDING and note the memory, or the body of one of LOOKED_THROUGH."""
         if func in LENDING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:
@@ -173,10 +173,13 @@ ENTER_HOOKS = "enter_exit_hooks"  # called before compiled code runs; they retur
 
 
 def is_compiled() -> bool:
-    """Return True if torch.compile traces this code."""
+    """Return True if torch.compile traces this code, or runs it between graphs that it compiled.
+
+    Between graphs Dynamo's callback for new frames is set; else it is None or False.
+    """
     if "torch._dynamo" not in sys.modules:
         return False
-    if torch.compiler.is_compiling():  # which looks at no cached function
+    if torch.compiler.is_compiling():  # asked first: a traced call goes no further
         return True
     _hook_compiled_code()
     return torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)

@@ -87,7 +87,7 @@ class PinnedNumbers:
             _ROWS[self._index].give_back(self._row)
 
     def data_ptr(self) -> int:
-        """Return the address that a kernel writes them to."""
+        """Return the address that a kernel writes the numbers to."""
         return self._row.address
 
     def copy(self, numbers: Tensor) -> None:
@@ -95,7 +95,7 @@ class PinnedNumbers:
         self._row.numbers[: self._n].copy_(numbers, non_blocking=True)
 
     def record(self) -> None:
-        """Record the event on the current stream, behind what writes them."""
+        """Record the event on the current stream, behind what writes the numbers."""
         self.event.record(_current_stream(self._index))
         self._is_recorded = True
 
@@ -124,7 +124,7 @@ def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, obj
 
 
 def copy_to_host(numbers: Tensor, index: int) -> tuple[Tensor, object]:
-    """Do the same for numbers of any type, in memory of their own."""
+    """Return a copy on the host of numbers of any type, and the event behind, as `read_later`."""
     if index < 0:
         return numbers, None
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

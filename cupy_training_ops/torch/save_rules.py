@@ -123,8 +123,11 @@ CallFacts: TypeAlias = (
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
-    """One function's rule: `ask` looks at a call, and `use` follows from its answer and from the
-    shape and strides of the tensor that is saved."""
+    """A function's rule: `use(x, ask(x, args, kwargs))` is its use of a tensor x that it saves.
+
+    `ask` looks at the call; `use` at its answer, and at the shape and strides of x alone, so that
+    tensors of one form with the same answer have the same use.
+    """
 
     ask: Callable[[Tensor, Arguments, Named], Answer]
     use: Callable[[Tensor, Answer], Use]
@@ -142,7 +145,10 @@ def features_of_heads(x: Tensor) -> Dimensions:
 
 
 def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
-    """Linear in what is saved, where all other operands are parameters."""
+    """Make the rule of a product: linear in what is saved, if all other operands are parameters.
+
+    groups: of x, and of whether it is the left operand, the dimensions of features.
+    """
 
     def ask(_: Tensor, args: Arguments, kwargs: Named) -> tuple[bool, bool]:
         is_left = bool(args) and isinstance(args[0], Tensor) and is_computed(args[0])
@@ -159,21 +165,22 @@ def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
 
 
 def _features(x: Tensor, is_left: bool) -> Dimensions:
-    """The last dimension, where the parameter stands on the right."""
+    """Return the last dimension, where the parameter stands on the right; else none is known."""
     return (x.dim() - 1,) if is_left else ()
 
 
 def _same(*groups: int) -> Callable[[Tensor, object], Dimensions]:
+    # These dimensions, whatever the tensor.
     return lambda *_: groups
 
 
 def _relu(name: str) -> Rule:
-    """A result, or of leaky ReLU the input."""
+    """Make the rule of a ReLU, which reads the sign of its result, or of its input if leaky."""
     return Rule(lambda *_: None, lambda x, _: Use(name, SIGN, usual_groups(x)))
 
 
 def _input(name: str, need: str) -> Rule:
-    """An operation's input alone, whatever else it saves."""
+    """Make the rule of a function that needs its input as `need` says, and all else exactly."""
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> bool:
         return is_same(x, argument(args, kwargs, 0, "input"))
@@ -187,7 +194,10 @@ def _input(name: str, need: str) -> Rule:
 
 
 def _attention(name: str) -> Rule:
-    """Query, key, value and result; not the statistics of rows."""
+    """Make the rule of attention: query, key, value and result are operands of products.
+
+    The statistics of rows, its results behind the first, are needed exactly.
+    """
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> bool:
         for each in args[:3]:
@@ -205,7 +215,12 @@ def _attention(name: str) -> Rule:
 
 
 def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -> Rule:
-    """A normalisation's input; what else it saves are statistics."""
+    """Make the rule of a norm: it centres its input, and needs its statistics exactly.
+
+    extent: the name of the second argument, from which `ask` makes a number: INNER, dimensions of a
+    row; RUNS, groups a sample; "", 0. groups: of x and that number, the dimensions that tell apart
+    what is centred: for (N, C) with rows of one dimension (0,).
+    """
 
     def ask(x: Tensor, args: Arguments, kwargs: Named) -> int | None:
         if not is_same(x, argument(args, kwargs, 0, "input")):
@@ -224,6 +239,7 @@ def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -
 
 
 def _rows(x: Tensor, n_inner: int) -> Dimensions:
+    # All dimensions but the last ones, which are a row: (0, 1) for 3 dimensions with 1 in a row.
     return tuple(range(x.dim() - n_inner))
 
 
@@ -236,7 +252,7 @@ def _functions(*names: str) -> Iterator[tuple[str, object]]:
 
 BATCH, INSTANCE = ("batch_norm", "native_batch_norm"), ("instance_norm",)
 CONVOLUTIONS = tuple(f"conv{way}{n}d" for way in ("", "_transpose") for n in (1, 2, 3))
-INNER, RUNS = "normalized_shape", "num_groups"
+INNER, RUNS = "normalized_shape", "num_groups"  # arguments of norms
 
 
 def _table() -> dict[object, Rule]:
@@ -372,7 +388,7 @@ def small(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | Non
 
 
 def _by_maker(policy: Policy) -> TorchPolicy:
-    """Wrap a function of four arguments, or of the consumer, too."""
+    """Wrap a function of (name, dtype, shape, need), or also of the consumer."""
 
     def choose(name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use) -> str | None:
         return choose_codec(NAME, policy, name, dtype, shape, need, use.consumer)

@@ -42,7 +42,7 @@ LOG_PROBABILITIES = frozenset({"LogSoftmaxBackward0", "LogsumexpBackward0"})
 # ---- kinds ---------------------------------------------------------------------------------------
 
 FormKey = tuple[Any, ...]  # type of the node that made a tensor, dtype, shape, strides, device
-CODES, HALF, WHOLE = range(3)  # ranks
+CODES, HALF, WHOLE = range(3)  # ranks: how exactly a tensor is held
 _numbers = itertools.count(step=1 << 32)  # more than a step has of one kind
 _forms: MutableMapping[TorchPolicy, dict[FormKey, Form]] = weakref.WeakKeyDictionary()
 
@@ -74,7 +74,10 @@ class Form:
             self.empty = partial(one.new_empty_strided, self.shape, self.strides)
 
     def reason_of(self, x: Tensor, source: object) -> str:
-        """Return why a tensor passes for its history; empty where it does not."""
+        """Return why a tensor passes for what made it, seen through views; empty where it does not.
+
+        "statistics": a norm's results behind the first. source: the node whose numbers views show.
+        """
         if not self.views:
             return "statistics" if x.output_nr else ""
         return "log-probabilities" if type(source).__name__ in LOG_PROBABILITIES else ""
@@ -87,16 +90,16 @@ class Kind:
     form: Form  # of the tensor that is encoded: others may have the same memory
     use: Use
     reason: str  # empty where they are compressed
-    is_exact: bool  # they pass for who saves them, and others that save them take them as they are
+    is_exact: bool  # who saves them needs all bits: an entry holds them whole, for all others too
     codec: str
     coding: Any  # a Coding, or None where they pass
     check: ErrorCheck  # of the codes
     measure: str  # the check's
-    rank: int  # who needs more has more
+    rank: int  # CODES, HALF or WHOLE: an entry of a lower one is filled again
     empty: Any  # allocates codes; None where they pass
     nbytes: int  # of the tensor
     index: int  # of the GPU, -1 for the host
-    number: int  # its own
+    number: int  # the place of its first tensor in a step; the others' follow
 
 
 def forms_of(policy: TorchPolicy) -> dict[FormKey, Form]:
@@ -123,6 +126,8 @@ def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Ki
 
 
 def _make_kind(policy: TorchPolicy, form: Form, use: Use) -> Kind:
+    # A form that is never compressed has its reason, whoever saves it; only a policy by consumers
+    # makes a kind exact, of which `Entry` holds the tensor itself.
     codec, reason, is_exact = "", form.reason, False
     if not reason:
         need = "mask" if form.dtype == torch.bool else "value"
@@ -154,6 +159,7 @@ def _allocator(nbytes: int, device: torch.device) -> Callable[[], Tensor]:
 
 
 def _check_of(policy: TorchPolicy, codec: str, form: Form, use: Use) -> ErrorCheck:
+    # The codes of some codecs are measured, where the policy asks who saves a tensor.
     measure = MEASURES.get(codec, "") if policy.by_consumer else ""
     if not measure:
         return ErrorCheck("", use.need)
@@ -168,6 +174,7 @@ def grouping_of(
 
     shape, order: the tensor's, dimensions from the outermost in memory to the innermost. groups:
     the dimensions that tell groups apart. runs: in place of them so many runs a sample.
+    Images (N, C, H, W) with groups (1,) have (N, C, H * W), with channels last (N * H * W, C, 1).
     """
     n = math.prod(shape)
     if runs:
@@ -245,7 +252,8 @@ class Entry(pending.Entry):
         lent_at: object,
         statistics: Statistics,
     ) -> None:
-        """history: the number of the node that made the tensor. lent_at: when its memory was."""
+        """history: the number of the node that made the tensor. lent_at: when its memory was lent
+        to what may write it unseen; None if never."""
         self.storage, self.version, self.stream = weakref.ref(storage), version, stream
         self.history, self.lent_at = history, lent_at
         self.kind, self.statistics = kind, statistics
@@ -260,10 +268,11 @@ class Entry(pending.Entry):
         history: int | None,
         lent_at: object,
     ) -> bool:
-        """Return True if it is of the same bits, and codes are there on the stream.
+        """Return True if a tensor has the bits of this entry, whose codes are there on its stream.
 
-        Whatever else may write the memory was seen, and has not begun since. Dense memory is the
-        same under any shape.
+        So it is for one storage, version and node, if the memory was lent to nobody since who may
+        write it unseen, and never to one who may at any time. Dense memory is equal under any
+        shape.
         """
         own = self.form
         return (
@@ -282,7 +291,7 @@ class Entry(pending.Entry):
 
     @property
     def rank(self) -> int:
-        """How much of the tensor is there."""
+        """How exactly the tensor is held now: CODES, HALF or WHOLE."""
         return WHOLE if self.code is None else self.kind.rank
 
     def hold_codes(self, kind: Kind, code: Tensor) -> None:
@@ -301,30 +310,31 @@ class Entry(pending.Entry):
         self.statistics.add_untouched(reason, self.kind.nbytes, consumer)
 
     def add_use(self) -> None:
-        """Count one more that saves it."""
+        """Count one more node that saves the tensor."""
         self.uses += 1
         self.left += 1
         if self.code is not None:
             self.statistics.add_share(self.kind)
 
     def reject(self, check: Any, failure: str) -> None:
-        """Hold the tensor alone."""
+        """Hold the tensor in place of codes that failed their check."""
         consumer = check.kind.use.consumer
         self.statistics.add_failure(consumer, failure)
         self.hold_whole(self.original, "guard", consumer)
 
     def shorten(self, nbytes: int) -> None:
-        """Give memory back on the stream that it is of, where that is current."""
+        """Give back the memory behind codes, if the stream that they are on is the current one."""
         if self.stream is current_stream(self.kind.index):
             super().shorten(nbytes)
 
     def copy_codes(self, nbytes: int) -> object:
-        """Copy into memory of PyTorch's allocator."""
+        """Copy the first bytes of the codes into memory of PyTorch's allocator."""
         return self.code[:nbytes].clone()
 
 
 # ---- statistics ----------------------------------------------------------------------------------
 
+# Tensors that became codes, that were saved while these were there; bytes of tensors, and of codes.
 COLUMNS = ("tensors", "shared", "before", "after")
 
 
@@ -366,7 +376,7 @@ class Statistics(pending.HeldBytes):
             self._kinds[kind][1] += 1
 
     def add_untouched(self, reason: str, nbytes: int, consumer: str | None = None) -> None:
-        """Count a tensor that was left as it is."""
+        """Add up bytes of tensors that were left as they are: by reason, and by who saves them."""
         with self.lock:
             self._passed[reason] += nbytes
             if consumer is not None:
@@ -392,7 +402,12 @@ class Statistics(pending.HeldBytes):
         return ", ".join(f"{nbytes} as {reason!r}" for reason, nbytes in reasons.most_common(2))
 
     def report(self) -> dict[str, object]:
-        """Return the numbers, for people and for JSON."""
+        """Return counts of tensors, and bytes, as plain dictionaries.
+
+        COLUMNS for all, by who made tensors in `names`, by who saved them in `consumers`; bytes of
+        codes now, `held`, and at most, `peak`; bytes that were left as they are by the reason in
+        `passed`, by who saved them in `untouched`; tensors whose codes failed in `failed`.
+        """
         with self.lock:
             kinds = [(kind, *counts) for kind, counts in self._kinds.items()]
             passed, untouched = dict(self._passed), dict(self._untouched)
@@ -413,7 +428,10 @@ class Statistics(pending.HeldBytes):
 def _table(
     kinds: Iterable[tuple[Any, ...]], name: Callable[[Kind], str]
 ) -> dict[str, dict[str, int]]:
-    """Add up counts of kinds by a name of theirs."""
+    """Add up COLUMNS over the kinds of each name.
+
+    kinds: (kind, encoded, shared, bytes by which codes are shorter than the longest).
+    """
     rows: dict[str, dict[str, int]] = {}
     for kind, n, shared, shorter in kinds:
         row = rows.setdefault(name(kind), dict.fromkeys(COLUMNS, 0))

@@ -43,7 +43,7 @@ class Budget:
     nbytes: float = math.inf
 
     def limit(self, plain: int) -> float:
-        """Bytes, where PyTorch's own choice saves so many."""
+        """Return the limit in bytes; plain: the bytes that PyTorch's own choice saves."""
         return self.nbytes if self.share is None else self.share * plain
 
 
@@ -123,13 +123,14 @@ def within(
 
 
 def _is_better(one: Partition, other: Partition, limit: float) -> bool:
+    # The faster one if both are within the limit, else the smaller one.
     if max(one.nbytes, other.nbytes) <= limit:
         return one.seconds < other.seconds
     return one.nbytes < other.nbytes
 
 
 def _within(limit: float, partition: Partition) -> Partition:
-    """Codes for as much as has to be, those first that cost least for what they save."""
+    """Encode as much as the limit asks for, beginning where a saved byte costs least time."""
     plan = partition.plan
     coded = [i for i, one in enumerate(plan) if one.format is not None or one.is_dropped]
     costs = {i: _coding(plan[i]) for i in coded}
@@ -147,7 +148,7 @@ def _within(limit: float, partition: Partition) -> Partition:
 
 
 def _coding(one: Saved) -> float:
-    """Seconds for bytes that encoding and decoding move, beyond what is moved without codes."""
+    """Estimate the seconds that codes of a value cost: bytes moved beyond those without codes."""
     if one.source is not None:
         return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES
     if one.is_dropped:

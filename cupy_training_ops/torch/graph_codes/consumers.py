@@ -107,7 +107,7 @@ def name_of(node: Node) -> str:
 
 
 def is_attention(node: Node) -> bool:
-    """Return True if it is attention in one operator, or its gradient, of whatever backend."""
+    """Return True if a node is attention in one operator, or its gradient, of any backend."""
     return "attention" in getattr(packet(node.target), "__name__", "")
 
 
@@ -144,7 +144,7 @@ def is_blind_to_means(value: Node) -> bool:
 
 
 def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
-    """Find who reads some nodes, also through operators of some kinds."""
+    """Find all that read some nodes, directly or through operators of `through`."""
     readers: set[Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -202,6 +202,7 @@ class Backward:
         return self._uses[key]
 
     def _use(self, node: Node, user: Node, image: Image) -> Uses:
+        # The need of one user, or of all that read its result, where that is an image of the value.
         if user.op == "output":
             return Uses(Need.EXACT, reason="gradient")
         made_by = origin(user)
@@ -225,6 +226,7 @@ class Backward:
         return Uses(Need.EXACT, reason=name_of(user))
 
     def _use_beside_gradients(self, node: Node, user: Node, made_by: object) -> Uses:
+        # The need of a user that depends on gradients. made_by: its operator before decomposition.
         target, name = packet(user.target), name_of(user)
         if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)
@@ -251,7 +253,7 @@ class Backward:
         return False
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
-        """Return True if it is a sum that does not cancel: of one size, with a bias, 1 + tanh."""
+        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x)."""
         if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]

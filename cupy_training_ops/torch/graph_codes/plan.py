@@ -97,7 +97,11 @@ class Planner:
         return _without_shared(saved, alive)
 
     def _made_of(self, node: Node, point: Node) -> Iterator[Node]:
-        """Saved values, as nodes of the forward graph, that a value is computed from."""
+        """Yield saved values, as nodes of the forward graph, that `point` is computed from.
+
+        point: a node of the backward graph, as the sum of `node` and of other saved values; `node`
+        comes first.
+        """
         yield node
         waiting, seen = [point], {point}
         while waiting:
@@ -146,6 +150,8 @@ class Planner:
         ]
 
     def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
+        # point: the value of the backward graph that is encoded: the tensor's placeholder, or what
+        # is computed from it and read in its place. uses: of that value.
         value, producer = point.meta["val"], _producer(node, point)
         if value.dtype is torch.bool:
             chosen: Format | None = BITS
@@ -175,6 +181,7 @@ def nbytes_of(value: Tensor) -> int:
 
 
 def _number(size: int | torch.SymInt) -> int:
+    # A symbolic size counts as in the example that is compiled.
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
@@ -193,7 +200,7 @@ def memory_order(value: Tensor) -> tuple[int, ...]:
 
 
 def _is_image(value: Tensor) -> bool:
-    """Return True if it is contiguous with four dimensions, the second of channels for tiles."""
+    """Return True for contiguous (N, C, H, W) whose channels are whole tiles."""
     if value.dim() != 4 or not isinstance(value.shape[1], int) or value.shape[1] % TILE:
         return False
     return bool(value.is_contiguous())
@@ -211,7 +218,11 @@ def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> st
 
 
 def _producer(node: Node, point: Node) -> Node:
-    """Who computed a value, behind views and casts of it."""
+    """Find the node that computed a value, behind views and casts.
+
+    The value is `point` of the backward graph, or `node` of the forward graph where `point` is only
+    the placeholder through which the backward graph reads it.
+    """
     producer = point if point.op != "placeholder" else node
     while producer.op == "call_function" and packet(producer.target) in VIEWS:
         if len(producer.all_input_nodes) != 1:
@@ -221,8 +232,11 @@ def _producer(node: Node, point: Node) -> Node:
 
 
 def _is_near_batch_norm(producer: Node) -> bool:
-    """Return True if means may be large that a batch norm does not see: of a sum that a product
-    before it reads, and of that product's result."""
+    """Return True for s = a + b in s -> product -> batch norm, and for results of that product.
+
+    The norm takes the means of features away, and codes that are good beside large means may be bad
+    beside what is left. Results are also seen through views and further sums.
+    """
     if packet(producer.target) in SUMS and is_blind_to_means(producer):
         return True
     waiting, seen = [producer], {producer}
@@ -238,6 +252,7 @@ def _is_near_batch_norm(producer: Node) -> bool:
 
 
 def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
+    # Return True if rows along the innermost dimension in memory are whole tiles.
     if not order:
         return False
     last = value.shape[order[-1]]
@@ -245,7 +260,10 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
 
 
 def _choose(choices: list[list[Saved]]) -> list[Saved]:
-    """The smallest choice of each; those that lead to one value are encoded there if it is less."""
+    """Choose for each tensor what has the fewest bytes, together where that is less.
+
+    Where a and b are read only in a + b, it is encoded once: for a, which absorbs b; b is dropped.
+    """
     saved = [min(options, key=lambda option: option.bytes_waiting) for options in choices]
     by_point: dict[Node, dict[int, Saved]] = {}
     for i, options in enumerate(choices):
@@ -267,11 +285,12 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
 
 
 def _storage(node: Node) -> int:
+    # The same number for values that share memory.
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
-    """Codes of what stays in memory anyway, as a view of something that stays, save nothing."""
+    """Leave without codes what shares memory that stays anyway: codes of a view save nothing."""
     while True:
         stays = [one for one in saved if one.format is None and not one.is_dropped]
         alive = alive | {_storage(one.forward) for one in stays}

@@ -138,7 +138,7 @@ class _Forward:
         self._order: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
 
     def compute(self, node: Node) -> Node:
-        """The node that computes the same; a copy behind what it reads, where there is none."""
+        """Return the forward graph's node of the same value; a copy, where there is none."""
         reads = {read: self.compute(read) for read in node.all_input_nodes}
         twin = self._nodes.get(node.name)
         if twin is not None and (
@@ -158,7 +158,7 @@ class _Forward:
 
 
 def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
-    """Give out codes in the places of what they stand for."""
+    """Put codes among the outputs of a graph, in the places of what they stand for."""
     output = graph.output_node()
     before = list(output.args[0])
     after = before[:num_outputs]
@@ -179,7 +179,7 @@ def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int
 def compute_again(
     forward: Graph, backward: Graph, plan: Sequence[Saved], parameters: set[Node], n_outputs: int
 ) -> tuple[Node, ...]:
-    """Take such values out of what is saved, and return them."""
+    """Compute values again that follow from others; return those, which are saved no more."""
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
     for one in plan:
@@ -207,6 +207,8 @@ class _Images:
         return chain if any(packet(node.target) in LOOKUPS for node in chain) else []
 
     def _follow_rows(self, node: Node, value: Node, chain: list[Node]) -> bool:
+        # Return True if `node`, on the way to `value`, follows by operators of EXACT from
+        # parameters and smaller tensors saved without codes; add to the chain, operands first.
         if node in chain:
             return True
         if node in self._parameters and node.op == "placeholder":
@@ -233,6 +235,8 @@ class _Images:
         return chain if 0 < len(sources) <= MOST_SOURCES else []
 
     def _follow(self, node: Node, value: Node, chain: list[Node], sources: set[Node]) -> bool:
+        # Return True if `node`, on the way to `value`, follows by pointwise operators from
+        # parameters, smaller saved tensors, and `sources`: coded ones no smaller than `value`.
         if node in chain or node in sources:
             return True
         if node is not value and node.name in self._there:
@@ -252,7 +256,7 @@ class _Images:
         return True
 
     def _is_pointwise(self, node: Node) -> bool:
-        """Return True if codes of what a node reads may stand in for it."""
+        """Return True if a node may be computed from decoded operands, number by number."""
         if node.op != "call_function" or not is_tensor(node):
             return False
         target = packet(node.target)

@@ -45,12 +45,15 @@ class Operator:
 
     @property
     def name(self) -> str:
-        """Without its namespace."""
+        """The operator's name without its namespace."""
         return self.schema.partition("(")[0]
 
 
 def general(operator: Operator, *, is_first: bool) -> Callable[..., Any]:
-    """A function that applies the node to arguments; launches come last, with their tensors."""
+    """Return a function that applies a node to (*arguments, (launches, their tensors)).
+
+    is_first: it returns the first result alone.
+    """
     n_others = _n_others(operator)
     missing = (None,) * n_others if is_first else ()
     keep, derivative = operator.keep, functools.partial(derivative_of, operator)
@@ -80,9 +83,12 @@ def runner(
     *,
     is_first: bool,
 ) -> Runner:
-    """A function that runs calls which are alike through a node: the first through that of all
-    calls, where the launches are learned, and by what it saves what the next ones save; tell:
-    instead where a mode looks at functions."""
+    """Return a function that runs calls of one kind through a node.
+
+    The first call goes through the node of all kinds, `apply_general`, and learns its launches and
+    what the node saves; the next ones go through a node for this kind. tell: runs a call where a
+    function mode is on.
+    """
     n_others = _n_others(operator)
     launched: Runner | None = None
     apply: Callable[..., Any] | None = None
@@ -162,7 +168,10 @@ def _recipe(
 def _of_kind(
     operator: Operator, launched: Runner, recipe: _Recipe, *, is_one: bool
 ) -> Callable[..., Any]:
-    """A function that applies a node to arguments and their tensors, or those with gradients."""
+    """Return a function that applies a node to (arguments, tensors) and to what needs gradients.
+
+    is_one: the operator has results behind the first, which the node gives to nobody.
+    """
     saved, wanted = recipe.saved, recipe.wanted
     missing = (None,) * _n_others(operator)
     derivative = functools.partial(derivative_of, operator)
@@ -189,7 +198,7 @@ def _of_kind(
 
 
 def _n_others(operator: Operator) -> int:
-    """Results behind the first."""
+    """Count the results behind the first."""
     return operator.schema.rpartition("->")[2].count("Tensor") - 1
 
 
@@ -206,6 +215,7 @@ def _apply_of(node: Any) -> Callable[..., Any]:
 
 
 def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
+    # Gradients of all arguments, from those of the results; None for all where the first has none.
     if operator.derivative is None:
         if any(gradient is not None for gradient in gradients):
             refuse_derivative(operator.name)
@@ -215,13 +225,13 @@ def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
 
 
 def refuse_derivative(name: str) -> NoReturn:
-    """An operator that is a gradient itself, or makes codes, has no derivative."""
+    """Refuse to differentiate an operator that is a gradient itself, or makes codes."""
     expected = "a result that is not differentiated (create_graph=False, detach())"
     refuse(f"{NAMESPACE}::{name}", "derivative", expected, "one that is: it has no derivative")
 
 
 def refuse_forward_mode(name: str) -> NoReturn:
-    """A tangent would be lost."""
+    """Refuse forward mode, in which a tangent would be lost."""
     expected = "reverse-mode differentiation"
     refuse(f"{NAMESPACE}::{name}", "derivative", expected, "forward mode (jvp), which it has not")
 
@@ -263,8 +273,11 @@ def register_autograd(operator: Operator, library: Any, kernel: Callable[..., An
 
 
 class _Past:
-    """In the place of a library: past what it registers for autograd a call that nobody records,
-    and nothing else is to see, comes to the kernel in one step of the dispatcher's, not two."""
+    """A library that registers for autograd a function which may go past autograd.
+
+    A call that nobody records or watches comes to the kernel in one step of the dispatcher's, not
+    two.
+    """
 
     def __init__(self, library: Any, kernel: Callable[..., Any]) -> None:
         self._library, self._kernel = library, kernel

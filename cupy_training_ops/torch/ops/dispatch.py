@@ -93,9 +93,12 @@ class Recent:
     def caller(
         self, longer: Callable[..., Any], draw: Callable[[Any], object] | None = None
     ) -> Callable[..., Any]:
-        """A function that runs a call as a recent one like it, or the longer way.
+        """Return a function that runs a call as a recent one like it, or calls `longer`.
 
-        draw: gives the argument behind the last, of the first one; or None: then the longer way.
+        A call is like a recent one whose arguments that are no tensors have the same `exact` key,
+        where `is_like` takes its tensors, and None stands in the same places.
+        draw: in a call of all arguments but the last, `draw(arguments[0])` is the last one; where
+        that is None, `longer` is called without it.
         """
         others, ways = self._others, self._ways
         n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
@@ -123,9 +126,9 @@ class Recent:
         return call
 
     def is_due(self) -> bool:
-        """Return True if a call that goes the longer way is to be noted.
+        """Return True if a call that goes the longer way is to be noted: one in eight is.
 
-        Few are, so that calls whose shapes are never the same do not pay for it.
+        Calls whose shapes are never the same do not pay for all.
         """
         self._n_missed += 1
         return self._n_missed % _OFTEN == 0
@@ -154,13 +157,13 @@ class Recent:
 
 
 def forget() -> None:
-    """All ways of all operators, where tensors are to run on another backend: in tests."""
+    """Forget the recent calls of all operators: tests let tensors run on another backend."""
     for recent in _all:
         recent.forget()
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """A function that returns True if other arguments are like these."""
+    """Return a function that is True for tensors like these; None where PyTorch has no guards."""
     if _TensorGuards is None or not tensors:
         return None
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
@@ -197,8 +200,10 @@ class Door:
     def drawing(
         self, draw: Callable[[Any], object], longer: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """`first` of all arguments but the last, which is drawn; the longer way draws itself, and
-        is also that of calls for which None is drawn."""
+        """Return `first` of all arguments but the last, which is `draw(arguments[0])`.
+
+        longer: the way of calls like none before, or for which None is drawn; it draws itself.
+        """
         return self._first.recent.caller(longer, draw)
 
     def first_unwatched(self, *arguments: Any) -> Any:
@@ -206,7 +211,7 @@ class Door:
         return self._first(arguments)
 
     def some(self, *arguments: Any) -> Sequence[Tensor | None]:
-        """The results that the last argument names, a mask, with None in the places of others."""
+        """Return the results that a mask, the last argument, names, and None for the others."""
         results, mask = self._some_alone(*arguments), arguments[-1]
         given: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
         if len(given) == len(mask):
@@ -215,6 +220,8 @@ class Door:
         return [next(rest) if is_named else None for is_named in mask]
 
     def _some_longer(self, *arguments: Any) -> Any:
+        # `some` where no recent call is like this one. With gradients, or where somebody watches,
+        # all results are computed, and None stands for those that the mask leaves out.
         if not torch.is_grad_enabled() and not is_watched(arguments):
             return self._some(arguments)
         pairs = zip(self.every(*arguments), arguments[-1], strict=True)
@@ -222,7 +229,10 @@ class Door:
 
 
 class _Inside:
-    """The way of a call that nobody else sees: launches, or autograd's node."""
+    """The way of a call that nobody else sees: launches, or autograd's node around them.
+
+    is_first: gives the first result alone; the others are computed where gradients are recorded.
+    """
 
     def __init__(
         self,
@@ -256,7 +266,7 @@ class _Inside:
         return results
 
     def longer(self, *arguments: Any) -> Any:
-        """The way of a call that somebody may see, and that is like none before."""
+        """Run a call that is like no recent one: by the dispatcher where somebody watches."""
         arguments += self._defaults[len(arguments) :]
         try:
             if not is_watched(arguments):
@@ -268,6 +278,7 @@ class _Inside:
             raise
 
     def _apply_to(self, *arguments: Any) -> Any:
+        # Through autograd's node, whose forward pass is `_compute` of the arguments.
         return self._apply(*arguments, (self._compute, ()))
 
     def _compute(self, arguments: Sequence[Any], _: Any) -> Any:
@@ -277,7 +288,7 @@ class _Inside:
         return learn(self._body, arguments, self._which_recorded, self._operator.changing)
 
     def _tell(self, arguments: Sequence[Any]) -> Any:
-        """`node`, where the mode that looks at functions is told, as by PyTorch's own in C++."""
+        """Call `node` by way of the function mode on top, as PyTorch's own functions in C++ do."""
         mode = torch.overrides._pop_mode()
         try:
             results = mode.__torch_function__(self.node, (), arguments, {})
@@ -311,7 +322,10 @@ def is_watched(arguments: Sequence[Any]) -> bool:
 
 
 def refuse_others(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
-    """Say which argument is no dense tensor, or no row of integers, behind what came of it."""
+    """Raise an error that names an argument that is no dense tensor, or no list of integers.
+
+    error: what the call with such an argument raised.
+    """
     pass_on(error)
     for given, value in zip(registered._schema.arguments, arguments, strict=False):
         kind, expected = str(given.type), ""
@@ -343,6 +357,7 @@ def register(operators: Sequence[Operator]) -> dict[str, Door]:
 
 
 def _register(operator: Operator) -> Door:
+    # Names stay with the library: a module that is imported again defines nothing twice.
     library, name = _library(), operator.name
     if name not in library.names:
         library.names.add(name)
@@ -356,7 +371,7 @@ def _register(operator: Operator) -> Door:
 
 
 def _library() -> Any:
-    """The one of the process: it is kept where a module that is imported again finds it."""
+    """Return the process's library, kept where a module that is imported again finds it."""
     namespace = getattr(torch.ops, NAMESPACE)
     if "library" not in vars(namespace):
         namespace.library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -388,6 +403,8 @@ def _kernel(operator: Operator) -> Callable[..., Any]:
 
 
 def _fake(operator: Operator) -> Callable[..., Any]:
+    # Empty results, for tensors without data: without a function of its own, the body with `infer`
+    # in the place of launches. The dispatcher leaves out arguments that equal their defaults.
     body = operator.fake or functools.partial(operator.body, infer)
     defaults = defaults_of(overload_of(operator.name))
 

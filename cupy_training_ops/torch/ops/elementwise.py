@@ -122,7 +122,7 @@ def _relu_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def _state(state: Any) -> Any:
-    """State as the operator takes it; what goes on by one on a GPU is a copy."""
+    """Return a random state as the operator takes it: on a GPU, which counts it on, a copy."""
     if not isinstance(state, Tensor):
         return state
     if state.device.type == "cpu":
@@ -148,7 +148,7 @@ def _dropouts(
         return found if isinstance(found, Tensor) else (found[0], found[1].view(mask))
 
     def direct(run: Run, *arguments: Any) -> Any:
-        """With the mask as it is: nobody else sees it."""
+        """Return the mask in the operator's own dtype: nobody else sees it."""
         *others, state = arguments
         return draw(run, *others, _state(state))
 

@@ -46,7 +46,7 @@ class Taking(NamedTuple):
 class Ready(NamedTuple):
     """A launcher over an operator's inputs and their addresses, and what it was made from."""
 
-    run: Runner
+    run: Runner  # of inputs, tensors, and their addresses if they are known
     call: KernelCall
     arrays: Sequence[int]  # their places among the inputs
 
@@ -99,7 +99,7 @@ _LAUNCHES = (launch, _launch_first, _launch_joined)  # of EVERY, FIRST, JOINED
 def _launch(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, *, joins: bool = False
 ) -> tuple[Any, Sequence[Any], Ready | None]:
-    """Results, the inputs that they were computed from, and how, if that is remembered.
+    """Return results, the inputs that they were computed from, and the launcher, if there is one.
 
     Tensors whose elements are apart are copied: compilers pad rows, and callers slice them.
     """
@@ -141,7 +141,7 @@ def _call_op(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins
 
 
 def _is_on_gpu(inputs: Sequence[Any]) -> bool:
-    """Return True if a tensor of these is on a GPU."""
+    """Return True if any of the inputs is a tensor on a GPU."""
     return any(isinstance(value, Tensor) and value.is_cuda for value in inputs)
 
 
@@ -267,8 +267,10 @@ def launcher(
 def _maker_of_several(
     makers: Sequence[Maker], slices: Sequence[int]
 ) -> Callable[[list[int]], tuple[Any, ...]]:
-    """A function that makes several results, and adds their addresses, then those of slices of the
-    last; two, which are most, without a loop."""
+    """Return a function that makes several results and appends their addresses to a list.
+
+    Those of slices of the last result come behind. Two results, as most have, take no loop.
+    """
 
     def some(addresses: list[int]) -> tuple[Any, ...]:
         results = tuple([make() for make in makers])
@@ -337,7 +339,7 @@ class _Rooms:
         self._kept: dict[int, Tensor] = _rooms.setdefault(form, {})
 
     def queue(self, row: Sequence[int], values: Sequence[object], stream: int) -> None:
-        """The launches, with such memory."""
+        """Queue the launches with scratch memory of the stream."""
         if not self._is_kept or self._backend.capturing(self._device):
             room = self._make()  # held until all is queued
             self._ready.run_at(row, stream, address(room), values=values)
@@ -352,7 +354,7 @@ class _Rooms:
 def _prepare(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
 ) -> Ready | None:
-    """None where a call is more than launches over tensors of one GPU."""
+    """Make a call's launcher; None where it is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
     if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
@@ -406,7 +408,7 @@ def learn(
 
 
 def _are_same(results: Any, others: Any) -> bool:
-    """Return True if they are the same tensors."""
+    """Return True if two calls gave the same tensors, one or a tuple."""
     if not isinstance(results, tuple) or not isinstance(others, tuple):
         return results is others
     return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))
@@ -415,7 +417,11 @@ def _are_same(results: Any, others: Any) -> bool:
 def _launcher_past(
     given: Sequence[Any], inputs: Sequence[Any], ready: Ready, taking: Taking, *, joins: bool
 ) -> Runner | None:
-    """A launcher over the arguments; None where the body did more than hand them on, or slices."""
+    """Make a launcher over a body's arguments, which goes past the body.
+
+    given: the arguments; inputs: those of the operator that the body called. None where one is
+    neither an argument nor a slice of one.
+    """
     tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
     if any(given[place].data_ptr() % ALIGNED for place in tensors):
         return None  # of other launches

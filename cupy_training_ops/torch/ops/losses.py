@@ -69,6 +69,7 @@ def _in_place(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Tensor:
+    # The loss; the gradient of the scores overwrites them.
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
@@ -92,7 +93,7 @@ def _derivative(ctx: Any, dloss: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Gradients times that of the loss, or of each row's; in place where nobody asks again."""
+    """Multiply gradients by that of the loss, or of each row's; in place if nobody asks again."""
     if torch.is_grad_enabled():
         refuse(f"cto::{name}", "create_graph", "False", "True: its gradient has no derivative")
     slope = dloss.unsqueeze(1) if dloss.dim() else dloss
@@ -121,7 +122,7 @@ def refuse_overwriting(x: Tensor) -> None:
 
 
 def _check_overwriting(_: Run, x: Tensor) -> Tensor:
-    """Nothing; it is torch.compile's own tensors, without data, that are looked at."""
+    """Return nothing: `_fake_check` looks at torch.compile's own tensors, without data."""
     return x.new_empty(0)
 
 
@@ -138,7 +139,7 @@ def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
 
 
 def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
-    """Rows that go through together, of nearly one size."""
+    """Yield slices of rows, nearly equal, of about CHUNK_NBYTES, and whole multiples of _ROWS."""
     n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
     step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
@@ -228,7 +229,7 @@ class _Sums:
 
 
 def _to_half(gradient: Tensor) -> Tensor:
-    """Its elements as float16, in their own memory; by vectors, which copy_ does not use here."""
+    """Return a gradient as float16 in its own memory; by vectors, which copy_ does not use here."""
     half = gradient.view(torch.float16)
     torch._foreach_copy_([half], [gradient])
     return half
@@ -245,6 +246,8 @@ def _linear_cross_entropy(
     dtype: torch.dtype | None,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
+    # The loss, and its gradients for hidden, weight and bias. Chunks of rows give undivided sums,
+    # without the rows of `sums.apart`, which come last, divided by what counts.
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
     n_counted = _count(target, ignore_index, reduction).to(wide)
@@ -267,7 +270,7 @@ def _linear_cross_entropy(
 def _chunk(
     op: Any, sums: _Sums, rows: slice | Tensor, layer: tuple[Any, ...], targets: tuple[Any, ...]
 ) -> Tensor:
-    """The loss of some rows, whose scores are gone when the next ones come."""
+    """Return the summed loss of some rows, and add their gradients; scores are gone then."""
     hidden, weight, bias = layer
     target, ignore_index, scale = targets
     scores = linear(hidden[rows], weight, bias)
@@ -284,7 +287,7 @@ def _chunk(
 
 
 def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """The divisor of the sum: for the mean the rows that count."""
+    """Return the divisor of the sum of losses: 1, or for the mean the rows that count."""
     if reduction == "sum":
         return target.new_ones(())
     if reduction != "mean":

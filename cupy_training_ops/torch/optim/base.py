@@ -121,7 +121,11 @@ class Norms:
 
 
 def _join(groups: dict[Ranks, list[Told]], device: torch.device) -> Told:
-    """The norm of several, in float64, which holds the squares of float32."""
+    """Return the norm of all gradients, sqrt(sum of norm^2), and whether it is finite.
+
+    groups: norms of some gradients each, by the groups of ranks over which squares are added. In
+    float64, which holds the squares of float32.
+    """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for ranks, norms in groups.items():
         square = torch.zeros((), dtype=torch.float64, device=device)
@@ -238,7 +242,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def _step_or_refuse(self, ready: Ready) -> None:
-        """Update what is ready; what is wrong is refused by the names that numbers have there."""
+        """Update parts; where that fails, refuse a group's numbers first, by their names there."""
         try:
             if ready:
                 self._step(ready)
@@ -248,6 +252,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
 
     def _step(self, ready: Ready) -> None:
+        # Check all updates, then write all; a single part may measure the norm as it updates.
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
@@ -280,7 +285,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return are_finite.float().reciprocal() if grad_scale is None else grad_scale / are_finite
 
     def _ready(self) -> Iterator[tuple[Part, list[Tensor]]]:
-        """The parts all of whose parameters have gradients; others are taken apart."""
+        """Yield (part, gradients); a part is taken apart where some parameters have none."""
         self._current()
         self._begin([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
@@ -321,7 +326,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- parts -----------------------------------------------------------------------------------
 
     def _current(self) -> list[Part]:
-        """The parts; gathered again if groups or states are no longer those that they came from."""
+        """Return the parts; gathered again where groups or states are others than then."""
         parts = self._parts
         if parts is None or not self._are_known() or not all(part.is_of() for part in parts):
             parts = self._parts = self._gather()

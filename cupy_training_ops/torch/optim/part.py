@@ -29,7 +29,7 @@ Ranks = tuple[Any, ...]  # of PyTorch's process groups
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Return True if it is a part of a tensor that is divided over ranks."""
+    """Return True if a tensor is divided over ranks: a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -73,7 +73,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def without_gaps(tensor: Tensor) -> Tensor:
-    """A tensor's elements in some order; what is sparse is as it is, to be refused."""
+    """View or copy a tensor so that its elements lie together, in any order; sparse ones stay."""
     if tensor.layout != torch.strided:
         return tensor
     return in_memory_order(tensor.resolve_neg()).contiguous()
@@ -110,7 +110,7 @@ class Update(NamedTuple):
 
 
 class Count:
-    """How many steps were made: the next one, for kernels, and those before, for states."""
+    """Steps counted on the device: `made`, the states' "step", and `next` = made + 1, kernels'."""
 
     def __init__(self, n_made: int, device: torch.device) -> None:
         self.next = torch.full((), n_made + 1, dtype=torch.int64, device=device)
@@ -118,7 +118,7 @@ class Count:
         self._version = self.made._version
 
     def copy(self) -> Count:
-        """Another one that goes on from here; nothing waits."""
+        """Return another count of as many steps, without a wait for the device."""
         self.catch_up()
         count = object.__new__(Count)
         count.next, count.made = self.next.clone(), self.made.clone()
@@ -126,13 +126,17 @@ class Count:
         return count
 
     def catch_up(self) -> None:
-        """Go on from what someone else wrote into the states' number."""
+        """Set `next` to made + 1 where somebody else wrote into `made`, a state's "step"."""
         if self.made._version != self._version:
             self.next.copy_(self.made + 1)
             self._version = self.made._version
 
     def go_on(self, told: Mapping[str, Tensor | None]) -> Note:
-        """A write that counts a step without elements here, skipped by the same numbers."""
+        """Return a write that counts a step of which this rank has no elements.
+
+        told: scale, norm, signal. Where one is not finite, or False, kernels skip the step, and it
+        does not count.
+        """
         is_made = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in told.values():
             if tensor is not None:  # a scale, a norm, a signal
@@ -142,11 +146,11 @@ class Count:
         return functools.partial(at_once, [count])
 
     def follow(self) -> Note:
-        """A write of the states' count after a step, which may have been skipped."""
+        """Return a write of made = next - 1, after a step that may have been skipped."""
         return functools.partial(torch.sub, self.next, 1, out=self.made)
 
     def take_version(self) -> None:
-        """The states' number is ours."""
+        """Note that `made` was written by us: `catch_up` has nothing to do."""
         self._version = self.made._version
 
 
@@ -169,7 +173,7 @@ class Part:
         self._bind()
 
     def _bind(self) -> None:
-        """Look at where all tensors are now."""
+        """Note where in memory all tensors are now; what was bound elsewhere is forgotten."""
         whole = [local(parameter) for parameter in self.parameters]
         used = [i for i, tensor in enumerate(whole) if tensor.numel()]
         self._used = None if len(used) == len(whole) else used
@@ -192,6 +196,7 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
+        # Each state has the very tensors of `count` and `moments`, as loading puts others there.
         try:
             made = itertools.repeat(None if self.count is None else self.count.made)
             return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
@@ -239,7 +244,7 @@ class Part:
         return inputs, [*writes, self.count.follow()]
 
     def finish(self) -> None:
-        """Let autograd know of a step, and take its number for ours."""
+        """Let autograd know that parameters were written, and `Count` that a step wrote `made`."""
         if self._whole:
             raise_versions(self.parameters)
         if self.count is not None:
