@@ -33,7 +33,7 @@ class _Waiting:
         self._package = package
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        # The spec of RULES alone, whose module adds the package once it was executed.
+        """The spec of RULES alone, whose module adds the package once it was executed."""
         if name != RULES:
             return None
         sys.meta_path.remove(self)
@@ -50,7 +50,7 @@ class _Waiting:
 
 
 def _add(rules: object, package: Package) -> None:
-    # Let torch.compile leave each module of the package alone that is not in `apart`.
+    """Let torch.compile leave each module of the package alone that is not in `apart`."""
     name, path, apart = package
     for module in pkgutil.iter_modules(path):
         if module.name not in apart:

@@ -252,7 +252,7 @@ class PendingChecks(Locked):
             self._finish_closed()
 
     def _close(self, check: PendingCheck) -> None:
-        # Decide at once where that takes no wait; else by the same numbers later.
+        """Decide at once where that takes no wait; else by the same numbers later."""
         self._open_nbytes -= check.nbytes
         if check.entry() is None or check.is_ready():
             self._finish(check)
@@ -282,7 +282,7 @@ class PendingChecks(Locked):
         return True
 
     def _decide(self, check: PendingCheck, entry: Entry, failure: str) -> None:
-        # Codes that fail give way to the original; it goes with the last check that passes.
+        """Codes that fail give way to the original; it goes with the last check that passes."""
         check.entry = _no_entry
         has_others = len(entry.pending) > 1
         entry.pending = tuple([c for c in entry.pending if c is not check]) if has_others else ()

@@ -392,7 +392,7 @@ class ActivationStash:
             self._statistics.add(entry.spec.nbytes)
 
     def _new(self, entry: StashEntry) -> Array:
-        # Memory to decode into, where the caller gives none.
+        """Memory to decode into, where the caller gives none."""
         backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(

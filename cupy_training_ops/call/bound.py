@@ -495,7 +495,7 @@ class CheckedCall(AtAddresses):
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
-    # Results are those of `out`, updated inputs, and new arrays.
+    """Results are those of `out`, updated inputs, and new arrays."""
     inputs, out, arrays = call.unpack(inputs, out)
     return inputs, arrays, call.complete(arrays, out, call.values(inputs))
 
@@ -660,7 +660,8 @@ class _Tensors(NamedTuple):
 
 
 def _tensor_key(read: Reader, value: Any, is_array: bool) -> object:
-    # The number of tensors for an input of arrays; for any other what it has in the key of a call.
+    """The number of tensors for an input of arrays; for any other what it has in the key of a
+    call."""
     if value is None or not is_array:
         return None if value is None else read(value)
     return _Tensors(len(as_list(value)), isinstance(value, tuple))

@@ -204,7 +204,7 @@ class Freezing:
         return frozen
 
     def _refuse_larger(self, frozen: object) -> None:
-        # Numbers that the type of the input does not hold: 300 is no uint8.
+        """Numbers that the type of the input does not hold: 300 is no uint8."""
         if self._holder is None:
             return
         for number in frozen if isinstance(frozen, tuple) else (frozen,):
@@ -221,7 +221,8 @@ class _Holder(NamedTuple):
     most: float
 
     def holds(self, number: Any) -> bool:
-        # A float may be rounded to a real type, but no finite one to infinity: 1e39 is no float32.
+        """A float may be rounded to a real type, but no finite one to infinity: 1e39 is no
+        float32."""
         if self.least <= number <= self.most:
             return True
         if not isinstance(number, float) or self.dtype.kind in "iu":

@@ -179,7 +179,7 @@ class Lent:
 
 @contextlib.contextmanager
 def _stream(device: int) -> Iterator[None]:
-    # Make PyTorch's current stream CuPy's, and the device the current one.
+    """Make PyTorch's current stream CuPy's, and the device the current one."""
     backend, cuda = cuda_backend(), sys.modules["torch"].cuda
     with backend.on(device):
         theirs = _Stream(cuda.current_stream(device).cuda_stream)

@@ -109,7 +109,7 @@ class DelegatedCall(Call):
         return tuple([self._adopt_result(*pair) for pair in zip(expected, results, strict=True)])
 
     def _adopt_result(self, result: Result, value: object) -> Array | None:
-        # Refuse another dtype, shape or device than was inferred; of Open, what is known of it.
+        """Refuse another dtype, shape or device than was inferred; of Open, what is known of it."""
         op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
         array: Array | None = adopt(op, name, value)
         if spec is None or (array is None and result.open and result.open.optional):

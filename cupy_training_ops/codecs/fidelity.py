@@ -155,7 +155,7 @@ class Measurement:
         self.violations += count
 
     def _add_counts(self, x: Float64s, y: Float64s) -> None:
-        # Counts of a part, as `Fidelity` has them of the whole.
+        """Counts of a part, as `Fidelity` has them of the whole."""
         zeros, finite = x == 0, np.isfinite(x)
         self.zeros += int(np.count_nonzero(zeros))
         self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
@@ -220,13 +220,14 @@ def within_bound(
 
 
 def _sign_test(x: Float64s, y: Float64s) -> Mask:
-    # One bit: y = 1 where x > 0, else 0.
+    """One bit: y = 1 where x > 0, else 0."""
     right: Mask = y == (x > 0)
     return right
 
 
 def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
-    # |y - x| <= max(relative * |x|, absolute); from `infinite_from` on infinity with the sign of x.
+    """|y - x| <= max(relative * |x|, absolute); from `infinite_from` on infinity with the sign
+    of x."""
     size = np.abs(x)
     allowed = np.maximum(rounding.relative * size, rounding.absolute)
     right: Mask = np.abs(y - x) <= allowed
@@ -238,7 +239,7 @@ def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
 
 
 def _is_same(x: Float64s, y: Float64s) -> Mask:
-    # Equal, with the sign of zero; any NaN is any other.
+    """Equal, with the sign of zero; any NaN is any other."""
     same: Mask = ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
     return same
 

@@ -145,7 +145,7 @@ def refuse_damage(name: str) -> Iterator[None]:
 
 
 def _array(stream: BinaryFile, name: str) -> Stored:
-    # The one array of a .npy file, from the stream's place to its end.
+    """The one array of a .npy file, from the stream's place to its end."""
     start = stream.tell()
     end = stream.seek(0, os.SEEK_END)
 

@@ -106,7 +106,7 @@ def _library() -> ModuleType:
 
 @contextlib.contextmanager
 def _with_path(path: str | None, stream: BinaryFile) -> Iterator[str]:
-    # The library opens paths alone: what a stream holds is copied into a temporary file.
+    """The library opens paths alone: what a stream holds is copied into a temporary file."""
     if path is not None:
         yield path
         return

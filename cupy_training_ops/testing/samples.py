@@ -91,7 +91,8 @@ def mapped_outputs(
     given = dict(zip((item.name for item in op.inputs), inputs, strict=False))
 
     def place_output(output: Output, value: Any) -> Any:
-        # An "either" output is an array where the input that it aliases is one; of a list all are.
+        """An "either" output is an array where the input that it aliases is one; of a list all
+        are."""
         if isinstance(value, tuple):
             return tuple(None if array is None else place(array) for array in value)
         is_array = output.memory == "device" or isinstance(

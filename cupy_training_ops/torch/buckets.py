@@ -85,7 +85,7 @@ class GradientBuckets:
         self._is_watched = len(eager) < len(self._parameters)
 
     def _look(self, place: int, parameter: Any) -> None:
-        # A hook: the parameter at a place has its gradient.
+        """A hook: the parameter at a place has its gradient."""
         if not self._is_paused:
             self._came.append(parameter)
             self._take()

@@ -100,7 +100,8 @@ def _of_transformers(module: torch.nn.Module) -> Any:
 
 @functools.cache
 def _rms_norm_of(cls: Any) -> Any:
-    # A subclass whose forward pass is `functional.rms_norm`: weight times the normalised input.
+    """A subclass whose forward pass is `functional.rms_norm`: weight times the normalised input."""
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
         if nn.is_compiling():  # as `nn` does

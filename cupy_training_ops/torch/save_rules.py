@@ -170,7 +170,7 @@ def _features(x: Tensor, is_left: bool) -> Dimensions:
 
 
 def _same(*groups: int) -> Callable[[Tensor, object], Dimensions]:
-    # These dimensions, whatever the tensor.
+    """These dimensions, whatever the tensor."""
     return lambda *_: groups
 
 
@@ -239,7 +239,8 @@ def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -
 
 
 def _rows(x: Tensor, n_inner: int) -> Dimensions:
-    # All dimensions but the last ones, which are a row: (0, 1) for 3 dimensions with 1 in a row.
+    """All dimensions but the last ones, which are a row: (0, 1) for 3 dimensions with 1 in a
+    row."""
     return tuple(range(x.dim() - n_inner))
 
 

@@ -126,8 +126,8 @@ def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Ki
 
 
 def _make_kind(policy: TorchPolicy, form: Form, use: Use) -> Kind:
-    # A form that is never compressed has its reason, whoever saves it; only a policy by consumers
-    # makes a kind exact, of which `Entry` holds the tensor itself.
+    """A form that is never compressed has its reason, whoever saves it; only a policy by
+    consumers makes a kind exact, of which `Entry` holds the tensor itself."""
     codec, reason, is_exact = "", form.reason, False
     if not reason:
         need = "mask" if form.dtype == torch.bool else "value"
@@ -159,7 +159,7 @@ def _allocator(nbytes: int, device: torch.device) -> Callable[[], Tensor]:
 
 
 def _check_of(policy: TorchPolicy, codec: str, form: Form, use: Use) -> ErrorCheck:
-    # The codes of some codecs are measured, where the policy asks who saves a tensor.
+    """The codes of some codecs are measured, where the policy asks who saves a tensor."""
     measure = MEASURES.get(codec, "") if policy.by_consumer else ""
     if not measure:
         return ErrorCheck("", use.need)

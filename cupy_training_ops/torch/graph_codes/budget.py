@@ -123,7 +123,7 @@ def within(
 
 
 def _is_better(one: Partition, other: Partition, limit: float) -> bool:
-    # The faster one if both are within the limit, else the smaller one.
+    """The faster one if both are within the limit, else the smaller one."""
     if max(one.nbytes, other.nbytes) <= limit:
         return one.seconds < other.seconds
     return one.nbytes < other.nbytes

@@ -202,7 +202,8 @@ class Backward:
         return self._uses[key]
 
     def _use(self, node: Node, user: Node, image: Image) -> Uses:
-        # The need of one user, or of all that read its result, where that is an image of the value.
+        """The need of one user, or of all that read its result, where that is an image of the
+        value."""
         if user.op == "output":
             return Uses(Need.EXACT, reason="gradient")
         made_by = origin(user)
@@ -226,7 +227,8 @@ class Backward:
         return Uses(Need.EXACT, reason=name_of(user))
 
     def _use_beside_gradients(self, node: Node, user: Node, made_by: object) -> Uses:
-        # The need of a user that depends on gradients. made_by: its operator before decomposition.
+        """The need of a user that depends on gradients. made_by: its operator before
+        decomposition."""
         target, name = packet(user.target), name_of(user)
         if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)

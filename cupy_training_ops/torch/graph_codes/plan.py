@@ -181,7 +181,7 @@ def nbytes_of(value: Tensor) -> int:
 
 
 def _number(size: int | torch.SymInt) -> int:
-    # A symbolic size counts as in the example that is compiled.
+    """A symbolic size counts as in the example that is compiled."""
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
@@ -252,7 +252,7 @@ def _is_near_batch_norm(producer: Node) -> bool:
 
 
 def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
-    # Return True if rows along the innermost dimension in memory are whole tiles.
+    """Return True if rows along the innermost dimension in memory are whole tiles."""
     if not order:
         return False
     last = value.shape[order[-1]]
@@ -285,7 +285,7 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
 
 
 def _storage(node: Node) -> int:
-    # The same number for values that share memory.
+    """Number that values of one memory share."""
     return int(node.meta["val"].untyped_storage()._cdata)
 
 

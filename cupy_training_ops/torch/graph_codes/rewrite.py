@@ -207,8 +207,8 @@ class _Images:
         return chain if any(packet(node.target) in LOOKUPS for node in chain) else []
 
     def _follow_rows(self, node: Node, value: Node, chain: list[Node]) -> bool:
-        # Return True if `node`, on the way to `value`, follows by operators of EXACT from
-        # parameters and smaller tensors saved without codes; add to the chain, operands first.
+        """Return True if `node`, on the way to `value`, follows by operators of EXACT from
+        parameters and smaller tensors saved without codes; add to the chain, operands first."""
         if node in chain:
             return True
         if node in self._parameters and node.op == "placeholder":
@@ -235,8 +235,8 @@ class _Images:
         return chain if 0 < len(sources) <= MOST_SOURCES else []
 
     def _follow(self, node: Node, value: Node, chain: list[Node], sources: set[Node]) -> bool:
-        # Return True if `node`, on the way to `value`, follows by pointwise operators from
-        # parameters, smaller saved tensors, and `sources`: coded ones no smaller than `value`.
+        """Return True if `node`, on the way to `value`, follows by pointwise operators from
+        parameters, smaller saved tensors, and `sources`: coded ones no smaller than `value`."""
         if node in chain or node in sources:
             return True
         if node is not value and node.name in self._there:

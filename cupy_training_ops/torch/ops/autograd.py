@@ -215,7 +215,8 @@ def _apply_of(node: Any) -> Callable[..., Any]:
 
 
 def derivative_of(operator: Operator, ctx: Any, *gradients: Any) -> Any:
-    # Gradients of all arguments, from those of the results; None for all where the first has none.
+    """Gradients of all arguments, from those of the results; None for all where the first has
+    none."""
     if operator.derivative is None:
         if any(gradient is not None for gradient in gradients):
             refuse_derivative(operator.name)

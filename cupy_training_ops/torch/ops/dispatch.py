@@ -220,8 +220,8 @@ class Door:
         return [next(rest) if is_named else None for is_named in mask]
 
     def _some_longer(self, *arguments: Any) -> Any:
-        # `some` where no recent call is like this one. With gradients, or where somebody watches,
-        # all results are computed, and None stands for those that the mask leaves out.
+        """`some` where no recent call is like this one. With gradients, or where somebody
+        watches, all results are computed, and None stands for those that the mask leaves out."""
         if not torch.is_grad_enabled() and not is_watched(arguments):
             return self._some(arguments)
         pairs = zip(self.every(*arguments), arguments[-1], strict=True)
@@ -278,7 +278,7 @@ class _Inside:
             raise
 
     def _apply_to(self, *arguments: Any) -> Any:
-        # Through autograd's node, whose forward pass is `_compute` of the arguments.
+        """Through autograd's node, whose forward pass is `_compute` of the arguments."""
         return self._apply(*arguments, (self._compute, ()))
 
     def _compute(self, arguments: Sequence[Any], _: Any) -> Any:
@@ -357,7 +357,7 @@ def register(operators: Sequence[Operator]) -> dict[str, Door]:
 
 
 def _register(operator: Operator) -> Door:
-    # Names stay with the library: a module that is imported again defines nothing twice.
+    """Names stay with the library: a module that is imported again defines nothing twice."""
     library, name = _library(), operator.name
     if name not in library.names:
         library.names.add(name)
@@ -403,8 +403,9 @@ def _kernel(operator: Operator) -> Callable[..., Any]:
 
 
 def _fake(operator: Operator) -> Callable[..., Any]:
-    # Empty results, for tensors without data: without a function of its own, the body with `infer`
-    # in the place of launches. The dispatcher leaves out arguments that equal their defaults.
+    """Empty results, for tensors without data: without a function of its own, the body with
+    `infer` in the place of launches. The dispatcher leaves out arguments that equal their
+    defaults."""
     body = operator.fake or functools.partial(operator.body, infer)
     defaults = defaults_of(overload_of(operator.name))
 

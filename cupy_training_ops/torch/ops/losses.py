@@ -69,7 +69,7 @@ def _in_place(
     reduction: str,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    # The loss; the gradient of the scores overwrites them.
+    """The loss; the gradient of the scores overwrites them."""
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
@@ -246,8 +246,8 @@ def _linear_cross_entropy(
     dtype: torch.dtype | None,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    # The loss, and its gradients for hidden, weight and bias. Chunks of rows give undivided sums,
-    # without the rows of `sums.apart`, which come last, divided by what counts.
+    """The loss, and its gradients for hidden, weight and bias. Chunks of rows give undivided
+    sums, without the rows of `sums.apart`, which come last, divided by what counts."""
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
     n_counted = _count(target, ignore_index, reduction).to(wide)

@@ -252,7 +252,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
 
     def _step(self, ready: Ready) -> None:
-        # Check all updates, then write all; a single part may measure the norm as it updates.
+        """Check all updates, then write all; a single part may measure the norm as it updates."""
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)

@@ -196,7 +196,8 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
-        # Each state has the very tensors of `count` and `moments`, as loading puts others there.
+        """Each state has the very tensors of `count` and `moments`, as loading puts others
+        there."""
         try:
             made = itertools.repeat(None if self.count is None else self.count.made)
             return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
