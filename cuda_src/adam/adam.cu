@@ -38,7 +38,10 @@ struct AdamFactors {
     bool decays_updated, update;
 };
 
-// What follows from the corrections of both moments.
+// The numbers by which a step is computed, for all weights alike. of_moments = {1 - alpha^t, 1 - beta^t}
+// as read_numbers makes them, or {1, 1}: u = rate m / (sqrt(v) root_scale + epsilon) with
+//     decays_updated   rate = lr sqrt(of_moments[1]) / of_moments[0], root_scale = 1
+//     else             rate = lr / of_moments[0], root_scale = 1 / sqrt(of_moments[1])
 __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const Numbers& numbers,
                                                     const double (&of_moments)[2]) {
     const double lr = numbers.rate, of_first = of_moments[0], root = sqrt(of_moments[1]);

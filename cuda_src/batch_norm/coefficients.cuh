@@ -19,20 +19,25 @@ __device__ A load_from(const A* from) {
         return *from;
 }
 
-// Inputs of a channel's coefficients beside its sums.
+// What a channel's coefficients are made of beside its sums: {scale, bias} in the normalization, {scale,
+// inv_std} in the gradient.
 template <class A>
 struct ChannelInputs {
     A first, second;
 };
 
-// Numbers that a channel's elements are mapped with.
+// The numbers of a channel from which every element of its result is computed:
+//     normalization   y = (x - reference - offset) * factor + term
+//     gradient        dx = ((dy - offset) - (x - reference) * term) * factor
 template <class A>
 struct Coefficients {
     A reference, offset, factor, term;
 
+    // to[0..3] = reference, offset, factor, term.
     __device__ void store(A* to) const {
         to[0] = reference, to[1] = offset, to[2] = factor, to[3] = term;
     }
+    // Reads {reference, offset, factor, term} = from[0..3], as `store` has written them.
     template <Memory MEMORY>
     static __device__ Coefficients load(const A* from) {
         return {load_from<MEMORY>(from), load_from<MEMORY>(from + 1), load_from<MEMORY>(from + 2),
@@ -44,6 +49,7 @@ static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
 template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
+// The result of element i of row or vector u that a thread holds: Op::map of READ arrays' elements.
 template <class Op, class Held>
 __device__ typename Op::A map_element(const OpCoefficients<Op>& of, const Held& held, int u,
                                       int i) {

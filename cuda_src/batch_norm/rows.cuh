@@ -97,7 +97,8 @@ struct Ring {
     i64 kept = 0;              // the first of rows before all others that are in shared memory
     i32 n_kept = 0;
 
-    // The thread's first row is at `element`, its next one `pitch` on.
+    // The thread has n rows: row r begins at element + r * pitch of each array. LAST: groups of
+    // rows from the last row back, so `later` and `next` begin behind it; else from row 0 on.
     __device__ Ring(const Op& op, const u8* memory, async_copy::Place place, const Columns& columns,
                     i64 element, i64 pitch, i32 n)
         : op(op),
@@ -111,6 +112,7 @@ struct Ring {
           n_later(n),
           n_next(n) {}
 
+    // How many rows the next group has, of `left` that are left.
     static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
     // The number of n rows used that have left shared memory: the first ones, in whole groups.
     static __device__ i32 count_gone(i32 n, u32 size) {
@@ -118,8 +120,10 @@ struct Ring {
         return over > 0 ? over * DEPTH : 0;
     }
     static constexpr u32 OF_GROUP = READ * DEPTH * APART;
+    // The group behind `group` in shared memory, in which groups lie in a ring.
     __device__ u32 after(u32 group) const { return group + 1 < size ? group + 1 : 0; }
-    // ALL: there are as many rows as a group has.
+    // Begins to copy the next group, of at most DEPTH rows, to place `copied` of the ring; without rows it only
+    // counts as a group on its way. ALL: there are DEPTH rows.
     template <bool ALL>
     __device__ void copy_group() {
         const i32 some = ALL ? DEPTH : of_group(n_later);
@@ -135,6 +139,8 @@ struct Ring {
         n_later -= some;
         copied = after(copied);
     }
+    // Begins to copy `some` rows of all READ arrays, which begin at from, from + pitch, ...: row u
+    // of array a to place + copied * OF_GROUP + (u * READ + a) * APART.
     template <bool ALL, bool STREAMING>
     __device__ __forceinline__ void copy_rows(i64 from, i32 some) {
         async_copy::Place to = place + copied * OF_GROUP;
@@ -145,6 +151,7 @@ struct Ring {
                 if (ALL || u < some)
                     async_copy::copy_16<STREAMING>(to, op.arrays[a] + from + u * pitch);
     }
+    // Begins to copy the first RING_GROUPS groups.
     __device__ void begin() {
 #pragma unroll 1
         for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
@@ -166,6 +173,9 @@ struct Ring {
             while (n_kept <= 0 && n_later >= DEPTH) use_group<true>(use);
         }
     }
+    // Waits for the next group, takes it into registers, begins to copy another one behind those on
+    // their way, and calls use(rows, element, pitch, Any), where row 0 of the group is at
+    // `element`.
     template <bool ALL, class Use>
     __device__ void use_group(const Use& use) {
         const bool is_kept = !ALL && n_kept > 0;

@@ -28,10 +28,14 @@ struct Item {
     bool sums;
 };
 
+// One ticket for each item and pass: the schedule may sum, or apply, or do both.
 __device__ u32 count_tickets(const Schedule& schedule) {
     return schedule.n_items * (schedule.sums && schedule.applies ? 2 : 1);
 }
 
+// Ticket t with both passes: item t is summed for t < lag; then turn = t - lag is item lag + turn / 2 summed
+// where turn is even, and item turn / 2 applied where turn is odd, until all n_items are summed; from then on
+// item t - n_items is applied. Item i is part i % n_parts of tile i / n_parts.
 __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     bool sums = schedule.sums;
     u32 item = ticket;
@@ -134,6 +138,8 @@ struct Finish {
     u32 tile, width, height, x, y;
     A* partials;  // of the tile's first part
 
+    // Thread t has channel x = t % width of the tile's `width` channels, and every height-th part
+    // from y = t / width on; none where y is not below `height`.
     __device__ Finish(const Op& op, const Walk& walk, const Schedule& schedule,
                       const Scratch<A>& scratch, A* shared, u32 tile)
         : op(op), walk(walk), schedule(schedule), scratch(scratch), shared(shared), tile(tile) {
@@ -141,6 +147,7 @@ struct Finish {
         x = threadIdx.x % width, y = threadIdx.x / width;
         partials = scratch.partials + walk.first_channel(tile) * State::FIELDS;
     }
+    // Where the sums of part `part` of the tile begin.
     __device__ A* of_part(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
@@ -197,15 +204,18 @@ struct Finish {
     }
 
   private:
+    // How many parts the group has whose first part is `first`.
     __device__ u32 parts_of_group(u32 first) const {
         const u32 rest = schedule.n_parts - first;
         return rest < schedule.of_group ? rest : schedule.of_group;
     }
+    // some[k] = the thread's channel's sums of part part + k * on, if that is before `end`.
     __device__ void load(State (&some)[AT_ONCE], u32 part, u32 end, u32 on) const {
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k)
             if (part + k * on < end) some[k] = State::load(of_part(part + k * on) + x, width);
     }
+    // Calls see(some[k]) for each k whose part, part + k * on, is before `end`: `load` left the others unset.
     template <class See>
     static __device__ void show(const State (&some)[AT_ONCE], u32 part, u32 end, u32 on,
                                 const See& see) {
@@ -215,6 +225,8 @@ struct Finish {
     }
 };
 
+// Sums and applies the items of this block: walk.sum leaves a part's sums in `partials`, Finish makes
+// `coefficients` of them, walk.apply maps a part's elements by these.
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
                             const Scratch<typename Op::A>& scratch) {

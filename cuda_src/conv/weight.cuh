@@ -28,6 +28,8 @@ struct WeightTile {
     i32 group, first_row, first_column;
 };
 
+// Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one fastest.
+// `rows` and `columns` are those of a tile.
 __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows,
                                                   int columns = COLUMNS) {
     const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
@@ -58,7 +60,8 @@ __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, 
     return group;
 }
 
-// Walks through positions. A thread has one of each stage, and some of its rows and columns.
+// Walks through positions (n, o), DEPTH at a time in a stage of shared memory: thread t has position t %
+// DEPTH of each stage, and every STEP-th group of its rows and columns from t / DEPTH on.
 template <class Tile, class Offset>
 struct WeightReader {
     using E = typename Tile::E;
@@ -74,6 +77,8 @@ struct WeightReader {
     i64 position, end;
     i32 n, at[3];
 
+    // Starts at position begin + threadIdx.x % DEPTH = (n * output[0] + at[0]) * ... + at[2] of all images'
+    // outputs; a position at or beyond `end` counts as zeros.
     __device__ __forceinline__ WeightReader(const WeightLayout& layout, const WeightTile& tile,
                                             const ColumnGroup* columns, const E* all_x,
                                             const E* all_y, i64 begin, i64 end)
@@ -91,7 +96,9 @@ struct WeightReader {
         y = all_y +
             (static_cast<i64>(tile.group) * layout.rows + tile.first_row) * volume(layout.output);
     }
+    // The first of the groups of Tile::GROUP rows or columns that the thread copies; the next is STEP on.
     static __device__ __forceinline__ int own_group() { return threadIdx.x / Tile::DEPTH; }
+    // Moves on by DEPTH positions, which are step[0] images and step[1..3] along the axes.
     __device__ __forceinline__ void advance() {
         position += Tile::DEPTH;
         i32 carry = 0;
@@ -103,6 +110,8 @@ struct WeightReader {
         }
         n += layout.step[0] + carry;
     }
+    // groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() + i *
+    // STEP) * GROUP on; zeros beyond the last row or position.
     __device__ __forceinline__ void gather_a(Group<E> (&groups)[ROW_GROUPS]) const {
         const i64 plane = volume(layout.output);
         const Offset line = static_cast<Offset>(at[0]) * layout.output[1] + at[1];
@@ -119,6 +128,7 @@ struct WeightReader {
                 source.gather(row, count - own - row, groups[i]);
         }
     }
+    // Row `row` of `groups` to stage[threadIdx.x % DEPTH * A_PITCH + row].
     __device__ __forceinline__ void store_a(E* stage, const Group<E> (&groups)[ROW_GROUPS]) const {
 #pragma unroll
         for (int i = 0; i < ROW_GROUPS; ++i) {
@@ -128,6 +138,9 @@ struct WeightReader {
                                   groups[i]);
         }
     }
+    // groups[i] = X, where the tap of column group own_group() + i * STEP reads for the thread's
+    // position, of the group's channels; zeros beside the image and beyond the last channel or
+    // position.
     __device__ __forceinline__ void gather_b(Group<E> (&groups)[COLUMN_GROUPS]) const {
         const i64 plane = volume(layout.image);
         i32 from[3];
@@ -149,6 +162,7 @@ struct WeightReader {
                 .gather(0, column.count, groups[i]);
         }
     }
+    // Column `column` of `groups` to stage[A_SIZE + threadIdx.x % DEPTH * B_PITCH + column].
     __device__ __forceinline__ void store_b(E* stage,
                                             const Group<E> (&groups)[COLUMN_GROUPS]) const {
         E* const of_position = stage + Tile::A_SIZE + threadIdx.x % Tile::DEPTH * Tile::B_PITCH;
@@ -158,7 +172,7 @@ struct WeightReader {
     }
 };
 
-// Writes D to this block's tile of sums, which blockIdx.x numbers.
+// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last index is the fastest.
 template <class Tile>
 __device__ __forceinline__ void write_sums(const Product<Tile>& product, typename Tile::Sum* sums) {
     using Sum = typename Tile::Sum;
@@ -172,7 +186,8 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
         });
 }
 
-// A tile's sums of Y, of one part.
+// y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions, for the
+// rows that exist; nothing without y_sums.
 template <class Sums>
 __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {
@@ -292,8 +307,9 @@ __device__ __forceinline__ void sum_weights_of_lines(
 
 // ---- sums of parts ------------------------------------------------------------------------------
 
-// Number `index` of all parts, which are `pitch` apart. A block has THREADS / summers numbers, side by
-// side, whose parts so many threads add up; each of these then has the sum.
+// Returns parts[0 * pitch + index] + ... + parts[(count - 1) * pitch + index], in `summers` threads, which
+// add up every summers-th part each. A block has THREADS / summers numbers `index`, side by side: thread t
+// has number t % (THREADS / summers) of these.
 template <class Sum>
 __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch, i32 count,
                                          i32 summers, bool exists) {
@@ -313,7 +329,8 @@ __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch,
     return sum;
 }
 
-// The sums of all parts of `size` numbers, by block `block` of those that there are for it.
+// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size: block `block` has THREADS / summers
+// neighbours i, of which `summers` threads add up each.
 template <class E>
 __device__ __forceinline__ void write_total(const Acc<E>* parts, E* total, i32 count, i32 summers,
                                             i64 size, u32 block) {
@@ -323,13 +340,15 @@ __device__ __forceinline__ void write_total(const Acc<E>* parts, E* total, i32 c
     if (index < size && threadIdx.x < numbers) total[index] = from_acc<E>(sum);
 }
 
-// Blocks that write W; others behind them may write the gradient of a bias.
+// The number of blocks that write W: tiles * ROWS * COLUMNS * summers / THREADS.
 template <class Tile>
 __device__ __forceinline__ u32 blocks_of_weights(i32 summers, const WeightLayout& layout) {
     return layout.tiles * (Tile::ROWS * COLUMNS / THREADS * static_cast<u32>(summers));
 }
 
-// Writes sums of sum_weights as W.
+// W[filter][c][tap] = the sum over `count` parts of parts[part][tile][row][column], rounded. A tile's columns
+// are (GROUP channels, tap, channel in these), the last one fastest, so tap = column / GROUP % taps. A block
+// has THREADS / summers neighbours of a part, of which `summers` threads add up each.
 template <class Tile>
 __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, typename Tile::E* w,
                                               i32 count, i32 summers, const WeightLayout& layout) {
@@ -354,7 +373,8 @@ __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, t
     }
 }
 
-// W, and where more blocks are launched than it takes the gradient of a bias.
+// W from `parts` by the first blocks, as many as blocks_of_weights says; bias = the sum over `count` parts of
+// y_parts by the blocks behind these.
 template <class Tile>
 __device__ __forceinline__ void write_weights_and_bias(const typename Tile::Sum* parts,
                                                        typename Tile::E* w,

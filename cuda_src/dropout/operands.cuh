@@ -157,6 +157,8 @@ struct Kept {
                          static_cast<u32>(number >> 32), at);
         }
     }
+    // words[i] = the random word of element first + offset + i * S::threads, as a tile without vectors has
+    // them.
     __device__ void load_apart(u32 offset, u32) {
 #pragma unroll
         for (int i = 0; i < width; ++i)
@@ -170,7 +172,8 @@ struct Kept {
 };
 
 // One byte for each element. A vector's are held as words: as bools they cost three times as many
-// instructions. `filled` is ALL where every element is kept, whatever the mask says.
+// instructions. `filled` is ALL where every element is kept, whatever the mask says, else 0. A Word has
+// the bytes of EACH elements.
 template <class S>
 struct ByteReader {
     static constexpr int width = S::width, read_nbytes = 1, written_nbytes = 0;
@@ -186,6 +189,8 @@ struct ByteReader {
 #pragma unroll
         for (int w = 0; w < width / EACH; ++w) held[u].at[w] |= static_cast<Word>(filled);
     }
+    // Byte i of held[0] = from[offset + i * S::threads] | filled, or 0 from element n on: the thread's
+    // elements of a tile without vectors lie S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         held[0] = {};
 #pragma unroll
@@ -213,6 +218,8 @@ struct BitReader {
 
     __device__ void seek(i64 first) { from += first / 8; }
     __device__ void load(int u, u32 offset) { held[u] = from[offset / 8] >> offset % 8 | filled; }
+    // Bit i of held[0] = the mask's bit of element offset + i * S::threads, or `filled`'s: the thread's
+    // elements of a tile without vectors lie S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         held[0] = filled;
 #pragma unroll
@@ -244,6 +251,7 @@ struct ByteWriter {
     __device__ void store(int u, u32 offset) const {
         if (to) held[u].store(to + offset);
     }
+    // to[offset + i * S::threads] = byte i of held[0], up to element n.
     __device__ void store_apart(u32 offset, u32 n) const {
         if (!to) return;
 #pragma unroll
@@ -277,7 +285,8 @@ struct BitWriter {
         for (int step = 1; step < LANES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
         if (threadIdx.x % LANES == 0) to[offset / 8] = static_cast<u8>(bits);
     }
-    // A warp has 32 neighbours, which are a word; all of its lanes are here.
+    // The lanes of a warp have 32 neighbours, so the ballot of mark i is one word of the mask, which lane 0
+    // stores; the word of element n - 1 ends in zeros. All lanes of the warp must call this.
     __device__ void store_apart(u32 offset, u32 n) const {
         if (!to) return;
 #pragma unroll

@@ -60,6 +60,7 @@ struct GroupSums {
         squares += some.squares;
         n += count;
     }
+    // Each of `lanes` neighbouring lanes, a power of two, gets the sums of all of these lanes.
     __device__ __forceinline__ void join(u32 lanes) {
 #pragma unroll 1
         for (u32 step = lanes / 2; step > 0; step /= 2) {
@@ -69,7 +70,7 @@ struct GroupSums {
             n += __shfl_xor_sync(ALL_LANES, n, step);
         }
     }
-    // Squares of distances from their mean.
+    // sum of (x - mean)^2 = squares - distance^2 / n: at least 0, which rounding could miss.
     __device__ __forceinline__ double deviation() const {
         return larger(squares - distance * (distance / n), 0);
     }

@@ -16,7 +16,12 @@ __device__ __forceinline__ double shuffled(double x, u32 step) {
     return __shfl_xor_sync(ALL_LANES, x, step);
 }
 
-// Sums over some elements and groups, or over all.
+// Sums over some elements x and groups, or over all, in the units of x:
+//     error             sum of (decoded x - x)^2
+//     tile_deviation    sum of (x - its tile's mean)^2
+//     group_deviation   sum of (x - its group's mean)^2
+//     worst             largest over groups of error / deviation
+//     exponent          largest shared exponent E of a tile; 255: some tile is not finite
 struct Totals {
     double error, tile_deviation, group_deviation, worst;
     u32 exponent;
@@ -28,13 +33,18 @@ struct Totals {
         worst = larger(other.worst, worst);
         exponent = max(other.exponent, exponent);
     }
+    // Adds one group: group_deviation += deviation, worst = max(worst, of_group / deviation), where
+    // `of_group` is the group's error. worst becomes infinite where of_group >= MOST_RATIO *
+    // deviation; an error of 0 leaves worst as it is.
     __device__ __forceinline__ void add_group(double deviation, double of_group) {
         group_deviation += deviation;
         if (!(of_group > 0)) return;
         const bool finite = of_group < MOST_RATIO * deviation;
         worst = larger(finite ? of_group / deviation : infinity(), worst);
     }
-    // The four numbers of the guard: see the operator's help.
+    // guard = {error, tile_deviation, group_deviation, worst}, the first three in squares of the quantum
+    // 2^(E - 127) of the largest E: unit = 2^(254 - 2 E), whose biased exponent in double is 1277 - 2 E.
+    // {infinity, 0, 0, infinity} where a tile is not finite.
     __device__ __forceinline__ void store(float* guard) const {
         const bool finite = exponent < NOT_FINITE;
         const double unit =
@@ -47,13 +57,13 @@ struct Totals {
 };
 static_assert(sizeof(Totals) == TOTALS * sizeof(double));
 
-// Sums that another block has stored.
+// Totals that another block has stored: read past the L1 cache, which may hold older ones.
 __device__ __forceinline__ Totals loaded(const Totals& from) {
     return {__ldcg(&from.error), __ldcg(&from.tile_deviation), __ldcg(&from.group_deviation),
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// The sum over the first n lanes of a warp, a power of two, in each of these.
+// totals = those of the first n lanes of a warp added up, in each of the n lanes; n is a power of two.
 __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
     for (u32 step = n / 2; step > 0; step /= 2)
@@ -70,7 +80,7 @@ struct Shared {
     bool last;
 };
 
-// The sum of what all warps have left in shared memory, in the first lane of the first.
+// Returns shared.of_warp[0] + ... + shared.of_warp[WARPS - 1] in thread 0.
 template <int THREADS>
 __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     Totals sum{};
@@ -81,7 +91,8 @@ __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     return sum;
 }
 
-// Adds what all blocks found; the one that finishes last stores the guard.
+// of_blocks[blockIdx.x] = the block's totals, from shared.of_warp; the block that finishes last adds those
+// of all blocks and stores the guard.
 template <int THREADS>
 __device__ __forceinline__ void finish(double* of_blocks, Zeroed<u32>* ticket, float* guard,
                                        Shared<THREADS>& shared) {

@@ -34,12 +34,15 @@ __device__ __forceinline__ Tile<T> load_tile(const T* x, i64 tile, i64 n, bool a
     return *reinterpret_cast<const Tile<T>*>(&elements);
 }
 
+// The shared exponent E of a tile: that of its largest magnitude, as biased in float. 255: not finite.
 __device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < TILE; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
     return largest >> 23;
 }
+// The shared exponent E of a tile: double's biased exponent of its largest magnitude less 896,
+// which is float's bias; at least 0, and 255 where it is beyond float.
 __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
