@@ -27,7 +27,8 @@ __device__ __forceinline__ void load(Vec<E, N>& loaded, const E* from, i64 i) {
     loaded = *reinterpret_cast<const Vec<E, N>*>(from + i);
 }
 
-// Asks for what a block reads first of an array, while what it is computed with is made.
+// Prefetches into the L2 cache the first NBYTES of array[first, end), a line of 128 bytes a thread:
+// for a block that reads these soon, but first makes the numbers it computes with.
 template <int NBYTES, class E>
 __device__ __forceinline__ void expect(const E* array, i64 first, i64 end) {
 #ifndef __CUDA_CPU__
@@ -38,13 +39,13 @@ __device__ __forceinline__ void expect(const E* array, i64 first, i64 end) {
 #endif
 }
 
-// Rounded, where there is an array.
+// to[i + k] = values[k] rounded to E, k < N; nothing where `to` is null.
 template <class E, class A, int N>
 __device__ __forceinline__ void store(E* to, i64 i, const A (&values)[N]) {
     if (to) vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to + i), vec::from_acc<E>(values));
 }
 
-// The elements [first, end) as they were, by this block.
+// to[i] = from[i], first <= i < end, by this block; nothing where `to` is null or `from` itself.
 template <class E>
 __device__ __forceinline__ void keep(const E* from, E* to, i64 first, i64 end) {
     if (!to || to == from) return;
@@ -72,7 +73,8 @@ struct Copy {
     __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
 };
 
-// New weights, and what they were changed by.
+// new_w[i + k] = weight[k], new_g[i + k] = delta[k] and the low-precision copy = weight[k], k < N, each
+// rounded; those that are null are left out.
 template <class W, class G, class A, int N>
 __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
                                     const A (&weight)[N], const A (&delta)[N]) {
@@ -128,6 +130,7 @@ struct Parameter {
         Vec<M, N> m, v;
     };
 
+    // Elements [i, i + N) of each of the four arrays.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         parameter_update::load(loaded.w, w, i);
@@ -135,6 +138,8 @@ struct Parameter {
         parameter_update::load(loaded.m, m, i);
         parameter_update::load(loaded.v, v, i);
     }
+    // Prefetches into the L2 cache the first NBYTES of the elements [first, end) of each of the
+    // four arrays.
     template <int NBYTES>
     __device__ __forceinline__ void expect(i64 first, i64 end) const {
         parameter_update::expect<NBYTES>(w, first, end);
@@ -170,7 +175,7 @@ struct Descent {
         parameter_update::load(loaded.w, w, i);
         parameter_update::load(loaded.g, g, i);
     }
-    // Nothing changes.
+    // new_w = w, new_g = g and the copy = its input in [first, end): a step that is skipped.
     __device__ __forceinline__ void stay(i64 first, i64 end) const {
         parameter_update::keep(w, new_w, first, end);
         parameter_update::keep(g, new_g, first, end);

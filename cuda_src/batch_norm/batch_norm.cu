@@ -34,6 +34,8 @@ constexpr int BLOCKS = sizeof(A) == 8 ? 2 : 3;  // that share a multiprocessor, 
 
 using namespace cto;
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A block has a
+// channel, which it holds in registers, in vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm_internal__channels(const T* x, void* scale, void* bias, void* input_mean,
                                   void* input_var, T* y, void* running_mean, void* running_var,
@@ -46,6 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     in_registers<vec::WIDTH<T>>(op, pieces);
 }
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. Blocks share a
+// channel, which they read twice, in vectors: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_internal__channel_parts(
     const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
     void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
@@ -58,6 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_interna
                 {partials, coefficients, {counters}});
 }
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. Blocks share a
+// channel, which they read twice, element by element: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm_internal__single_channel_parts(
         const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
@@ -71,6 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 {partials, coefficients, {counters}});
 }
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is
+// `columns.length` columns of a matrix; blocks share rows, which they read twice: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__column_parts(
     const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
     void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
@@ -83,6 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
                 {partials, coefficients, {counters}});
 }
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is
+// `columns.length` columns of a matrix of 2-byte elements; rows go by way of rings in shared
+// memory, where the last ones stay for the second pass.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     batch_norm_internal__column_rings(const T* x, void* scale, void* bias, void* input_mean,
                                       void* input_var, T* y, void* running_mean, void* running_var,
@@ -102,6 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     }
 }
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is held in
+// shared memory, in slots of 16 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_norm_internal__held_channels(const T* x, void* scale, void* bias, void* input_mean,
                                        void* input_var, T* y, void* running_mean, void* running_var,
@@ -115,6 +128,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     in_shared<vec::WIDTH<T>>(op, held, shared);
 }
 
+// y = scale * (x - mean) * inv_std + bias, and the statistics of each channel. A channel is held in
+// shared memory, in slots of 8 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_norm_internal__narrow_held_channels(const T* x, void* scale, void* bias, void* input_mean,
                                               void* input_var, T* y, void* running_mean,
@@ -129,6 +144,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     in_shared<vec::WIDTH<T> / 2>(op, held, shared);
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A block has a channel, which
+// it holds in registers, in vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_normalization_grad__channels(const T* dy, const T* x, void* scale, void* saved_mean,
                                        void* saved_inv_std, T* dx, void* scale_grad,
@@ -139,6 +157,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     in_registers<vec::WIDTH<T>>(op, pieces);
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. Blocks share a channel,
+// which they read twice, in vectors: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_normalization_grad__channel_parts(const T* dy, const T* x, void* scale, void* saved_mean,
                                             void* saved_inv_std, T* dx, void* scale_grad,
@@ -152,6 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 {partials, coefficients, {counters}});
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. Blocks share a channel,
+// which they read twice, element by element: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_normalization_grad__single_channel_parts(
         const T* dy, const T* x, void* scale, void* saved_mean, void* saved_inv_std, T* dx,
@@ -164,6 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 {partials, coefficients, {counters}});
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is
+// `columns.length` columns of a matrix; blocks share rows, which they read twice: by_schedule.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     batch_normalization_grad__column_parts(const T* dy, const T* x, void* scale, void* saved_mean,
                                            void* saved_inv_std, T* dx, void* scale_grad,
@@ -177,6 +204,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 {partials, coefficients, {counters}});
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is
+// `columns.length` columns of a matrix of 2-byte elements; rows go by way of rings in shared
+// memory, where the last ones stay for the second pass.
 extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     batch_normalization_grad__column_rings(const T* dy, const T* x, void* scale, void* saved_mean,
                                            void* saved_inv_std, T* dx, void* scale_grad,
@@ -193,6 +224,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RING_BLOCKS)
     }
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is held in shared
+// memory, in slots of 16 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_normalization_grad__held_channels(const T* dy, const T* x, void* scale, void* saved_mean,
                                             void* saved_inv_std, T* dx, void* scale_grad,
@@ -204,6 +238,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     in_shared<vec::WIDTH<T>>(op, held, shared);
 }
 
+// dx = scale * inv_std * (dy - mean of dy - x^ * mean of (dy * x^)), x^ = (x - mean) * inv_std;
+// scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. A channel is held in shared
+// memory, in slots of 8 bytes.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     batch_normalization_grad__narrow_held_channels(const T* dy, const T* x, void* scale,
                                                    void* saved_mean, void* saved_inv_std, T* dx,
@@ -216,7 +253,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     in_shared<vec::WIDTH<T> / 2>(op, held, shared);
 }
 
-// dY as X lies, where its channels lie otherwise, and back: (n, height, width) as (n, width, height).
+// to[n][j][i] = from[n][i][j], i < height, j < width: dY as X lies, where its channels lie
+// otherwise, and dX back.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS)
     batch_normalization_grad__transpose(const T* from, T* to, i64 height, i64 width) {
     transpose::swap_last(from, to, height, width);

@@ -38,8 +38,8 @@ struct Place {
     __device__ u32 own_columns() const {
         return x * W >= n_columns ? 0 : n_columns - x * W < W ? n_columns - x * W : W;
     }
-    // Shows `see` the thread's columns that the tile has, the channel of each in the tile, and whether
-    // it is its first column.
+    // see(i, channel, is_first) for each column i of the thread that the tile has: channel = (x * W
+    // + i) / length, counted in the tile; is_first: column x * W + i is the first of its channel.
     template <class See>
     __device__ void each_channel(const Columns& columns, const See& see) const {
         const u32 n = own_columns(), length = columns.length;

@@ -358,6 +358,8 @@ struct InShared {
     }
 };
 
+// Block b sums, finishes and maps tiles b, b + gridDim.x, ... of channels, whose elements it reads
+// once, into shared memory.
 template <int W, class Op>
 __device__ void in_shared(const Op& op, const Held& held, u8* memory) {
     InShared<Op, W> block(op, held, memory);

@@ -26,21 +26,27 @@ struct Blocks {
     u32* before;  // of each part that one that the same block has summed before it, or NONE
     A* shared;
 
+    // Item `number` is part number % n_parts of tile number / n_parts.
     __device__ Item item(u32 number, bool sums) const {
         return {number / schedule.n_parts, number % schedule.n_parts, sums};
     }
+    // Leaves the sums of item `number` in scratch.partials.
     __device__ void sum(u32 number) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
         walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
     }
+    // Counts item `number` as summed; for a tile's last part, makes its coefficients. `last` is in
+    // shared memory.
     __device__ void finish(u32 number, bool& last) const {
         const Item part = item(number, true);
         const u32 tile = schedule.first_tile + part.tile;
         const Finish<Op, Walk> finish(op, walk, schedule, scratch, shared, tile);
         finish(part, last);
     }
+    // Maps the elements of item `number`, once its tile's coefficients are made. kept: its last
+    // rows are in shared memory still.
     __device__ void apply(u32 number, bool kept) const {
         const Item part = item(number, false);
         walk.apply(
@@ -56,6 +62,9 @@ struct Blocks {
     }
 };
 
+// Sums the parts of the tickets that the block gets, and applies the same parts from the last one
+// back, of which the last still has rows in shared memory. Without sums, applies the parts of its
+// tickets.
 template <class Op, class Walk>
 __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& schedule,
                               const Scratch<typename Op::A>& scratch, u32* before) {

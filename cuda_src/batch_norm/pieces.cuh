@@ -129,7 +129,7 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
     }
 }
 
-// The whole channel in registers.
+// Block c sums, finishes and maps channel c, whose elements it reads once, into registers.
 template <int W, class Op>
 __device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;

@@ -134,6 +134,9 @@ using StagedTile =
 
 using namespace cto;
 
+// packed[tile][part][tap][d][r] = W of row `r` of the tile (a filter; in the gradient, a channel)
+// and of depth part * DEPTH + d (a channel; in the gradient, a filter), zeros beyond. A block for
+// each [tile][part][tap].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES || HAS_LINES) {
@@ -141,6 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// written = convolution of `read` with W, or its gradient for X, + bias if not null: a block has a
+// tile of ROWS rows and COLUMNS positions; `packed` is what conv__pack makes of W.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
@@ -160,6 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
                                                     reinterpret_cast<T*>(shared));
 }
 
+// sums[part][tile] = the tile's weight gradients over the positions of one part, a block for each;
+// y_sums[part][filter] = sums of Y, if not null. conv__weight_total adds the parts up.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
@@ -168,7 +175,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__weight where vectors of Y's lines can be copied; the next, where those of X's can, too.
+// sums[part][tile] = the tile's weight gradients over the positions of one part, where vectors of
+// Y's lines can be copied; y_sums[part][filter] = sums of Y, if not null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
@@ -176,6 +184,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
+// sums[part][tile] = the tile's weight gradients over the positions of one part, of 1 x 1 taps,
+// where vectors of X's and Y's lines can be copied; y_sums[part][filter] = sums of Y, if not null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
@@ -185,6 +195,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                                        reinterpret_cast<T*>(shared));
 }
 
+// w = the sum over `count` parts of `parts`, as conv__weight left them; bias = that of y_parts, if
+// blocks are launched for it. `summers` threads add up a number.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
@@ -194,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__pack, conv__image, conv__weight and conv__weight_total for tiles of few rows.
+// conv__pack for FewTile, whose tiles have few rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -202,6 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// conv__image for FewTile, whose tiles have few rows.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -210,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     }
 }
 
+// conv__weight for FewTile, whose tiles have few rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
                      const __grid_constant__ WeightLayout layout) {
@@ -218,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// conv__weight_total for FewTile, whose tiles have few rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total_few(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                            const __grid_constant__ WeightLayout layout) {
@@ -226,6 +241,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// y = depthwise convolution of x with w, + bias if not null: groups of one channel, (n, channel,
+// position).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
@@ -234,6 +251,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// x = gradient of a depthwise convolution for its input, of y = dY, + bias if not null: groups of
+// one channel, (n, channel, position).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
@@ -242,6 +261,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// Parts of the weight gradient of a depthwise convolution, and of sums of Y where y_sums is not
+// null: TAPS taps at a time; arrays are (n, channel, position).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
@@ -268,6 +289,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
+// Parts of the weight gradient of a depthwise convolution, and of sums of Y where y_sums is not
+// null, of arrays with channels side by side.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -287,6 +310,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// conv__depthwise_lines_weight for TAPS x TAPS taps side by side: a block walks down strips of
+// `rows` rows.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -295,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
-// (n, height, width) as (n, width, height).
+// to[n][j][i] = from[n][i][j], i < height, j < width.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS, TRANSPOSING_BLOCKS)
     conv__transpose(const T* from, T* to, i64 height, i64 width) {
     if constexpr (WITHOUT_TILES) {
@@ -315,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if constexpr (SUMS_BIAS) conv::layouts::sum_lines(y, sums, n_lines, channels, of_part);
 }
 
-// Adds up parts of `size` numbers.
+// total[i] = parts[0][i] + ... + parts[count - 1][i], i < size; `summers` threads add up a number.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
     if constexpr (CTO_STAGED || WITHOUT_TILES || GOES_DIRECT) {

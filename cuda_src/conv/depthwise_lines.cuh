@@ -26,11 +26,13 @@ struct Own {
     __device__ __forceinline__ i32 channel() const { return first + vector * V; }
 };
 
+// The number of tiles of LINE_VECTORS vectors that all channels fill, the last one in part.
 template <int V>
 __device__ __forceinline__ u32 line_tiles(const DepthwiseLayout& layout) {
     return (layout.groups / V + LINE_VECTORS - 1) / LINE_VECTORS;
 }
 
+// The position that p reads by a tap, or less than 0: depthwise::read_by, chosen at run time.
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap,
                                        bool is_gradient) {
     return is_gradient ? depthwise::read_by<true>(layout, axis, p, tap)
@@ -42,7 +44,8 @@ __device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
     return layout.stride[2] == 1 && layout.dilation[2] == 1;
 }
 
-// N neighbouring vectors of a line from position `first` on, zeros beside it.
+// window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not in [0,
+// extent); i < N.
 template <int V, int N, class E>
 __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
                                             vec::Vec<E, V> (&window)[N]) {
@@ -56,7 +59,7 @@ __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent
     }
 }
 
-// Adds what a strip reads of one tap, which `read` has.
+// sums[i][c] += weights[c] * read[i][c], i < STRIP, c < V.
 template <int V, class E>
 __device__ __forceinline__ void add_products(const E* weights, const Acc<E> (*read)[V],
                                              Acc<E> (&sums)[STRIP][V]) {
@@ -68,7 +71,9 @@ __device__ __forceinline__ void add_products(const E* weights, const Acc<E> (*re
         for (int j = 0; j < V; ++j) sums[i][j] += of_tap[j] * read[i][j];
 }
 
-// Adds what a strip reads of a line by all taps along it, whose weights are `pitch` apart.
+// sums[i][c] += weights[k * pitch + c] * line[u][c] over the taps k of the line, where u is the
+// position that p + i reads by tap k (read_by), zero beside the line; i < STRIP, c < V. A dense
+// line is loaded as a window of STRIP + TAPS - 1 positions for TAPS taps at a time.
 template <int V, class E>
 __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pitch, i32 p,
                                          bool is_gradient, const DepthwiseLayout& layout,
@@ -112,7 +117,9 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
     }
 }
 
-// A block has a tile of channels and `of_block` neighbouring strips; their weights are in shared memory.
+// A block has a tile of channels and `of_block` neighbouring strips: written = bias + sum over taps
+// of w * read, or with is_gradient the gradient of that for X. weights[tap][channel of the tile]
+// are in shared memory.
 template <class E>
 __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* bias, E* written,
                                             i64 of_block, bool is_gradient,
@@ -174,7 +181,8 @@ struct LineSums {
     using Vector = vec::Vec<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
-    // Adds the positions of a strip.
+    // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a strip, where
+    // u is what p reads by tap (k0, k1 + i, k2 + j).
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
         const int count = min(STRIP, layout.output[2] - strip.at[2]);
@@ -227,6 +235,7 @@ struct LineSums {
 #pragma unroll
         for (int c = 0; c < LINE_SUMS; ++c) to[c] = to_acc(from.at[c]);
     }
+    // sums[j][c] += slopes[c] * read[j][c], j < TAPS.
     static __device__ __forceinline__ void add_position(Acc<E> (&sums)[TAPS][LINE_SUMS],
                                                         const Acc<E> (&slopes)[LINE_SUMS],
                                                         const Acc<E> (*read)[LINE_SUMS]) {
@@ -237,7 +246,8 @@ struct LineSums {
     }
 };
 
-// Each sum by rows of threads, in their order: (part, channel, tap), and of Y (part, channel).
+// sums[part][channel][tap], y_sums[part][channel] = what the block's rows of threads have summed, added up in
+// their order; either may be null.
 template <class E>
 __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
                                                 const Own<LINE_SUMS>& own, const TapTile& tile,

@@ -40,6 +40,7 @@ __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, cons
     load_window(line, first, is_inside ? extents[2] : 0, pitch, window);
 }
 
+// to[i][c] = from[i][c] in its accumulator, i < N, c < V.
 template <int N, class E>
 __device__ __forceinline__ void widen_all(const Vector<E> (&from)[N], Acc<E> (&to)[N][V]) {
 #pragma unroll
@@ -48,6 +49,7 @@ __device__ __forceinline__ void widen_all(const Vector<E> (&from)[N], Acc<E> (&t
         for (int c = 0; c < V; ++c) to[i][c] = to_acc(from[i].at[c]);
 }
 
+// Returns sum + weights[0][c] * read[0][c] + ... + weights[TAPS - 1][c] * read[TAPS - 1][c].
 template <class A>
 __device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)[V], int c, A sum) {
 #pragma unroll
@@ -55,7 +57,9 @@ __device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)
     return sum;
 }
 
-// The gradient has the taps in reverse.
+// written = bias + sum over TAPS x TAPS taps of w * read; the gradient has the taps in reverse. A
+// thread walks down rows and reads each once: sums[0..2] are of the written row that the read row
+// ends, and of the next two.
 template <class E>
 __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* bias, E* written,
                                            i64 of_block, i32 rows, bool is_gradient,
@@ -124,7 +128,8 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
     }
 }
 
-// Adds what a walk down Y's rows gives.
+// Adds y[position][c] * x[position + tap][c] of the walk's rows to each tap's sum, and y to of_y: a
+// row of X is read once, beside the last TAPS rows of Y, which are in `slopes`.
 template <class E>
 __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& walk, i32 column,
                                          const DepthwiseLayout& layout, LineSums<E>& sums) {
@@ -168,7 +173,8 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
     }
 }
 
-// The sums of W's gradient, and of Y.
+// sums[part][channel][tap] = sum of y * x over the part's positions, y_sums[part][channel] = sum of
+// y. A block has a tile of channels and `of_part` neighbouring strips.
 template <class E>
 __device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, Acc<E>* y_sums,
                                           i64 of_part, i32 rows, const DepthwiseLayout& layout) {

@@ -58,7 +58,8 @@ struct LineReader {
     }
 };
 
-// A of one part, which is packed.
+// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: begins to copy the A of
+// one part, groups of 16 bytes by a thread.
 template <class Tile>
 __device__ __forceinline__ void copy_packed(typename Tile::E* part,
                                             const typename Tile::E* packed) {

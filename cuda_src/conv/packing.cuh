@@ -27,7 +27,10 @@ __device__ __forceinline__ E spread_tap(const E* w, const ImageLayout& layout, i
     return exists ? w[(filter * channels + split_row.channel) * pitch + place] : from_acc<E>(0.0f);
 }
 
-// W with the rows of a tile side by side: (tile, part, tap, DEPTH, ROWS), zeros beyond its ends.
+// packed[tile][part][tap][d][r] = W[group][first_row + r][part * DEPTH + d][tap], zeros beyond the
+// rows and the depth; in the gradient, filter and channel swap places. Block (tile, part, tap) has
+// the DEPTH * ROWS elements of one of these. With of_channel > 1 rows are residues of channels:
+// spread_tap.
 template <class Tile>
 __device__ __forceinline__ void pack(const typename Tile::E* w, typename Tile::E* packed,
                                      const ImageLayout& layout) {

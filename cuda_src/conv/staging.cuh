@@ -36,7 +36,8 @@ struct Transposer {
             for (int j = 0; j < V; ++j)
                 tile[(first + i * DOWN) * PITCH + position + j] = loaded[i].at[j];
     }
-    // Loads whole planes, which lie side by side: a vector may go on into the next channel.
+    // tile[channel * PITCH + position] = from[channel * plane + position], channel < min(channels,
+    // PANEL): planes lie side by side, so a vector of WIDTH may go on into the next channel.
     __device__ __forceinline__ void load_planes(const E* from, i32 plane, i32 channels) {
         using Loaded = vec::Vec<E, WIDTH>;
         constexpr int COUNT = PANEL * IN_LINE / THREADS;

@@ -6,7 +6,8 @@
 
 namespace cto::async_copy {
 
-// Copies 4, 8 or 16 bytes, to and from multiples of as many.
+// Begins to copy NBYTES, 4, 8 or 16, from `global` to `shared`, both multiples of NBYTES; before
+// 8.0 copies at once.
 template <int NBYTES>
 __device__ __forceinline__ void copy(void* shared, const void* global) {
 #if defined(__CUDA_CPU__)

@@ -63,7 +63,8 @@ __device__ __forceinline__ E from_acc(A x) {
     return static_cast<E>(x);
 }
 
-// Operations that keep subnormals, which -ftz=true makes the compiler's own ones flush.
+// x * y, where subnormals stay: -ftz=true makes the compiler's own product flush these, assembly
+// does not.
 __device__ __forceinline__ float multiply_subnormal(float x, float y) {
 #ifdef __CUDA_CPU__
     return x * y;
@@ -73,6 +74,8 @@ __device__ __forceinline__ float multiply_subnormal(float x, float y) {
     return product;
 #endif
 }
+// x / y, where subnormals stay: -ftz=true makes the compiler's own quotient flush these, assembly
+// does not.
 __device__ __forceinline__ float divide_subnormal(float x, float y) {
 #ifdef __CUDA_CPU__
     return x / y;
@@ -84,7 +87,7 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
 }
 __device__ __forceinline__ double multiply_subnormal(double x, double y) { return x * y; }
 __device__ __forceinline__ double divide_subnormal(double x, double y) { return x / y; }
-// Within a unit in the last place, of numbers whose reciprocal is a normal one; a subnormal one is 0.
+// 1 / y within a unit in the last place; 0 where the reciprocal is subnormal.
 __device__ __forceinline__ float fast_reciprocal(float y) {
 #ifdef __CUDA_CPU__
     const float nearest = 1 / y;
@@ -95,7 +98,7 @@ __device__ __forceinline__ float fast_reciprocal(float y) {
     return reciprocal;
 #endif
 }
-// Keeps subnormals too, and is within 2 units in the last place.
+// x / y within 2 units in the last place; subnormals stay.
 __device__ __forceinline__ float fast_divide(float x, float y) {
 #ifdef __CUDA_CPU__
     return x / y;
@@ -106,6 +109,7 @@ __device__ __forceinline__ float fast_divide(float x, float y) {
 #endif
 }
 __device__ __forceinline__ double fast_divide(double x, double y) { return x / y; }
+// x as a double, exactly: a cast would, with -ftz=true, flush a subnormal to 0.
 __device__ __forceinline__ double widen_subnormal(float x) {
 #ifdef __CUDA_CPU__
     return x;
@@ -116,8 +120,8 @@ __device__ __forceinline__ double widen_subnormal(float x) {
 #endif
 }
 
-// All 64 bits of a product. Of a factor that is a constant the compiler makes 64 bits first, and adds
-// their upper half, which is 0.
+// x * y in 64 bits, by one instruction: of a constant factor the compiler would make 64 bits first,
+// and multiply and add their upper half, which is 0.
 __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
 #ifdef __CUDA_CPU__
     return static_cast<u64>(x) * y;

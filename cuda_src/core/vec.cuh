@@ -209,7 +209,7 @@ __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
 
 // ---- rounding -----------------------------------------------------------------------------------
 
-// Two at a time: 2-byte types have an instruction for it.
+// to[k] = from[k] rounded to E, k < 2: types of 2 bytes have an instruction for a pair.
 template <class E, class A>
 __device__ __forceinline__ void round_pair(const A* from, E* to) {
     to[0] = cto::from_acc<E>(from[0]);

@@ -80,6 +80,8 @@ __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zer
 
 // ---- the lines ----------------------------------------------------------------------------------
 
+// Of the line's scores x: log_prob[i] = x[i] - max - log(sum of exp(x - max)), where log_prob is
+// not null; loss = -log_prob[label], without the weight in losses.summed, with it in losses.output.
 template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                           const T* scores, const void* labels, const void* weights,
@@ -148,6 +150,9 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
     }
 }
 
+// gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i], where a null
+// bias is 0 and the first term is 0 if the weight or the divisor is. dy is dy[line] or, without
+// dy_of_rows, dy[0].
 template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                               bool dy_of_rows, const T* log_prob,
@@ -178,6 +183,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
 
 // ---- targets that are distributions -------------------------------------------------------------
 
+// Of scores x and targets t of a line: log_prob[i] = x[i] - max - log(sum of exp(x - max)), where
+// log_prob is not null; loss = -(sum of t[i] log_prob[i]), over the t that are not 0.
 template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const T* target, TOUT* log_prob,
@@ -194,6 +201,8 @@ __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, cons
         write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
 }
 
+// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / divisor, where dy is dy[line] or, without
+// dy_of_rows, dy[0].
 template <int W, int DEPTH>
 __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                                     bool dy_of_rows, const T* log_prob,
@@ -251,6 +260,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     *output = from_acc<TOUT>(by == 0 ? 0.0 : sums[0] / by);
 }
 
+// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
+// to losses[row] without its weight, or, where losses is null, to output[row] with it. A thread has
+// SHORT_NBYTES of a row, whose elements lie side by side.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     cross_entropy__loss_short_rows(const T* scores, const void* labels, const void* weights,
                                    const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -260,6 +272,9 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
+// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
+// to losses[row] without its weight, or, where losses is null, to output[row] with it. A thread has
+// NBYTES of a row at a time, whose elements lie side by side.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__loss_rows(const T* scores, const void* labels, const void* weights,
                              const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -269,6 +284,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
+// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
+// to losses[line] without its weight, or, where losses is null, to output[line] with it. Scores are
+// (n_outer, length, stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__loss_columns(const T* scores, const void* labels, const void* weights,
                                 const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -279,6 +297,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
               Losses{output, losses});
 }
 
+// log_prob = log softmax of scores, loss = -log_prob[label], either where it is asked for; the loss
+// to losses[line] without its weight, or, where losses is null, to output[line] with it. A line's
+// elements are `stride` apart; a thread has vectors of WIDTH neighbouring lines.
 extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
     cross_entropy__loss_bundles(const T* scores, const void* labels, const void* weights,
                                 const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -289,6 +310,10 @@ extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
                 Losses{output, losses});
 }
 
+// gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
+// weight or the divisor is; loss = -log softmax(scores)[label], to losses without its weight, or,
+// where losses is null, to output with it. A null `divisor` means n. A row's elements lie side by
+// side.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_rows(
     const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -305,7 +330,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp});
 }
-// With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
+// gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
+// weight or the divisor is; loss = -log softmax(scores)[label], to losses without its weight, or,
+// where losses is null, to output with it. A null `divisor` means n. Scores are (n_outer, length,
+// stride): a line's elements are `stride` apart. One block a multiprocessor is said, as without it
+// 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
                                              const void* weights, const __grid_constant__ Rule rule,
@@ -325,6 +354,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
 }
 
+// gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is
+// 0, a null divisor n; dy is that of the line or, without dy_of_rows, dy[0]. A row's elements lie
+// side by side.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                  const void* labels, const void* weights,
@@ -335,6 +367,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
                   gradient);
 }
+// gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is
+// 0, a null divisor n; dy is that of the line or, without dy_of_rows, dy[0]. Arrays are (n_outer,
+// length, stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
                                     const void* labels, const void* weights,
@@ -346,6 +381,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   gradient);
 }
 
+// log_prob = log softmax of scores, loss = -(sum of target log_prob), either where it is asked for;
+// the loss to losses, or, where losses is null, to output. A row's elements lie side by side.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_loss_rows(const T* scores, const T* target, TOUT* log_prob, TOUT* output,
                                    Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
@@ -354,6 +391,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     dense_loss_line(line, RowThreads<A>{threads, of_warp}, scores, target, log_prob,
                     Losses{output, losses});
 }
+// log_prob = log softmax of scores, loss = -(sum of target log_prob), either where it is asked for;
+// the loss to losses, or, where losses is null, to output. Arrays are (n_outer, length, stride): a
+// line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_loss_columns(const T* scores, const T* target, TOUT* log_prob,
                                       TOUT* output, Acc<T>* losses, i64 n_outer, i64 length,
@@ -364,6 +404,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                     Losses{output, losses});
 }
 
+// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / n; dy is that of the line or, without
+// dy_of_rows, dy[0]. A row's elements lie side by side.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                        const T* target, double n, TOUT* gradient, i64 n_rows,
@@ -371,6 +413,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
 }
+// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / n; dy is that of the line or, without
+// dy_of_rows, dy[0]. Arrays are (n_outer, length, stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
                                           const T* target, double n, TOUT* gradient, i64 n_outer,

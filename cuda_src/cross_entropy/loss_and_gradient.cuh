@@ -48,6 +48,8 @@ struct LossAndGradient {
     A scale;
     Divisor<A> divisor;
 
+    // The line's target, the score of its label (0 without one), and the factor of softmax -
+    // target.
     template <int W, int DEPTH>
     __device__ __forceinline__ OfLine<A> of_line(const Line<W, DEPTH>& line) const {
         labels::Target<A> target{-1, 0, false};
@@ -57,6 +59,7 @@ struct LossAndGradient {
         const WeightSum<A> by = divisor.load();
         return {target, score, target.slope(scale, by), target.skips(by)};
     }
+    // loss = log(sum) - (score of the label - max), by the line's first thread.
     template <int W, int DEPTH>
     __device__ __forceinline__ void store_loss(const Line<W, DEPTH>& line, const OfLine<A>& own,
                                                const OnlineSum<A>& of) const {
@@ -89,6 +92,7 @@ struct LossAndGradient {
         }
     }
 
+    // The loss of a line, if it is wanted, and gradient[i] = (softmax[i] - (i == label)) * slope.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
         LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));

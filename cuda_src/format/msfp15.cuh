@@ -61,7 +61,7 @@ __device__ __forceinline__ u32 doubled_magnitude(float quanta) {
     return __float_as_uint(__fadd_rz(quanta, 4194304.5f)) & 0xFFu;
 }
 
-// Four of those to M, at most 63.
+// Byte j = min(byte j of `doubled` / 2, 63), where bytes are at most 129.
 __device__ __forceinline__ u32 halved(u32 doubled) {
     const u32 magnitudes = doubled >> 1 & 0x7F7F7F7Fu;  // 0 to 64
     return magnitudes - (magnitudes >> 6 & 0x01010101u);
@@ -116,8 +116,8 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// Codes of eight elements with the bits of E in their upper bits, one in each; E = 255 is a box that is not
-// finite: these bits alone (keep_nonfinite), or zeros.
+// Byte j of a box, its sign and M, with bit j of E in bit 7. E = 255 is a box that is not finite:
+// then bit 7 alone (keep_nonfinite), or zeros.
 __device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
                                                bool keep_nonfinite) {
     const u32 lost = keep_nonfinite ? 0x80808080u : 0;
@@ -202,6 +202,8 @@ __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     }
 }
 
+// Byte j = min(63, floor(size[j] * scale + 1/2)): a sum with 2^22 + 1/2, whose unit is 1/2, leaves
+// 2 size scale + 1 in its low byte.
 __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     u32 doubled[4];
 #pragma unroll
@@ -209,14 +211,17 @@ __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     return halved(gather_bytes<0>(doubled));
 }
 
-// Sign and M of four elements; what is not 0 has an M of at least 1.
+// Byte j = sign << 6 | M of four elements; M is `magnitudes`, but 1 where it is 0 and the element
+// is not. Bits 7 of `negative` and `nonzero` say so of each element.
 __device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonzero) {
     const u32 rounded_to_0 = ~(magnitudes + 0x7F7F7F7Fu);
     return magnitudes | (rounded_to_0 & nonzero & 0x80808080u) >> 7 |
            (negative & nonzero & 0x80808080u) >> 1;
 }
 
-// The eight bytes of a box, and its E. Boxes of zeros go with those of ordinary numbers.
+// The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
+// half up, from 1 (but 0 of 0) to 63; shared_exponent = E. scale = 2^(132 - E), whose biased
+// exponent is 259 - E. A box of zeros, whose largest - 1 wraps around, is 0 by any scale.
 template <bool HAS_SMALL>
 __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep_nonfinite,
                                             u32& shared_exponent) {
@@ -237,8 +242,8 @@ __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep
 
 // ---- boxes --------------------------------------------------------------------------------------
 
-// The eight bytes of a box, in fewer registers and more instructions than those of signs that are kept
-// take above.
+// The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
+// half up, at most 63. In fewer registers and more instructions than encode_box of a Box takes.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfinite) {
     u32 largest = 0;
@@ -269,6 +274,7 @@ __device__ __forceinline__ uint2 encode_elements(const E* x, bool keep_nonfinite
     }
 }
 
+// E of a box, whose bit j is bit 7 of byte j.
 __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
     return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
 }

@@ -5,9 +5,10 @@
 
 namespace cto::format::narrow_float {
 
-// A magnitude's bits to the code with FRACTION fraction bits and an exponent of this BIAS, which may
-// be beyond the format's largest. What is added below the smallest normal number is one whose unit
-// in the last place is the format's.
+// code = exponent (this BIAS) << FRACTION | fraction, of the float whose bits without the sign are
+// `magnitude`, rounded to nearest even; it may be beyond the format's largest. A number below the
+// smallest normal one, 2^(1 - BIAS), is rounded by a sum with 2^(24 - BIAS - FRACTION), whose unit
+// in the last place is the code's.
 template <int BIAS, int FRACTION>
 __device__ __forceinline__ u32 rounded(u32 magnitude) {
     constexpr u32 SMALLEST_NORMAL = (128u - BIAS) << 23;
@@ -18,6 +19,10 @@ __device__ __forceinline__ u32 rounded(u32 magnitude) {
     const u32 below_half = (1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1u);
     return ((magnitude + below_half) >> DROPPED) - ((127u - BIAS) << FRACTION);
 }
+// code = exponent (this BIAS) << FRACTION | fraction, of the double whose bits without the sign are
+// `magnitude`, rounded to nearest even; it may be beyond the format's largest. A number below the
+// smallest normal one, 2^(1 - BIAS), is rounded by a sum with 2^(53 - BIAS - FRACTION), whose unit
+// in the last place is the code's.
 template <int BIAS, int FRACTION>
 __device__ __forceinline__ u32 rounded(u64 magnitude) {
     constexpr u64 SMALLEST_NORMAL = (1024ull - BIAS) << 52;

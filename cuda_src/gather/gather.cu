@@ -49,7 +49,8 @@ constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) ==
 
 // ---- few slices and rows: every element of dX looks at all slices, in their order ---------------
 
-// row_of: shared memory.
+// dx[batch][row][column] = sum of dy[batch][k][column] over the slices k with target(k) == row, one
+// element a thread. row_of: shared memory, row_of[k] = target(k); slices are at most THREADS.
 template <class Target>
 __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy, T* __restrict__ dx,
                                         i32 n, Sizes sizes, i64 (&row_of)[THREADS]) {

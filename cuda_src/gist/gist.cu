@@ -100,6 +100,7 @@ struct ToE5m2 {
 
 // ---- Pack1: eight elements to one byte, the first element in the highest bit --------------------
 
+// Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0.
 struct Pack1 {
     __device__ Vec<u8, READ_BOXES / 8> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES / 8> y{};
@@ -110,6 +111,7 @@ struct Pack1 {
     }
 };
 
+// y[i] = 1 where bit 7 - (share * WRITE + i % 8) of x[i / 8] is set, else 0.
 struct Unpack1 {
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& x, int share) const {
@@ -125,6 +127,7 @@ struct Unpack1 {
 
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
+// codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7].
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool keep_nonfinite;
@@ -138,6 +141,8 @@ struct Msfp15Encode {
     }
 };
 
+// y = the elements of share `share` of each box of eight bytes: a thread decodes 8 / SHARES of a
+// box.
 struct Msfp15Decode {
     bool keep_nonfinite;
     template <int N>
@@ -153,7 +158,8 @@ struct Msfp15Decode {
 
 // ---- gradient of Relu from the bits that Pack1 makes ---------------------------------------------
 
-// Elements that share a byte of bits, `shift` of which are of elements before them.
+// dx[i] = dy[i] where bit 7 - (shift + i) of `bits` is set, else 0: the byte's first `shift`
+// elements are before these.
 __device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits, int shift) {
     Vec<T, WRITE> dx;
 #pragma unroll
@@ -162,6 +168,9 @@ __device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits
     return dx;
 }
 
+// dx[i] = dy[i] where bit 7 - i % 8 of bits[i / 8] is set, else 0, i < n. A thread has UNROLL
+// vectors of WRITE elements, THREADS vectors apart; whole tiles of aligned arrays are loaded before
+// any is stored.
 __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict__ bits, T* dx,
                                               i64 n, bool aligned) {
     constexpr int UNROLL = TILE_NBYTES / 16;
@@ -195,7 +204,9 @@ __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict_
 
 // ---- Relu, and the bits that Pack1 makes ----------------------------------------------------------
 
-// Elements in place; their bits, in their places of a byte that SHARES threads have together.
+// x[i] = 0 where x[i] is neither positive nor NaN; returns the byte whose bit 7 - j is set where
+// its element j is positive. SHARES neighbouring threads have WRITE of a byte's eight elements
+// each, and get the byte.
 __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     u32 bits = 0;
 #pragma unroll
@@ -210,7 +221,9 @@ __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     return bits;
 }
 
-// y and bits are null where they are not asked for.
+// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] > 0; i < n. y
+// and bits are null where they are not asked for. A thread has UNROLL vectors of WRITE elements,
+// THREADS apart.
 __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     constexpr int UNROLL = TILE_NBYTES / 16;
     const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
@@ -293,10 +306,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                              bool keep_nonfinite) {
     map_vecs<DecodeBoxes<BOX>>(aligned, x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
 }
+// dx[i] = dy[i] where bit 7 - i % 8 of bits[i / 8] is set, else 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
     gate_elements(dy, bits, dx, n, aligned);
 }
+// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] > 0; y or bits may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_with_bits(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     rectify_elements(x, y, bits, n, aligned);

@@ -12,7 +12,8 @@ namespace cto::format::scaled_int8 {
 constexpr int LARGEST = 127;
 constexpr u32 NAN_SCALE = 0x7FC0;
 
-// The bits of the scale of a block, by those of its largest magnitude in float.
+// scale = bfloat16(max(largest / LARGEST, INT8_LEAST_SCALE)), or NAN_SCALE where `largest` is not
+// finite. `largest` are the bits of a block's largest magnitude in float; returns the scale's bits.
 __device__ __forceinline__ u32 scale_of(u32 largest) {
     if (largest >= 0x7F800000u) return NAN_SCALE;
     const float scale = __uint_as_float(largest) * (1.0f / LARGEST);

@@ -94,7 +94,8 @@ struct Shared {
     u32 ticket;
 };
 
-// Elements that are not zero to their places among the tile's values, zeros behind the last.
+// tile.values = the tile's elements that are not 0, in their order: those of row `row` of the
+// thread from before[row] on; behind all `count`, zeros to a multiple of GROUP. tile.mask = bits.
 template <int ROWS>
 __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {

@@ -81,7 +81,7 @@ struct Part {
     }
 };
 
-// Without a mean and a bias.
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon).
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {
@@ -107,8 +107,9 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// With a mean, by a sum of its own. Of elements of 2 bytes float32 adds up so many exactly enough;
-// others are taken relative to the row's first.
+// y = (x - mean) * inv_std * scale + bias. The mean comes by a sum of its own, before that of
+// squares. Sums are of x - origin: of 2-byte elements the origin is 0, since float32 adds that many
+// up exactly enough, of others it is the row's first element.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {

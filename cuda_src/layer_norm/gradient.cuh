@@ -166,6 +166,7 @@ struct Edge {
         scale = to_acc(in.scale[column]);
         if constexpr (FROM_Y) bias = to_acc(in.bias[column]);
     }
+    // dy, x = those of the thread's column in row `row`; nothing without a column or a row.
     __device__ __forceinline__ void load(const In& in, i64 row, const Rows& rows) {
         if (column < 0 || row >= rows.count) return;
         dy = to_acc(in.dy[row * rows.length + column]);

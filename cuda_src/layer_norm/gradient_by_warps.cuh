@@ -137,15 +137,19 @@ struct Edge {
     V dy;
     typename In::X x;
 
+    // dy, x = those of the thread's column in the row that begins at `start`; nothing without a
+    // column.
     __device__ __forceinline__ void load(const In& in, i64 start) {
         if (column < 0) return;
         dy = in.dy[start + column];
         x = in.x[start + column];
     }
+    // The thread's element with its scale and bias: `load` has read dy and x.
     __device__ __forceinline__ Element<V, A, FROM_Y> at(const In& in, A mean) const {
         return {to_acc(dy), to_acc(x), to_acc(in.scale[column]),
                 FROM_Y ? to_acc(in.bias[column]) : A(0), mean};
     }
+    // sums[0] += h, sums[1] += h * x^ from Y, else h * (x - mean); nothing without a column.
     __device__ __forceinline__ void add_to(A (&sums)[2], const In& in,
                                            const Statistics<A>& own) const {
         if (column < 0) return;
@@ -162,6 +166,9 @@ struct SumsOfRow {
     u32 threads, group;
     u32 half = 0;
 
+    // sums[k] = the sum of sums[k] over the row's `threads` threads, in each of them. A call flips
+    // `half`, as warps of the call before may still read the other half of of_warp; so one barrier
+    // is enough.
     __device__ __forceinline__ void operator()(A (&sums)[2]) {
 #pragma unroll
         for (u32 step = 1; step < WARP; step *= 2)

@@ -44,6 +44,9 @@ using namespace cto;
 #else
 #define SHORT_BOUNDS lines::SHORT_THREADS
 #endif
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. A thread holds at most
+// SHORT_NBYTES of a row of `length` elements, which `threads` threads share.
 extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
     layer_norm__short_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                            bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -51,6 +54,9 @@ extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
+// row of `length` elements.
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                      bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -65,30 +71,45 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 #else
 #define FULL_BOUNDS HELD_THREADS
 #endif
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
+// FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their threads hold; inv_std may be
+// null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon, i64 n_rows,
                           u32 threads) {
     full_rows::scale_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
+// 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their threads hold; inv_std may be
+// null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon,
                                i64 n_rows, u32 threads) {
     full_rows::scale_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
+// rows of exactly threads * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their
+// threads hold; bias, mean and inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                   U* inv_std, double epsilon, i64 n_rows, u32 threads) {
     full_rows::centre_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
+// rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, all of which their
+// threads hold; bias, mean and inv_std may be null.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                        U* inv_std, double epsilon, i64 n_rows, u32 threads) {
     full_rows::centre_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
+// row of `length` elements, DEEP_COLUMNS each.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -96,6 +117,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
+// row of `length` elements, WIDE_COLUMNS each.
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -103,6 +127,9 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads hold a
+// row of `length` elements, read one by one, as arrays need not be aligned.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -110,6 +137,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
+// y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. A block has a row, and
+// reads it three times.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__long_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 length) {
@@ -119,6 +149,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
 
+// dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
+// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are in vectors.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -127,6 +160,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<WIDTH, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                    scale_sums, bias_sums, rows, shared);
 }
+// dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
+// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows begin where no vector does.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -135,6 +171,10 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<WIDTH, true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                   scale_sums, bias_sums, rows, shared);
 }
+// dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
+// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
+// types.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_rows_by_warps(const V* dy, const T* x, const V* scale, const U* mean,
                                        const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -143,6 +183,10 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::by_warps::walk<false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                  scale_sums, bias_sums, rows, shared);
 }
+// dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
+// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
+// types, which begins where no vector does.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
                                                const U* mean, const U* inv_std, T* dx,
@@ -152,6 +196,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::by_warps::walk<true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                 scale_sums, bias_sums, rows, shared);
 }
+// dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
+// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -160,11 +207,16 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<1, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                scale_sums, bias_sums, rows, shared);
 }
+// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, which the
+// gradient of a row that is too long to hold needs. A block has a row.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, means);
 }
+// dx = inv_std * (h - means[row][0] - x^ * means[row][1]), h = dy * scale, x^ = (x - mean) *
+// inv_std; scale_sums[part] and bias_sums[part]: sums of dy * x^ and dy over rows_of_part rows.
+// Grid (tiles of columns, parts).
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__gradient_columns(const V* dy, const T* x, const V* scale, const U* mean,
                                  const U* inv_std, const U* means, T* dx, U* scale_sums,
@@ -175,6 +227,9 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 
 // ---- InvertibleLayerNormalizationGrad -----------------------------------------------------------
 
+// x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
+// through. Rows are in vectors.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -183,6 +238,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<WIDTH, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                   scale_sums, bias_sums, rows, shared);
 }
+// x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
+// through. Rows begin where no vector does.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -191,6 +249,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<WIDTH, true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                  scale_sums, bias_sums, rows, shared);
 }
+// x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
+// through. Whole warps share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -199,6 +260,9 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::by_warps::walk<false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                 scale_sums, bias_sums, rows, shared);
 }
+// x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
+// through. Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -207,11 +271,16 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     gradient::walk_rows<1, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                               scale_sums, bias_sums, rows, shared);
 }
+// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, which the
+// gradient of a row that is too long to hold needs. A block has a row.
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, means);
 }
+// dx = inv_std * (h - means[row][0] - x^ * means[row][1]), h = dy * scale, x^ = (y - bias) / scale;
+// scale_sums[part] and bias_sums[part]: sums of dy * x^ and dy over rows_of_part rows. Grid (tiles
+// of columns, parts).
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__invertible_columns(const V* dy, const V* y, const V* scale, const V* bias,
                                    const U* inv_std, const U* means, T* dx, U* scale_sums,
@@ -222,7 +291,9 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 
 // ---- the second stage of all sums over rows -----------------------------------------------------
 
-// Grid (tiles of columns, 2): of the scale, of the bias.
+// scale_grad[column] = scale_sums[0][column] + ... + scale_sums[n - 1][column] where blockIdx.y is
+// 0, else the same of bias; nothing where the gradient's pointer is null. Grid (tiles of columns,
+// 2).
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__total(const U* scale_sums, const U* bias_sums, V* scale_grad, V* bias_grad, i64 n,
                       i64 length) {

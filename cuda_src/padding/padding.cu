@@ -38,7 +38,8 @@ __device__ __forceinline__ bool is_run(const Dimension& dimension) {
     return dimension.distance.value == 1 && !dimension.backwards;
 }
 
-// The position in dY, or -1 where there is none.
+// j of position = start + j * distance, or backwards start - j * distance, 0 <= j < count; -1 where
+// there is none.
 __device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dimension) {
     const i64 offset =
         dimension.backwards ? dimension.start - position : position - dimension.start;
@@ -76,6 +77,7 @@ struct Unsliced {
         return source + row * stride;
     }
 
+    // The words from `position` on that lie side by side in dY, or that are all zeros.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, inner.extent);
         const i64 row = row_of(cell.row);
@@ -102,6 +104,8 @@ struct Unsliced {
         return loaded;
     }
 
+    // How many words from `column` on are known to be zeros, given that `column` is: up to the
+    // run's start, or to the row's end.
     __device__ i64 zeros_from(i64 column) const {
         if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
@@ -145,6 +149,7 @@ struct Selected {
     i64 n_x_rows;
     const INDEX* indices;
 
+    // The words from `position` on, to the row's end: x[indices[row]], zeros where the index is out of range.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = indices[cell.row], length = width.value - cell.column;
@@ -168,6 +173,8 @@ struct Padded {
     const INDEX* indices;
     const i64* last_rows;
 
+    // The words from `position` on, to the row's end: x[last_rows[row]], or zeros where the entry is no row
+    // whose index names `row`.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = last_rows[cell.row], length = width.value - cell.column;

@@ -10,7 +10,7 @@ using namespace tiles;
 
 // ---- means ------------------------------------------------------------------------------------------
 
-// x y + z and max(x, y), which keep subnormals.
+// x y + z, rounded once. In assembly, as -ftz=true makes fmaf flush subnormals.
 __device__ __forceinline__ float fused(float x, float y, float z) {
 #ifdef __CUDA_CPU__
     return fmaf(x, y, z);
@@ -20,6 +20,7 @@ __device__ __forceinline__ float fused(float x, float y, float z) {
     return sum;
 #endif
 }
+// max(x, y). In assembly, as -ftz=true makes fmaxf flush subnormals.
 __device__ __forceinline__ float larger(float x, float y) {
 #ifdef __CUDA_CPU__
     return fmaxf(x, y);
@@ -249,6 +250,8 @@ struct Destination {
           y_pitch(Pitch::of<T>(planes.output[1])),
           indices_pitch(Pitch::of<i64>(planes.output[1])) {}
 
+    // y[row][c], indices[row][c] = the values and plane_start + numbers of `winners`, for the
+    // tile's TILE_COLUMNS columns c that exist; either array may be null.
     __device__ __forceinline__ void store_row(
         i32 row, const Largest<Acc<T>> (&winners)[TILE_COLUMNS]) const {
         T values[TILE_COLUMNS];

@@ -41,6 +41,7 @@ struct Tile {
     i64 plane;
     i32 row, column;  // of the first window
 
+    // Tile `position` of the numbering (plane, tile down, tile across), the last one fastest.
     __device__ __forceinline__ Tile(const Planes& planes, u32 position) {
         const u32 above = fast_division::quotient(position, planes.tiles[1]);
         const u32 before = fast_division::quotient(above, planes.tiles[0]);
@@ -58,6 +59,7 @@ struct Tile {
     __device__ __forceinline__ i32 x_column() const { return column * STRIDE_COLUMNS; }
 };
 
+// 0 <= i < extent, in one comparison.
 __device__ __forceinline__ bool is_within(i32 i, i32 extent) {
     return static_cast<u32>(i) < static_cast<u32>(extent);
 }
@@ -135,6 +137,8 @@ struct Line {
     Piece pieces[C::vectors / PIECE + 1];
     E alone[C::alone + 1];
 
+    // Column c of the line, counted from the first one BEFORE the tile's own: in `pieces` where the
+    // own ones are in vectors and c is one of these, else alone[number_alone(c)].
     __device__ __forceinline__ Acc<E> at(int c) const {
         if (!C::is_in_vector(c)) return to_acc(alone[C::number_alone(c)]);
         const int own = c - C::before;
@@ -161,6 +165,8 @@ struct Lines {
                 NEAREST && !INSIDE_COLUMNS ? plane + columns.nearest(c) : own + (c - C::before);
         }
     }
+    // The columns of row `row`; zeros where the row or a column does not exist, and with NEAREST
+    // the nearest column instead.
     __device__ __forceinline__ Line load(i32 row, bool exists) const {
         Line line{};
         const auto* const pieces =
@@ -177,7 +183,7 @@ struct Lines {
 
 // ---- writing ------------------------------------------------------------------------------------
 
-// N neighbours, or the first `rest` of them; in vectors all.
+// to[c] = values[c], c < N and c < rest; IN_VECTORS: all N, in vectors.
 template <bool IN_VECTORS, class E, int N>
 __device__ __forceinline__ void store(E* to, i32 rest, const E (&values)[N]) {
     constexpr int LENGTH = IN_VECTORS ? piece_of<E>(N) : 1;
@@ -190,7 +196,7 @@ __device__ __forceinline__ void store(E* to, i32 rest, const E (&values)[N]) {
     }
 }
 
-// Accumulators, rounded.
+// to[c] = values[c] rounded to E, c < N and c < rest; IN_VECTORS: all N, in vectors.
 template <bool IN_VECTORS, class E, int N>
 __device__ __forceinline__ void store_rounded(E* to, i32 rest, const Acc<E> (&values)[N]) {
     alignas(16) E rounded[N];

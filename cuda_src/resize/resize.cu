@@ -198,7 +198,8 @@ struct Tile {
         return ALIGNED ? row + min(lane * EACH, most) : row;
     }
 
-    // Instead of columns past the last one the last one is loaded again.
+    // Columns place_of(lane, c), c < EACH, of the `summed` columns of the row at `start`; past the
+    // last of these, the last one again. ALIGNED: they are one vector, which begins at `start`.
     __device__ Row load(const T* start) const {
         if (ALIGNED) return *reinterpret_cast<const Row*>(start);
         Row loaded;

@@ -48,6 +48,8 @@ struct Upsample2xGrad {
         ends_warp = threadIdx.x % WARP == WARP - 1;
     }
 
+    // The lane's READ columns of row `row` of dY; `beside` = the column before the first in a
+    // warp's first lane, behind the last in its last one, if there is such a column.
     __device__ Row load(i32 row) const {
         const T* const from = dy + row * 2 * width;
         Row loaded{*reinterpret_cast<const Vec<u32, 4>*>(from)};
@@ -56,6 +58,9 @@ struct Upsample2xGrad {
         return loaded;
     }
 
+    // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < MADE, where
+    // row[c + 1] = sums[c] and row[0] and row[READ + 1] come from the lanes beside, or at a warp's
+    // ends from sums[READ]. All lanes of the warp call this; `wanted` says which ones write.
     __device__ void store(T* to, const A (&sums)[READ + 1], bool wanted) const {
         const A before = __shfl_up_sync(ALL_LANES, sums[READ - 1], 1);
         const A after = __shfl_down_sync(ALL_LANES, sums[0], 1);
@@ -74,7 +79,10 @@ struct Upsample2xGrad {
         if (wanted) *reinterpret_cast<Vec<T, MADE>*>(to) = made;
     }
 
-    // Rows `first` to before `end` of dX, at most n; n is the same in the whole warp.
+    // Rows i = first, first + 1, ... of dX, those before `end`, at most n: dX[i] = FAR dY[2i - 1] +
+    // NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2] by rows, rows beside dY being its nearest;
+    // then `store` does so by columns. sums[READ] is that of the column beside the lane's, in lanes
+    // at a warp's ends. n is the same in the whole warp.
     __device__ void make(i32 first, i32 n, i32 end) const {
         A open[READ + 1];  // what row i of dX has of the rows of dY up to 2i
         const Row above = load(max(2 * first - 1, 0)), own = load(2 * first);

@@ -26,7 +26,9 @@ constexpr int WIDTH = vec::WIDTH<T>;
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
-// FULL: of a line that fills its threads; those without one read another's.
+// y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
+// line. FULL: the line fills its threads; threads without a line read another line, and write
+// nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
@@ -54,6 +56,8 @@ struct Slope {
     }
 };
 
+// dx = y * (dy - sum of dy * y), or with LOG dx = dy - exp(y) * sum of dy, where y is the logarithm
+// of the softmax; sums over the line.
 template <bool LOG, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const T* y, T* dx) {
@@ -68,6 +72,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
+// y = softmax of each row of x, or with LOG its logarithm. A thread holds TOTAL_NBYTES of a row,
+// `threads` threads share one.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
@@ -84,6 +90,7 @@ constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 
 constexpr bool KNOWS_FULL = true, AS_OTHERS = false;
 #endif
 
+// y = softmax, or with LOG its logarithm, of rows of exactly threads * NBYTES bytes of x.
 template <bool LOG>
 __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     if constexpr (AS_OTHERS) {
@@ -97,6 +104,8 @@ __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, 
     }
 }
 
+// y = softmax, or with LOG its logarithm, of lines of x (n_outer, length, stride): a line's
+// elements are `stride` apart.
 template <bool LOG>
 __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i64 length,
                                                 i64 stride) {
@@ -105,6 +114,8 @@ __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i
     softmax_line<LOG>(line, ColumnThreads<A>{of_thread}, x, y);
 }
 
+// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. A thread
+// holds TOTAL_NBYTES of the two arrays that are read, `threads` threads share a row.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
@@ -113,6 +124,8 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i6
     gradient_line<LOG>(line, RowThreads<A>{threads, of_warp}, dy, y, dx);
 }
 
+// dx = y * (dy - sum of dy * y), or with LOG dx = dy - exp(y) * sum of dy, of lines of arrays
+// (n_outer, length, stride): a line's elements are `stride` apart.
 template <bool LOG>
 __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx, i64 n_outer,
                                                  i64 length, i64 stride) {
@@ -125,66 +138,86 @@ __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx,
 
 using namespace cto;
 
+// y = softmax of x along rows, of which a thread holds SHORT_NBYTES.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
+// y = softmax of x along rows, of which a thread holds NBYTES.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
 }
+// y = softmax of x along rows of exactly threads * NBYTES bytes.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     softmax_full_rows<false>(x, y, n_rows, threads);
 }
+// y = softmax of x along lines of an array (n_outer, length, stride), whose elements are `stride`
+// apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
 
+// y = logarithm of the softmax of x along rows, of which a thread holds SHORT_NBYTES.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
+// y = logarithm of the softmax of x along rows, of which a thread holds NBYTES.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
 }
+// y = logarithm of the softmax of x along rows of exactly threads * NBYTES bytes.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     softmax_full_rows<true>(x, y, n_rows, threads);
 }
+// y = logarithm of the softmax of x along lines of an array (n_outer, length, stride), whose
+// elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
     softmax_columns<true>(x, y, n_outer, length, stride);
 }
 
-// SoftmaxGrad and SoftmaxGrad_13.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along rows, of which a thread holds
+// SHORT_NBYTES of dy and y together.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
                                  u32 threads) {
     gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along rows, of which a thread holds
+// NBYTES of dy and y together.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
 }
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along lines of arrays (n_outer,
+// length, stride), whose elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__gradient_columns(const T* dy, const T* y, T* dx, i64 n_outer, i64 length, i64 stride) {
     gradient_columns<false>(dy, y, dx, n_outer, length, stride);
 }
 
-// LogSoftmaxGrad and LogSoftmaxGrad_13, whose input X is the logarithm of the softmax.
+// LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
+// the softmax, along rows, of which a thread holds SHORT_NBYTES of dy and x together.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                      u32 threads) {
     gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
+// LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
+// the softmax, along rows, of which a thread holds NBYTES of dy and x together.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {
     gradient_rows<true, NBYTES>(dy, x, dx, n_rows, length, threads);
 }
+// LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
+// the softmax, along lines of arrays (n_outer, length, stride), whose elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__log_gradient_columns(const T* dy, const T* x, T* dx, i64 n_outer, i64 length,
                                   i64 stride) {
