@@ -21,6 +21,8 @@ struct Place {
     i64 row, rows_on;  // the thread's first one, and how far its next one is
     i32 n_rows;        // of the part, of the thread
 
+    // Thread t has columns x * W to x * W + W - 1 of the tile, x = t % width, in rows (part + k *
+    // n_parts) * height + t / width, k < n_rows.
     __device__ Place(const Columns& columns, u32 tile, u32 part) {
         x = threadIdx.x % columns.width, y = threadIdx.x / columns.width;
         height = blockDim.x / columns.width;

@@ -75,6 +75,8 @@ struct Normalization {
         if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
         return of;
     }
+    // Stores the channel's statistics: mean, inv_std, and the running ones, whose variance has n -
+    // 1 for n if `unbiased`.
     __device__ void write(i64 channel, const Moments<A>& of, A reference) const {
         const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
         const A corrected = rule.unbiased && of.n > 1 ? of.squares[0] / (of.n - 1) : variance;
@@ -83,6 +85,7 @@ struct Normalization {
         running_mean.store(channel, running(input_mean[channel], mean, of.n));
         running_var.store(channel, running(input_var[channel], corrected, of.n));
     }
+    // momentum * before + rest * now, or `before` of a channel without elements.
     __device__ A running(A before, A now, A n) const {
         const A momentum = static_cast<A>(rule.momentum), rest = static_cast<A>(rule.rest);
         return n > 0 ? momentum * before + rest * now : before;
@@ -117,6 +120,7 @@ struct Gradient {
     }
     __device__ Coefficients<A> without_sums(i64) const { return {}; }  // always summed
     static __device__ Coefficients<A> fold(const Coefficients<A>& of) { return of; }
+    // scale_grad = sum of dy * (x - mean) * inv_std, bias_grad = sum of dy.
     __device__ void write(i64 channel, const Slopes<A>& of, A) const {
         scale_grad.store(channel, n > 0 ? of.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, of.sum[0]);
@@ -126,6 +130,8 @@ struct Gradient {
     }
 };
 
+// Normalization of these arrays: `half.scale` says that scale and bias are of type T,
+// `half.statistics` that means, variances and inv_std are; else they are of type A.
 __device__ Normalization normalization(const T* x, void* scale, void* bias, void* input_mean,
                                        void* input_var, T* y, void* running_mean, void* running_var,
                                        void* saved_mean, void* saved_inv_std, Halves half,
@@ -144,6 +150,8 @@ __device__ Normalization normalization(const T* x, void* scale, void* bias, void
             rule};
 }
 
+// Gradient of these arrays: `half.scale` says that scale and its and the bias's gradients are of
+// type T, `half.statistics` that mean and inv_std are; else they are of type A.
 __device__ Gradient gradient(const T* dy, const T* x, void* scale, void* saved_mean,
                              void* saved_inv_std, T* dx, void* scale_grad, void* bias_grad,
                              Halves half, i64 n) {

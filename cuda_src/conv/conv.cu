@@ -348,6 +348,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// Copies x, y and w to staged_x, staged_y and staged_w, as kernels over staged arrays read them,
+// and writes `rows`, which say where each position reads X: conv/staging.cuh.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {

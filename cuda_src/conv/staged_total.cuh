@@ -142,6 +142,8 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
+// W = the sum over `count` parts of `parts`, `filters` filters of a group in a block, or 0 where W
+// lies as its sums do.
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,

@@ -17,6 +17,8 @@ struct DenseSum {
     // t times a shift; no targets have no part in it, even where it is infinite.
     __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
 
+    // Adds elements (x, t): first finds the new maximum of x, then moves `linear` = sum of t (x -
+    // maximum) to it, then adds t (x - maximum) and t.
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew& renew,
                                             const Largest& largest) {

@@ -39,6 +39,8 @@ struct Additions {
     }
 };
 
+// sums[target of element k] += dy[k], k < n, by atomic additions; nothing where the index is out of
+// range.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements(const Element& element, const T* __restrict__ dy,
                                              Acc<T>* sums, i64 n) {

@@ -67,7 +67,8 @@ struct Entries {
     }
     __device__ __forceinline__ u32 last() const { return min(first() + WARP * rows, n); }
 
-    // `entry_of` reads memory that is far: several are asked for before the first is put down.
+    // from[i] = entry_of(i) for the thread's entries: TOGETHER of them are asked for before the
+    // first is put down, as entry_of reads memory that is far.
     template <class EntryOf>
     __device__ __forceinline__ void load(const EntryOf& entry_of) const {
         constexpr u32 TOGETHER = 4;

@@ -113,6 +113,8 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
 // `count` rounded up to whole runs.
 __device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
 
+// index[j] = indices[row][0], row = first + j * WARP, for rows before `end`; `indices` begins at
+// the thread's column of `columns`.
 template <class Index>
 __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32 first, u32 end,
                                           i64 columns, Index (&index)[ITEMS]) {

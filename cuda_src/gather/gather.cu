@@ -104,6 +104,8 @@ struct KnownKey {
     __device__ Key operator()(i64 i) const { return entries[i].key; }
 };
 
+// entries[k] = {target(k), or n_rows for NOWHERE; k, or with dy the bits of dy[k]};
+// counts[block][digit] = how many of the block's keys have the digit of `pass`.
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
                                           i64 n_rows, Pass pass) {
@@ -112,7 +114,8 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
                              histogram);
 }
 
-// All of the sort; of keys of 32 bits, the kernels are empty for longer ones.
+// entries = those of all k in the order of their keys, by one block. Only for keys of 32 bits: for
+// longer ones this is empty.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits) {
@@ -152,73 +155,105 @@ using namespace cto;
 
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
 
+// dx[i] = the sum of all slices k of dy whose target is row of element i; target(k) = the row that
+// index k names. One element a thread, at most THREADS slices.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
                      const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
+// dx[i] = the sum of all slices k of dy whose target is row of element i; target(k) = the row that
+// index tuple k names. One element a thread, at most THREADS slices.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                         T* dx, i32 n, const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
+// dx[i] = the sum of all slices k of dy whose target is element i; target(k) = the element of dx
+// that index k names in its line. One element a thread, at most THREADS slices.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
                               const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherElement{indices, lines}, dy, dx, n, sizes, row_of);
 }
+// entries[k] = {target(k), k}, or with dy {target(k), bits of dy[k]}, where target(k) is the row
+// that index k names, or n_rows for an index out of range; counts[block][digit] = how many of the
+// block's targets have the digit of `pass`.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
                       const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
 }
+// entries[k] = {target(k), k}, or with dy {target(k), bits of dy[k]}, where target(k) is the row
+// that index tuple k names, or n_rows for an index out of range; counts[block][digit] = how many of
+// the block's targets have the digit of `pass`.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, Key* counts, const __grid_constant__ Pass pass,
                          i64 n_rows) {
     make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
 }
+// entries[k] = {target(k), k}, or with dy {target(k), bits of dy[k]}, where target(k) is the
+// element of dx that index k names in its line, or n_rows for an index out of range;
+// counts[block][digit] = how many of the block's targets have the digit of `pass`.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
                                const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
+// of k among equals, by one block; target(k) is the row that index k names. Empty for keys of 64
+// bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
                       const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
 }
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
+// of k among equals, by one block; target(k) is the row that index tuple k names. Empty for keys of
+// 64 bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherNDRow{indices, tuples}, dy, entries, n_rows, digits);
 }
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
+// of k among equals, by one block; target(k) is the element of dx that index k names in its line.
+// Empty for keys of 64 bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries,
                                const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
+// sums[row that index k names] += slice k of dy, by atomic additions; nothing for an index out of
+// range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
     add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
+// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for a tuple out
+// of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                            ACC* sums, const __grid_constant__ Items items,
                            const __grid_constant__ Sizes sizes) {
     add_slices(GatherNDRow{indices, tuples}, dy, sums, items, sizes);
 }
+// sums[element that index k names in its line] += dy[k], k < n, by atomic additions; nothing for an
+// index out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic(const INDEX* indices, const __grid_constant__ Lines lines,
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
+// sums[element that an index names in its line] += that element of dy, by atomic additions, strips
+// of columns one after the other: blocks_a_strip blocks have one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
@@ -254,11 +289,14 @@ extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
 
 // ---- entry points: the stages that all three share ----------------------------------------------
 
+// counts[block][digit] = how many of the block's keys have the digit of `pass`.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass) {
     __shared__ u32 histogram[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, histogram);
 }
+// to = the entries `from` in the order of this pass's digit, and in their own order among equals;
+// SHORT_ITEMS entries a thread.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
                     const __grid_constant__ Pass pass) {
@@ -266,6 +304,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
+// to = the entries `from` in the order of this pass's digit, and in their own order among equals;
+// LONG_ITEMS entries a thread.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
@@ -273,11 +313,15 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
+// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows; one key a
+// thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     radix_sort::find_start(sorted, starts, n, n_rows,
                            static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x);
 }
+// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows; STARTS_ROWS
+// keys a block, found from where neighbouring entries' keys differ.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     __shared__ i64 bounds[2];
@@ -315,9 +359,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
                                n_long);
 }
+// y[i] = 0, i < n.
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);
 }
+// dx[i] = sums[i] rounded to T, i < n.
 extern "C" __global__ void __launch_bounds__(THREADS) gather__round(const ACC* sums, T* dx, i64 n) {
     const bool aligned = vec::bytes_past_16(dx) == 0;
     map::map_vecs<RoundTiling>(aligned, sums, dx, n, n, Round{});

@@ -47,6 +47,7 @@ __device__ __forceinline__ u32 halves_to_e5m2(u32 low, u32 high, u32 signs) {
     return (codes & ~nan_bytes) | (0x7E7E7E7Eu & nan_bytes) | (signs & 0x80808080u);
 }
 
+// Byte j = x[j] in E5M2, j < 4.
 template <class E>
 __device__ __forceinline__ u32 four_to_e5m2(const E* x) {
     u32 codes = 0;

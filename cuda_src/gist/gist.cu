@@ -65,6 +65,7 @@ struct FromHalf {
     __device__ void operator()(__half x, T& y) const { y = nan::converted<T>(x); }
 };
 
+// y[i] = F(x[i]) for each of N elements.
 template <class Y, class F>
 struct Each {
     template <class X, int N>
@@ -88,6 +89,7 @@ __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, 
 
 // ---- Pack8: four elements at a time to E5M2 -----------------------------------------------------
 
+// y[i] = x[i] in E5M2, four elements at a time.
 struct ToE5m2 {
     __device__ Vec<u8, READ> operator()(const Vec<T, READ>& x, int) const {
         Vec<u8, READ> y;
@@ -259,48 +261,60 @@ using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
+// y[i] = x[i] > 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_binarize_encoder(const T* x, bool* y, i64 n_x, i64 n_y, bool aligned) {
     encode_elements<Binarize>(aligned, x, y, n_x, n_y);
 }
+// y[i] = x[i] in E5M2.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, ToE5m2{});
 }
+// y[i] = x[i] in float16.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y, bool aligned) {
     encode_elements<ToHalf>(aligned, x, y, n_x, n_y);
 }
+// y[i] = 1 where x[i], else 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_binarize_decoder(const bool* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_elements<Unbinarize>(aligned, x, y, n_x, n_y);
 }
+// y[i] = the E5M2 number x[i].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_elements<FromE5m2>(aligned, x, y, n_x, n_y);
 }
+// y[i] = the float16 number x[i].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack16_decoder(const __half* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_elements<FromHalf>(aligned, x, y, n_x, n_y);
 }
+// Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeBoxes<READ_BOXES / BOX>>(aligned, x, y, n_x, n_y, Pack1{});
 }
+// y[i] = 1 where bit 7 - i % 8 of x[i / 8] is set, else 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeBoxes<1>>(aligned, x, y, n_x, n_y, Unpack1{});
 }
+// y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7]; format/msfp15.cuh has the bytes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
     map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<false>{keep_nonfinite});
 }
+// y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], in which what is not 0 has M >= 1 and so
+// keeps its sign.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                                         bool keep_nonfinite) {
     map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<true>{keep_nonfinite});
 }
+// y[8 b .. 8 b + 7] = the numbers of the MSFP15 box x[8 b .. 8 b + 7].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {

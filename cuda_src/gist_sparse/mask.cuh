@@ -191,6 +191,7 @@ class SharedAddress {
         : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
 };
 
+// Stores word i and moves on by 4 bytes, if it is not 0: one predicate for both.
 template <class T>
 class Packer<T, 4> : SharedAddress {
   public:
@@ -205,6 +206,8 @@ class Packer<T, 4> : SharedAddress {
     }
 };
 
+// Stores half i of the words, which is word i / 2 >> 16 * (i % 2), and moves on by 2 bytes, if it
+// is not 0: one predicate for both.
 template <class T>
 class Packer<T, 2> : SharedAddress {
   public:

@@ -60,7 +60,7 @@ struct Means {
 
 __device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
-// y was of type V. A reciprocal overflows for no half.
+// x / y, where y was of type V. Of halves by a reciprocal, which overflows for none of them.
 template <class V, class A>
 __device__ __forceinline__ A quotient(A x, A y) {
     if constexpr (ARE_SAME<V, __half>)

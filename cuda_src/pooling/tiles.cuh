@@ -85,7 +85,7 @@ struct Pitch {
         const char* const address = reinterpret_cast<const char*>(element);
         return reinterpret_cast<const E*>(address + static_cast<i64>(rows) * nbytes);
     }
-    // In row `row`, whose first element this is of row 0.
+    // The element `row` rows below `element`; row >= 0.
     template <class E>
     __device__ __forceinline__ E* in(E* element, i32 row) const {
         char* const address = reinterpret_cast<char*>(element);

@@ -73,9 +73,9 @@ __device__ __forceinline__ i32 count_of(const Geometry& geometry, int axis, i32 
     return max(counted.end - counted.begin, 0);
 }
 
-// For windows that are neighbours along the axis before the last, from o on: shows `visit` where each
-// element of the first one is in the plane, by rows and by Indices' numbers, and its row,
-// which may lie beside the image.
+// Calls visit(offset in the plane, number in Indices, row) for each element of window o; rows
+// beside the image are included, as windows below this one, along the axis before the last, may
+// read there.
 template <class Visit>
 __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
                                                        const i32 (&o)[AXES], Visit&& visit) {

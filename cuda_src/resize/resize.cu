@@ -99,6 +99,8 @@ struct Column {
         while (touch.length() > 0 && weight_of(axis, touch.begin, at) == ACC(0)) ++touch.begin;
     }
 
+    // weight[j] = the weight of column now.begin + j of dY in this column of dX, 0 from now.end on,
+    // where `now` = the `touch` columns that are in `summed`.
     __device__ void hold(const Axis<ACC>& axis, Span summed) {
         now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
 #pragma unroll
