@@ -76,50 +76,62 @@ struct QuickGeluGrad {
 
 using namespace cto;
 
+// dx = dy where x > 0, else 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, ReluGrad{}, in(dy), in(x), out(dx));
 }
+// dx = dy where y > 0, else alpha * dy.
 extern "C" __global__ void __launch_bounds__(THREADS)
     leaky_relu_grad(const T* dy, const T* y, T* dx, i64 n, bool aligned, ACC alpha) {
     map_elements<Tile>(n, aligned, LeakyReluGrad{alpha}, in(dy), in(y), out(dx));
 }
+// dx = dy * y * (1 - y), y the sigmoid's output.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sigmoid_grad(const T* dy, const T* y, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, SigmoidGrad{}, in(dy), in(y), out(dx));
 }
+// dx = dy * (1 - y^2), y the output of tanh.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tanh_grad(const T* dy, const T* y, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, TanhGrad{}, in(dy), in(y), out(dx));
 }
 
+// y = x * Phi(x), Phi the normal distribution function.
 extern "C" __global__ void __launch_bounds__(THREADS) gelu(const T* x, T* y, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, Gelu{}, in(x), out(y));
 }
+// dx = dy * d/dx (x * Phi(x)), Phi the normal distribution function.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, GeluGrad{}, in(dy), in(x), out(dx));
 }
+// c = s * Phi(s), s = a + b, where b is a row of columns.value elements or null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gelu(const T* a, const T* b, T* c, i64 n, bool aligned,
               const __grid_constant__ Divisor columns) {
     map_elements<Tile>(n, aligned, BiasGelu{}, in(a), row_or_none(b, columns), out(c));
 }
+// dx = dy * d/ds (s * Phi(s)), s = x + b, where b is a row of columns.value elements or null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
                       const __grid_constant__ Divisor columns) {
     map_elements<Tile>(n, aligned, BiasGeluGrad{}, in(dy), in(x), row_or_none(b, columns), out(dx));
 }
 
+// y = s / (1 + e^-v), s = x + bias, v = 2 sqrt(2 / pi) (s + 0.044715 s^3); bias is a row or null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fast_gelu(const T* x, const T* bias, T* y, i64 n, bool aligned,
               const __grid_constant__ Divisor columns) {
     map_elements<Tile>(n, aligned, FastGelu{}, in(x), row_or_none(bias, columns), out(y));
 }
+// dx = dy * d/dx (x / (1 + e^-v)), v = 2 sqrt(2 / pi) (x + 0.044715 x^3).
 extern "C" __global__ void __launch_bounds__(THREADS)
     fast_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, FastGeluGrad{}, in(dy), in(x), out(dx));
 }
+// dx = dy * d/ds (s / (1 + e^-v)), s = x + b, v = 2 sqrt(2 / pi) (s + 0.044715 s^3); b is a row or
+// null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_fast_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
                            const __grid_constant__ Divisor columns) {
@@ -127,10 +139,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                        out(dx));
 }
 
+// y = x / (1 + e^(-alpha x)).
 extern "C" __global__ void __launch_bounds__(THREADS)
     quick_gelu(const T* x, T* y, i64 n, bool aligned, ACC alpha) {
     map_elements<Tile>(n, aligned, QuickGelu{alpha}, in(x), out(y));
 }
+// dx = dy * d/dx (x / (1 + e^(-alpha x))).
 extern "C" __global__ void __launch_bounds__(THREADS)
     quick_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned, ACC alpha) {
     map_elements<Tile>(n, aligned, QuickGeluGrad{alpha}, in(dy), in(x), out(dx));

@@ -72,43 +72,52 @@ struct DivGrad {
 
 using namespace cto;
 
+// output[i] = input[i] * factor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scale(const T* input, T* output, i64 n, bool aligned, ACC factor) {
     map_elements<Tile>(n, aligned, ScaleUp{factor}, in(input), out(output));
 }
+// output[i] = input[i] / factor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scale__down(const T* input, T* output, i64 n, bool aligned, ACC factor) {
     map_elements<Tile>(n, aligned, ScaleDown{factor}, in(input), out(output));
 }
-// By 1 there is nothing to do in place.
+// output[i] = input[i] * *factor; nothing is done where the factor is 1 and output is input.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scale_in_place(const T* input, T* output, i64 n, bool aligned, const float* factor) {
     const float by = *factor;
     if (by == 1 && input == output) return;
     map_elements<Tile>(n, aligned, ScaleUp{static_cast<ACC>(by)}, in(input), out(output));
 }
+// output_k[i] = input[i] * scale_k, k < 3; an output may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_scale(const T* input, T* output_0, T* output_1, T* output_2, i64 n, bool aligned,
                 ACC scale_0, ACC scale_1, ACC scale_2) {
     map_elements<Tile>(n, aligned, BatchScale{scale_0, scale_1, scale_2}, in(input),
                        out_if_wanted(output_0), out_if_wanted(output_1), out_if_wanted(output_2));
 }
+// output[i] = input_0[i] * scale_0 + input_1[i] * scale_1 + input_2[i] * scale_2; input_2 may be
+// null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scaled_sum(const T* input_0, const T* input_1, const T* input_2, T* output, i64 n, bool aligned,
                ACC scale_0, ACC scale_1, ACC scale_2) {
     map_elements<Tile>(n, aligned, ScaledSum{scale_0, scale_1, scale_2}, in(input_0), in(input_1),
                        in_or_zero(input_2), out(output));
 }
+// q = round(input / scale) + zero_point, to nearest even; output = (q clamped to [quant_min,
+// quant_max] - zero_point) * scale, mask = q is in that range. Either may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fake_quant(const T* input, T* output, bool* mask, i64 n, bool aligned, ACC scale,
                ACC zero_point, ACC quant_min, ACC quant_max) {
     map_elements<Tile>(n, aligned, FakeQuant{scale, zero_point, quant_min, quant_max}, in(input),
                        out_if_wanted(output), out_if_wanted<WIDTH>(mask));
 }
+// dx[i] = dy[i] where gradient_mask[i], else 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fake_quant_grad(const T* dy, const bool* gradient_mask, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, FakeQuantGrad{}, in(dy), in<WIDTH>(gradient_mask), out(dx));
 }
+// y[i] = x[i] is neither infinite nor NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_finite(const T* x, bool* y, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, IsFinite{}, in<READ>(x), out<READ>(y));
@@ -123,7 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_elements<Tile>(n, aligned, DivGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
                        out_if_wanted(db));
 }
-// vecs: rows consist of whole vectors that start at multiples of 16 bytes.
+// d_whole = the whole operand's gradient; partials[blockIdx.y * blockDim.y + threadIdx.y][column] =
+// sums of the other's over the thread's rows. The other repeats one row of `columns`. vecs: rows
+// are whole vectors at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     div_grad__columns(const T* __restrict__ dy, const T* __restrict__ whole,
                       const T* __restrict__ repeated, T* __restrict__ d_whole, ACC* partials,
@@ -173,6 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const ACC sum = div_gradient::sum_span(dy, a, b, dimensions, task, summed, span, lanes, of_a);
     task.emit(reduce::sum_lanes(sum, lanes), partials, out);
 }
+// out[column] = partials[0][column] + ... + partials[rows - 1][column], rounded.
 extern "C" __global__ void __launch_bounds__(facts::MAX_THREADS)
     div_grad__finish(const ACC* partials, T* out, i64 rows, i64 columns) {
     __shared__ vec::Vec<ACC, 1> of_thread[facts::MAX_THREADS];

@@ -152,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
 }
 
+// gradient[0 .. nbytes) = 0: vectors by all blocks, the bytes before and behind these by block 0.
 extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradient, i64 nbytes) {
     constexpr i64 BLOCK = VECS * THREADS * 16;
     const reduce::Range<u8> range(static_cast<const u8*>(gradient), nbytes);
@@ -166,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradie
     if (range.tail() + threadIdx.x < nbytes) bytes[range.tail() + threadIdx.x] = 0;
 }
 
+// ys[t][i] = xs[t][i] * s, of each tensor t.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                           const __grid_constant__ Pointers<CAPACITY> ys,
@@ -176,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
 }
 
+// y[starts[t] + i] = xs[t][i] * s, of each tensor t.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                                  T* y, const __grid_constant__ TensorStarts<CAPACITY> starts,

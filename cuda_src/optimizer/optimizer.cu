@@ -99,6 +99,8 @@ using ClipChunk = multi_tensor::BlockChunk<CLIP_CHUNK>;
 
 using namespace cto;
 
+// delta = -rate * g, new_w = w + delta, new_g = delta; new_w = w, new_g = g where the rate is not
+// finite.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {

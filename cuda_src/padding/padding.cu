@@ -187,6 +187,7 @@ struct Padded {
 
 using namespace cto;
 
+// dx = dy at the sliced positions of every dimension, else 0; a block writes a tile of dx.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
@@ -203,6 +204,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     write_rows(static_cast<T*>(dx), n_rows, source, column_blocks);
 }
 
+// output[row] = input[indices[row]], zeros where the index is out of range; a block writes a tile
+// of output.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     flatten_and_unpad(const void* input, const INDEX* indices, void* output, i64 n_input_rows,
                       i64 n_output_rows, const __grid_constant__ Divisor width) {
@@ -211,7 +214,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                 source);
 }
 
-// Two launches: first the last row of each index, then all rows of the output.
+// last_rows[target] = the last row of the input whose index is `target`; entries of other targets
+// stay as they are. pad_and_unflatten reads the table.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten__last_rows(const INDEX* indices, i64* last_rows, i64 n_input_rows,
                                  i64 n_output_rows) {
@@ -229,6 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
+// output[row] = input[last_rows[row]], zeros where that is no row of the input whose index is
+// `row`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {

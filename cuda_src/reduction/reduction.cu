@@ -187,7 +187,8 @@ struct Poll {
     Zeroed<u32>*ticket, *found;
 };
 
-// y = no block has found anything; written by the last block of the last launch.
+// y[0] = no block of any launch of this call has found anything; written by the last block of the
+// last launch.
 __device__ __forceinline__ void report(bool found, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(found);
@@ -210,7 +211,7 @@ __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
 
 using namespace cto;
 
-// Many rows: `lanes` threads each, a power of two.
+// y[row] = sum of x[row], of many rows: `lanes` neighbouring threads, a power of two, add up one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__rows(const T* x, Y* y, i64 n_rows, i64 length, u32 lanes) {
     const u32 lane = threadIdx.x & (lanes - 1);
@@ -251,6 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
 }
 
+// y[slab][column] = sum over rows of x[slab][row][column], read in vectors. Where several spans of
+// rows share a column, `partials` takes their sums, and the block that finishes last adds these up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {
@@ -259,7 +262,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, of_thread, last);
 }
 
-// Where 16 bytes of x do not always lie in one row, or not on a 16-byte boundary.
+// y[slab][column] = sum over rows of x[slab][row][column], read one by one, where 16 bytes of x do
+// not always lie in one row, or not on a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
@@ -268,12 +272,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, of_thread, last);
 }
 
+// y[i] = x[i], i < n.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
     constexpr int N = vec::WIDTH<T>;
     map::map_vecs<map::Tiling<N, N, 1, 16, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
+// y[0] = sqrt(sum of squares of all elements of all arrays), by the block that finishes last.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
@@ -286,6 +292,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) y[0] = from_acc<Y>(squares.norm());
 }
 
+// y[0] = no element of the arrays is infinite or NaN, over all launches of a call; written by the
+// last block of the last one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
@@ -293,6 +301,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<NotFinite>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
+// y[0] = no element of the arrays is infinite, over all launches of a call; written by the last
+// block of the last one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -300,6 +310,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<Infinite>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
+// y[0] = no element of the arrays is NaN, over all launches of a call; written by the last block of
+// the last one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -307,6 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<NotANumber>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
+// y[0] = all of x[0 .. n) are true, by the block that finishes last.
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* found, i64 n) {
     __shared__ bool last;

@@ -152,6 +152,8 @@ struct SplitTiles {
 
 using namespace cto;
 
+// result[row] = inputs[0][row], inputs[1][row], ... side by side: part i starts at column starts[i]
+// of `width`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
@@ -174,12 +176,16 @@ extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_part
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
+// result[row] = the rows `row` of all parts side by side: part i and its first column are in
+// table[i].
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
     concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
+// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]): a block writes a tile of
+// one part i.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
@@ -195,7 +201,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                       blockIdx.x - split.tile[i], source);
 }
 
-// Many parts: words in the order in which they lie in the parts.
+// result[row] = the rows `row` of all parts in `table` side by side: many parts, of which a thread
+// copies words in the order in which they lie in the parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
@@ -204,6 +211,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         [](const AllParts::Word& word) { return __ldcs(word.in_part); },
         [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
 }
+// The parts in `table` take their columns of input: a thread copies single words, in the order of
+// the parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
