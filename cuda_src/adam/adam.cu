@@ -261,6 +261,7 @@ struct CodedAdam {
 
 using namespace cto;
 
+// One step of Adam on one parameter of n elements, as struct Adam says; OF_ONE elements a block.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
@@ -340,6 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
+// new_step = step + 1 where the step is made, else step.
 extern "C" __global__ void adam__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

@@ -327,8 +327,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
-// The first `start_blocks` look for starts.
+// Blocks 0 to start_blocks - 1 find `starts`, those behind them add up nodes. Rows are whole
+// 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -337,6 +337,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
+// Blocks 0 to start_blocks - 1 find `starts`, those behind them add up nodes, element by element:
+// rows are no whole vectors, or start off a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
@@ -344,6 +346,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
     segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
                                        in_registers(level), parents, tickets, start_blocks);
 }
+// dx[batch][row] = sum of the slices of dy whose key is the row, 0 where there are none. Rows are
+// whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -351,6 +355,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long);
 }
+// dx[batch][row] = sum of the slices of dy whose key is the row, 0 where there are none, element by
+// element: rows are no whole vectors, or start off a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,

@@ -298,6 +298,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 
 // ---- tiles of windows that the compilation knows: one of n for each thread -------------------------
 
+// y = the largest element of each window, indices = its number; either may be null. A thread has a
+// tile of TILE_ROWS x TILE_COLUMNS windows, n tiles in all. Empty where no tile was compiled.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool__tiles(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, u32 n,
                     const __grid_constant__ Planes planes) {
@@ -308,6 +310,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
+// dx[i] = the sum of dy over the windows whose index is i. A thread has a tile, n in all. Empty
+// where no tile was compiled.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool_grad__tiles(const T* __restrict__ dy, const i64* __restrict__ indices,
                          T* __restrict__ dx, u32 n, const __grid_constant__ Planes planes) {
@@ -319,6 +323,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
+// y = the mean of each window, over the padding too with include_pad. A thread has a tile of
+// TILE_ROWS x TILE_COLUMNS windows, n tiles in all. Empty where no tile was compiled.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool__tiles(const T* __restrict__ x, T* __restrict__ y, bool include_pad, u32 n,
                         const __grid_constant__ Planes planes) {
@@ -329,6 +335,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
+// dx[i] = the sum of dy / count over the windows that i is in. A thread has a tile, n in all. Empty
+// where no tile was compiled.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
                              const __grid_constant__ Planes planes) {
