@@ -14,11 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, computed_in, round_number, wide
+from ...rules.widening import cast, computed_in, quiet, round_number, wide
 from .facts import NORMAL_END
 
-# Overflow to infinity and underflow to zero are the limits that the formulas have.
-_quiet = np.errstate(all="ignore")
 _FAST = 2 * math.sqrt(2 / math.pi)
 # P of e^(t^2 / 2) Phi(-t) = w P(v), w = (34 / 15) / (1 + 3/16 t), v = w - 19/15 from -1 to 1,
 # by what is computed in: within 2e-16, and within 3e-10 for t up to 15, where float32 ends.
@@ -116,68 +114,68 @@ def _product(dy: HostArray, slope: HostArray) -> HostArray:
     return np.asarray(wide_dy * slope.astype(wide_dy.dtype)).astype(dy.dtype)
 
 
-@_quiet
+@quiet
 def relu_grad(dy: HostArray, x: HostArray) -> HostArray:
     return np.where(x > 0, dy, np.zeros_like(dy))
 
 
-@_quiet
+@quiet
 def leaky_relu_grad(dy: HostArray, y: HostArray, *, alpha: float) -> HostArray:
     return np.where(y > 0, dy, (wide(dy) * alpha).astype(dy.dtype))
 
 
-@_quiet
+@quiet
 def sigmoid_grad(dy: HostArray, y: HostArray) -> HostArray:
     return np.asarray(wide(dy) * wide(y) * (1 - wide(y))).astype(dy.dtype)
 
 
-@_quiet
+@quiet
 def tanh_grad(dy: HostArray, y: HostArray) -> HostArray:
     return _product(dy, 1 - wide(y) * wide(y))
 
 
-@_quiet
+@quiet
 def gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
     return _product(dy, _gelu_slope(_widen(x), x.dtype))
 
 
-@_quiet
+@quiet
 def fast_gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
     return _product(dy, _fast_slope(_widen(x)))
 
 
-@_quiet
+@quiet
 def quick_gelu_grad(dy: HostArray, x: HostArray, *, alpha: float) -> HostArray:
     v = _quick(x, alpha)
     return _product(dy, _gate_slope(v, v))
 
 
-@_quiet
+@quiet
 def bias_gelu_grad_dx(dy: HostArray, x: HostArray, b: HostArray) -> HostArray:
     return _product(dy, _gelu_slope(_widen(x, b), x.dtype))
 
 
-@_quiet
+@quiet
 def bias_fast_gelu_grad_dx(dy: HostArray, x: HostArray, b: HostArray) -> HostArray:
     return _product(dy, _fast_slope(_widen(x, b)))
 
 
-@_quiet
+@quiet
 def gelu(x: HostArray) -> HostArray:
     return _gelu(_widen(x), x.dtype)
 
 
-@_quiet
+@quiet
 def bias_gelu(a: HostArray, b: HostArray) -> HostArray:
     return _gelu(_widen(a, b), a.dtype)
 
 
-@_quiet
+@quiet
 def fast_gelu(x: HostArray, bias: HostArray | None) -> HostArray:
     z = _widen(x, bias)
     return cast(_vanishing(z, _sigmoid(_fast(z))), x.dtype)
 
 
-@_quiet
+@quiet
 def quick_gelu(x: HostArray, *, alpha: float) -> HostArray:
     return cast(_vanishing(_widen(x), _sigmoid(_quick(x, alpha))), x.dtype)

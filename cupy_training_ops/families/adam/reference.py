@@ -12,7 +12,7 @@ import numpy as np
 
 from ...dtypes import Dtype, HostArray
 from ...rules.step import bias_correction, can_be_made, count_step, gradient_divisor, number
-from ...rules.widening import cast, computed_in
+from ...rules.widening import cast, computed_in, quiet
 from .codes import decode, encode
 
 Arrays = Sequence[HostArray]
@@ -46,10 +46,6 @@ class RuleW(Rates):
     weight_decay: float
     correct_bias: bool
     adam_mode: int
-
-
-# Overflow, and what comes of NaN and infinities, are part of the operators.
-_quiet = np.errstate(all="ignore")
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class _Step:
         np.add(w, delta, out=new_w)
 
 
-@_quiet
+@quiet
 def adam_optimizer(
     r: Number,
     t: Number,
@@ -119,7 +115,7 @@ def adam_optimizer(
     return new_t, *(items[0] for items in stepped)
 
 
-@_quiet
+@quiet
 def adam_optimizer_list(
     r: Number,
     t: Number,
@@ -152,7 +148,7 @@ def adam_optimizer_list(
     return new_t, *rounded, tuple(copies)  # type: ignore[return-value]
 
 
-@_quiet
+@quiet
 def adam_coded_list(
     r: Number,
     t: Number,
@@ -181,7 +177,7 @@ def adam_coded_list(
     return new_t, m, v, w, g, mixed
 
 
-@_quiet
+@quiet
 def adam_w_optimizer(
     lr: Number,
     step: Number,

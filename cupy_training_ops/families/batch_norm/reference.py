@@ -9,13 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, in_range, round_number
-
-# Infinite and NaN elements, and no elements at all, are part of the operators.
-_quiet = np.errstate(all="ignore")
+from ...rules.widening import cast, in_range, quiet, round_number
 
 
-@_quiet
+@quiet
 def batch_norm_internal(
     x: HostArray,
     scale: HostArray,
@@ -42,7 +39,7 @@ def batch_norm_internal(
     return result, *(cast(statistic, input_mean.dtype) for statistic in statistics)
 
 
-@_quiet
+@quiet
 def batch_normalization_grad(
     dy: HostArray,
     x: HostArray,

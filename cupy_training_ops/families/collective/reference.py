@@ -12,14 +12,13 @@ from ...declare.schema import Spec
 from ...dtypes import Dtype, HostArray
 from ...process_group import ProcessGroup
 from ...process_group.engine import Part
-from ...rules.widening import cast
+from ...rules.widening import cast, quiet
 from .members import GLOBAL, members, owners
 from .messages import as_arrays, as_bytes, description, letter
 
 Arrays = Sequence[HostArray]
 Combine = Callable[[Sequence[Arrays]], Sequence[Arrays]]  # each rank's arrays to its share
 
-_quiet = np.errstate(all="ignore")
 
 SMALL = float(np.sqrt(np.finfo(np.float64).tiny))  # a squared norm below it counts as 0
 
@@ -132,7 +131,7 @@ def _together(
     return as_arrays([memoryview(part) for part in share], inputs)
 
 
-@_quiet
+@quiet
 def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
     """The sums of what the ranks have, computed in float64 or as integers, for each rank."""
     sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*by_rank, strict=True)]
@@ -149,7 +148,7 @@ def _narrow(x: HostArray, dtype: Dtype) -> HostArray:
     return np.asarray(x) if dtype.kind in "iu" else cast(x, dtype)
 
 
-@_quiet
+@quiet
 def _combine(a: Arrays, b: Arrays) -> Arrays:
     """The adaptive sums of two ranks' arrays, in float64, rounded once."""
     return [_adaptive_sum(x, y) for x, y in zip(a, b, strict=True)]

@@ -16,11 +16,9 @@ from typing import TypedDict, Unpack
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast, computed_in, wide
+from ...rules.widening import cast, computed_in, quiet, wide
 from .extents import Attributes, Convolution, Shape
 
-# Infinities of both signs meet and sums overflow: their results say so.
-_quiet = np.errstate(all="ignore")
 _PIECE = 2**20  # elements of X unfolded
 
 _ALL = slice(None)
@@ -90,7 +88,7 @@ def conv_transpose_grad(
     return dx, _weight_gradient(convolution, dy, x), _bias_gradient(dy)
 
 
-@_quiet
+@quiet
 def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None) -> HostArray:
     y = np.empty(c.y_shape, x.dtype)
     filters = _matrix(c, w)
@@ -105,7 +103,7 @@ def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None)
     return y
 
 
-@_quiet
+@quiet
 def _data_gradient(
     c: Convolution, dy: HostArray, w: HostArray, bias: HostArray | None
 ) -> HostArray:
@@ -121,7 +119,7 @@ def _data_gradient(
     return dx
 
 
-@_quiet
+@quiet
 def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
     total = np.zeros((c.group, c.group_filters, math.prod(c.w_shape[1:])), FLOAT64)
     for images in _blocks(c):
@@ -132,7 +130,7 @@ def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
     return cast(total, x.dtype).reshape(c.w_shape)
 
 
-@_quiet
+@quiet
 def _bias_gradient(dy: HostArray) -> HostArray:
     others = (0, *range(2, dy.ndim))
     return cast(dy.sum(others, dtype=FLOAT64), dy.dtype)

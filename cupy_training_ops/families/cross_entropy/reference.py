@@ -9,17 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from ...dtypes import FLOAT64, Dtype, HostArray
-from ...rules.widening import cast, in_range
+from ...rules.widening import cast, in_range, quiet
 
-# Infinite and NaN elements, and labels out of range, are part of the operators.
-_quiet = np.errstate(all="ignore")
 _Pair = tuple[HostArray, HostArray]
 
 
 # ---- targets that are distributions --------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str) -> _Pair:
     log_prob, target = _log_softmax(_wide(logits), -1), _wide(label)
     losses = in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
@@ -27,7 +25,7 @@ def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str
     return cast(loss, logits.dtype), cast(log_prob, logits.dtype)
 
 
-@_quiet
+@quiet
 def softmax_cross_entropy_grad(
     dy: HostArray, log_prob: HostArray, label: HostArray, *, reduction: str
 ) -> HostArray:
@@ -52,7 +50,7 @@ def sparse_softmax_cross_entropy(
     return rows.forward(logits, -1, reduction, logits.dtype)
 
 
-@_quiet
+@quiet
 def sparse_softmax_cross_entropy_grad(
     dy: HostArray,
     log_prob: HostArray,
@@ -115,7 +113,7 @@ def softmax_cross_entropy_loss_grad(
     )
 
 
-@_quiet
+@quiet
 def softmax_cross_entropy_loss_internal_grad(
     dy: HostArray,
     log_prob: HostArray,
@@ -133,7 +131,7 @@ def softmax_cross_entropy_loss_internal_grad(
     return rows.gradient(dy, softmax, 1, reduction, bias, output_type or log_prob.dtype)
 
 
-@_quiet
+@quiet
 def cross_entropy_loss_and_grad(
     scores: HostArray,
     labels: HostArray,
@@ -184,7 +182,7 @@ class _Rows:
             rows.weights = np.where(rows.known, _wide(weights)[rows.classes], rows.weights)
         return rows
 
-    @_quiet
+    @quiet
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
         """Loss and log-probabilities."""
         log_prob = _log_softmax(_wide(scores), axis)
@@ -193,7 +191,7 @@ class _Rows:
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduce(losses, self.weights, reduction), out), cast(log_prob, out)
 
-    @_quiet
+    @quiet
     def gradient(
         self,
         dy: HostArray,

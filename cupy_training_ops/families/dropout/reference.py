@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast, wide
+from ...rules.widening import cast, quiet, wide
 from ..softmax import reference as softmax
 from . import philox
 from .philox import DEFAULT_RATIO, dropout_scale
@@ -20,9 +20,6 @@ from .philox import DEFAULT_RATIO, dropout_scale
 State = Any
 _Pair = tuple[HostArray, HostArray]
 Given = ParamSpec("Given")
-
-# Infinite and NaN elements, and overflow, are part of the operators.
-_quiet = np.errstate(all="ignore")
 
 
 def _in_bits(function: Callable[Given, _Pair]) -> Callable[Given, _Pair]:
@@ -36,7 +33,7 @@ def _in_bits(function: Callable[Given, _Pair]) -> Callable[Given, _Pair]:
     return in_bits
 
 
-@_quiet
+@quiet
 def dropout(
     data: HostArray,
     ratio: float | None = None,
@@ -52,7 +49,7 @@ def dropout(
 bitmask_dropout = _in_bits(dropout)
 
 
-@_quiet
+@quiet
 def bias_dropout(
     data: HostArray,
     bias: HostArray,
@@ -71,7 +68,7 @@ def bias_dropout(
 bitmask_bias_dropout = _in_bits(bias_dropout)
 
 
-@_quiet
+@quiet
 def bias_softmax_dropout(
     data: HostArray,
     bias: HostArray,
@@ -90,7 +87,7 @@ def bias_softmax_dropout(
     return cast(values, data.dtype), mask, cast(p, data.dtype)
 
 
-@_quiet
+@quiet
 def dropout_grad(
     dy: HostArray,
     mask: HostArray,
@@ -111,7 +108,7 @@ def bitmask_dropout_grad(
     return dropout_grad(dy, bits.view(np.bool_), ratio, training_mode)
 
 
-@_quiet
+@quiet
 def softmax_dropout_grad(
     dy: HostArray, mask: HostArray, softmax_y: HostArray, ratio: float | None = None, *, axis: int
 ) -> HostArray:

@@ -6,10 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...dtypes import FLOAT64, HostArray
-from ...rules.widening import cast, round_number, wide
-
-# Division by zero, overflow and NaN are what IEEE 754 says they are.
-_quiet = np.errstate(all="ignore")
+from ...rules.widening import cast, quiet, round_number, wide
 
 
 def _scale(x: HostArray, scale: float) -> HostArray:
@@ -26,18 +23,18 @@ def _sum_like(x: HostArray, like: HostArray) -> HostArray:
     return cast(total.reshape(like.shape), like.dtype)
 
 
-@_quiet
+@quiet
 def scale(input_: HostArray, scale: float, *, scale_down: bool) -> HostArray:
     x = wide(input_)
     return np.asarray(x / scale if scale_down else x * scale).astype(input_.dtype)
 
 
-@_quiet
+@quiet
 def scale_in_place(input_: HostArray, factor: HostArray) -> HostArray:
     return np.asarray(wide(input_) * wide(factor).reshape(())).astype(input_.dtype)
 
 
-@_quiet
+@quiet
 def batch_scale(
     input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None
 ) -> tuple[HostArray | None, ...]:
@@ -45,7 +42,7 @@ def batch_scale(
     return tuple(None if s is None else _scale(input_, s).astype(input_.dtype) for s in scales)
 
 
-@_quiet
+@quiet
 def scaled_sum(
     input_0: HostArray,
     input_1: HostArray,
@@ -61,7 +58,7 @@ def scaled_sum(
     return np.asarray(total).astype(input_0.dtype)
 
 
-@_quiet
+@quiet
 def fake_quant(
     input_: HostArray, scale: float, zero_point: float, *, quant_min: int, quant_max: int
 ) -> tuple[HostArray, HostArray]:
@@ -76,12 +73,12 @@ def fake_quant_grad(dy: HostArray, gradient_mask: HostArray) -> HostArray:
     return np.where(gradient_mask, dy, np.zeros_like(dy))
 
 
-@_quiet
+@quiet
 def is_finite(x: HostArray) -> HostArray:
     return np.asarray(np.isfinite(x))
 
 
-@_quiet
+@quiet
 def div_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, HostArray]:
     by_a = wide(dy) / wide(b)
     return _sum_like(by_a, a), _sum_like(-by_a * (wide(a) / wide(b)), b)
