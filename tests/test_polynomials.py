@@ -157,7 +157,7 @@ def value_at(coefficients: Sequence[Any], x: Any) -> Any:
 
 
 def divided(fit: Fit, coefficients: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Those above the line and below it."""
+    """Return the coefficients above the line, and those below it with a last 1."""
     over = len(coefficients) - fit.under
     return coefficients[:over], [*coefficients[over:], mpf(1)]
 

@@ -47,7 +47,7 @@ def _mixed_one(rng: Any) -> tuple[Any, ...]:
 
 
 def _model(rng: Any, grad: Any = FLOAT32, copies: bool = False) -> tuple[Any, ...]:
-    """The same of all parameters, in lists."""
+    """Cases of all parameters, in lists."""
     weights, gradients = parameters(rng, FLOAT32), parameters(rng, grad)
     moments = ([cupy.zeros_like(w) for w in weights] for _ in range(2))
     return weights, gradients, *moments, *([[w.astype(FLOAT16) for w in weights]] * copies)

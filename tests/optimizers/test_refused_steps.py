@@ -205,7 +205,7 @@ class Failing(list):
 
 
 def assert_a_failing_list_writes_nothing(optimizer, parameters, gradients) -> None:
-    """What the list raises passes as it is, whenever it is read; it is read once."""
+    """An exception that the list raises passes as it is, whenever it is read; it is read once."""
     optimizer.step(gradients)
     before = [np.array(p) for p in parameters]
     state = optimizer.state_dict()

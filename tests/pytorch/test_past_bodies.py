@@ -32,7 +32,7 @@ class Body:
 
 
 def is_gone_past(body, arguments) -> bool:
-    """Whether the next call of a kind leaves the body out; its results are those of the first."""
+    """Return True if the next call of a kind leaves the body out, with the results of the first."""
     counted, tensors = Body(body), tuple(x for x in arguments if isinstance(x, torch.Tensor))
     expected, run = launching.learn(counted, arguments, launching.EVERY)
     torch.testing.assert_close(run(arguments, tensors), expected)

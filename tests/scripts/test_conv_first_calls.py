@@ -39,7 +39,7 @@ def modules(architecture, op, layer: Layer, numbers, last: bool) -> int:
 
 
 def may_lie(shape) -> bool:
-    """Whether channels that come last lie otherwise than in a C-contiguous array."""
+    """Return True if channels that come last lie otherwise than in a C-contiguous array."""
     return len(shape) > 1 and shape[1] > 1 and any(n > 1 for n in shape[2:])
 
 

@@ -101,8 +101,8 @@ class Recent:
         that is None, `longer` is called without it.
         """
         others, ways = self._others, self._ways
-        n_modes, is_recording = torch._C._len_torch_dispatch_stack, torch.is_grad_enabled
-        is_compiling, as_bytes, exactly = torch.compiler.is_compiling, marshal.dumps, EXACT
+        n_modes, is_recording, is_compiling = _n_modes, torch.is_grad_enabled, _is_compiling
+        as_bytes, exactly = marshal.dumps, EXACT
         nothing, all_absent = _NOTHING, _ABSENT
 
         def call(*arguments: Any) -> Any:
