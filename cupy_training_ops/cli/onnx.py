@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from ..onnx import TrainingSession
+from ..onnx.bodies import with_bodies
 from ..onnx.checks import check_types
 from ..onnx.graph import Graph, Node, Value
 from ..onnx.models import read_model
@@ -92,7 +93,7 @@ def _list(model: Path, with_table: bool) -> bool:
     """Print what runs a model's nodes, as a table where something does not; True if all are run."""
     with reading(str(model)):
         graph, _, problems = read_model(model)
-    graph = prepare(graph, problems, None)
+    graph = prepare(with_bodies(graph, problems), problems, None)
     runners = node_runners(graph, problems)
     check_types(graph, runners, problems)
     n_nodes = len(graph.nodes)

@@ -228,8 +228,7 @@ def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems)
         dtypes: Sequence[Dtype | None] = ()
         try:
             _check_outputs(node)
-            op = runners[i].op if i in runners else None
-            dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+            dtypes = output_types(node, known, runners[i].op if i in runners else None)
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):
@@ -242,6 +241,14 @@ def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems)
         if item.dtype and dtype and item.dtype != dtype:
             names = element_type(item.dtype).name, element_type(dtype).name
             problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
+
+
+def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dtype | None]:
+    """The types of a node's outputs, by those of its inputs; inputs that do not fit are refused.
+
+    op: the operator of this package that runs the node, whose declaration decides.
+    """
+    return _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
 
 
 def check_divisors(graph: Graph, problems: Problems) -> None:

@@ -65,6 +65,15 @@ class Graph:
     # Of values, as the model declares them:
     types: Mapping[str, Dtype] = field(default_factory=dict)
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
+    n_captured: int = 0  # inputs of a subgraph, at the end, that are values of the graph around it
+
+    def free_names(self) -> tuple[str, ...]:
+        """Names that nothing in the graph makes, in the order of their first use."""
+        made = {item.name for item in self.inputs} | self.constants.keys()
+        made.update(name for node in self.nodes for name in node.outputs)
+        read = [name for node in self.nodes for name in node.inputs]
+        read += [item.name for item in self.outputs]
+        return tuple(dict.fromkeys(name for name in read if name and name not in made))
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """A copy of the graph with other nodes."""

@@ -99,7 +99,9 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     constants = dict(_initializers(graph, folder, problems))
-    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))]
+    nodes = [
+        read_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))
+    ]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
@@ -168,7 +170,8 @@ def _initializers(
             problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
 
 
-def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+    """A node; what its subgraphs read of the graph around them stands behind its own inputs."""
     domain = _domain(proto.domain)
     node = Node(
         _text(proto.op_type),
@@ -184,11 +187,42 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
         problems.add(node.title, f"attribute {cut(name)!r} is given twice")
     for item in proto.attribute:
         try:
-            attributes[_text(item.name)] = attribute_value(item)
+            if item.type == type(item).GRAPH:
+                attributes[_text(item.name)] = _subgraph(item.g, versions, problems)
+            else:
+                attributes[_text(item.name)] = attribute_value(item)
         except OpError as error:
             problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
-    object.__setattr__(node, "attributes", attributes)
-    return node
+    return with_captures(replace(node, attributes=attributes))
+
+
+def with_captures(node: Node) -> Node:
+    """The node with all that its subgraphs read of the graph around them, as inputs of both."""
+    parts = {name: part for name, part in node.attributes.items() if isinstance(part, Graph)}
+    names = tuple(dict.fromkeys(name for part in parts.values() for name in part.free_names()))
+    captures = tuple(Value(name, None, None) for name in names)
+    wider = {
+        name: replace(part, inputs=(*part.inputs, *captures), n_captured=len(names))
+        for name, part in parts.items()
+    }
+    return replace(node, inputs=(*node.inputs, *names), attributes={**node.attributes, **wider})
+
+
+def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> Graph:
+    """A graph in an attribute; what it reads of the graph around it is not among its inputs yet."""
+    constants = dict(_initializers(graph, None, problems))
+    nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
+    inputs, outputs = tuple(map(_value, graph.input)), tuple(map(_value, graph.output))
+    _check_types((*graph.input, *graph.output), problems)
+    part = Graph(tuple(nodes), inputs, outputs, constants)
+    known = {item.name for item in inputs} | constants.keys() | {*part.free_names()}
+    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    return replace(
+        part,
+        nodes=sort_nodes(nodes, known, problems),
+        types={v.name: v.dtype for v in declared if v.dtype and not v.is_sequence},
+        shapes={v.name: v.shape for v in declared if v.shape is not None},
+    )
 
 
 def _domain(name: Any) -> str:
@@ -447,7 +481,7 @@ def write_part(
     _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
     for name, array in arrays.items():
         if name in wanted and not name.endswith(STATE):
-            copy.graph.initializer.append(_tensor(onnx, name, array))
+            copy.graph.initializer.append(tensor_of(onnx, name, array))
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
     with atomic_write(path, sync) as stream:
         stream.write(data)
@@ -462,7 +496,8 @@ def _cut_statistics(nodes: Iterable[Any]) -> None:
             del node.output[1:]
 
 
-def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
+def tensor_of(onnx: Any, name: str, array: HostArray) -> Proto:
+    """An array as ONNX writes it."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
 

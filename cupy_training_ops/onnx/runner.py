@@ -75,6 +75,13 @@ def runner_of(node: Node) -> Runner:
     raise ArgumentError(f"unknown operator {cut(node.op_type)} of {domain}")
 
 
+def is_known(node: Node) -> bool:
+    """Return True if something here runs the operator in the node's opset."""
+    if node.op_type == "Constant" or _operator(node) is not None:
+        return True
+    return node.domain in _CONTRIB and find(node.op_type, node.version) is not None
+
+
 def _operator(node: Node) -> type[Op] | None:
     """The class that serves a node: of its domain and version where there is one."""
     classes = _BY_NAME.get(node.op_type, [])

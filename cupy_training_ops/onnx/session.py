@@ -18,6 +18,7 @@ from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
+from .bodies import with_bodies
 from .checks import LOSSES, Extents, Labels, check_divisors, check_types, with_gradient_checks
 from .graph import Value
 from .models import Source, read_model
@@ -64,7 +65,7 @@ class Session:
         graph, self.model, problems = read_model(model)
         if not hasattr(xp, "ndarray"):
             refuse("Session", "xp", "numpy or cupy, the module", shown(xp))
-        graph = prepare(graph, problems, _check_seed(seed))
+        graph = prepare(with_bodies(graph, problems), problems, _check_seed(seed))
         if tf32:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
         runners = node_runners(graph, problems)
