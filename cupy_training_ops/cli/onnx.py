@@ -17,6 +17,7 @@ import numpy as np
 from ..onnx import TrainingSession
 from ..onnx.bodies import with_bodies
 from ..onnx.checks import check_types
+from ..onnx.control import runner as control_runner
 from ..onnx.graph import Graph, Node, Value
 from ..onnx.models import read_model
 from ..onnx.passes import prepare
@@ -94,7 +95,7 @@ def _list(model: Path, with_table: bool) -> bool:
     with reading(str(model)):
         graph, _, problems = read_model(model)
     graph = prepare(with_bodies(graph, problems), problems, None)
-    runners = node_runners(graph, problems)
+    runners = node_runners(graph, problems, own=control_runner)
     check_types(graph, runners, problems)
     n_nodes = len(graph.nodes)
     say(f"{model}: {n_nodes} node{'s' * (n_nodes != 1)}")

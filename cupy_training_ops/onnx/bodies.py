@@ -14,8 +14,8 @@ from typing import Any
 
 from ..dtypes import Dtype
 from ..errors import ArgumentError, OpError, cut, pass_on
-from .checks import output_types
-from .graph import Extent, Graph, Node, Problems
+from .checks import output_types, part_types
+from .graph import Extent, Graph, Node, Problems, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .runner import is_known
 
@@ -73,7 +73,7 @@ class _Expansion:
 
     def _with_parts(self, node: Node, types: Mapping[str, Dtype]) -> Node:
         """A node whose subgraphs have bodies, too."""
-        parts = {k: part for k, part in node.attributes.items() if isinstance(part, Graph)}
+        parts = subgraphs(node)
         wider = {k: self.graph(part, part_types(node, part, types)) for k, part in parts.items()}
         return replace(node, attributes={**node.attributes, **wider}) if parts else node
 
@@ -86,7 +86,7 @@ class _Expansion:
         schema = _schema(node)
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
-        if any(isinstance(value, Graph) for value in node.attributes.values()):
+        if subgraphs(node):
             return None  # a body that is made of the node's own graphs
         try:
             function = _function(schema, node, types, shapes)
@@ -94,17 +94,6 @@ class _Expansion:
             self._problems.add(node.title, error)
             return None
         return _Body(function, schema, node, self._problems)
-
-
-def part_types(node: Node, part: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype]:
-    """The types of a subgraph's inputs: as it declares them, and of the values around it."""
-    known = {item.name: item.dtype for item in part.inputs if item.dtype}
-    if part.n_captured:
-        names = [item.name for item in part.inputs[-part.n_captured :]]
-        around = node.inputs[-part.n_captured :]
-        pairs = zip(names, around, strict=True)
-        known |= {name: types[outer] for name, outer in pairs if outer in types}
-    return known
 
 
 def _types(

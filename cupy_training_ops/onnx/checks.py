@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
-from .graph import Extent, Graph, Node, Problems, may_repeat_to
+from .graph import Extent, Graph, Node, Problems, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS
 from .runner import Run, Runner, declared_places
@@ -220,14 +221,25 @@ _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
 Known = Mapping[str, Dtype]
 
 
-def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems) -> None:
-    """Follow types from inputs and constants on; values of unknown type are not refused."""
+def check_types(
+    graph: Graph,
+    runners: Mapping[int, Runner],
+    problems: Problems,
+    around: Known = MappingProxyType({}),
+) -> None:
+    """Follow types from inputs and constants on; values of unknown type are not refused.
+
+    around: the types of a subgraph's inputs.
+    """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
+    known |= around
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
         dtypes: Sequence[Dtype | None] = ()
         try:
             _check_outputs(node)
+            for part in subgraphs(node).values():
+                check_types(part, {}, problems, part_types(node, part, known))
             dtypes = output_types(node, known, runners[i].op if i in runners else None)
         except OpError as error:
             problems.add(node.title, error)
@@ -248,12 +260,32 @@ def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dty
 
     op: the operator of this package that runs the node, whose declaration decides.
     """
-    return _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+    if op is not None:
+        return _by_declaration(op, node, known)
+    parts = subgraphs(node)
+    dtypes = _by_schema(node, known)
+    if not parts:
+        return dtypes
+    first = next(iter(parts.values())).outputs[node.op_type == "Loop" :]  # behind a condition
+    return [item.dtype for item in first]
+
+
+def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
+    """The types of a subgraph's inputs: as it declares them, and of the values around it."""
+    known = {item.name: item.dtype for item in part.inputs if item.dtype}
+    if part.n_captured:
+        names = [item.name for item in part.inputs[-part.n_captured :]]
+        around = node.inputs[-part.n_captured :]
+        pairs = zip(names, around, strict=True)
+        known |= {name: types[outer] for name, outer in pairs if outer in types}
+    return known
 
 
 def check_divisors(graph: Graph, problems: Problems) -> None:
     """Refuse a constant 0 that integers are divided by."""
     for node in graph.nodes:
+        for part in subgraphs(node).values():
+            check_divisors(part, problems)
         if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
             divisor = graph.constants.get(node.inputs[1])
             try:
@@ -313,7 +345,9 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     if schema is None:
         return []
     bound: dict[str, Dtype | None] = {}
-    for k, name in enumerate(node.inputs if schema.inputs else ()):
+    n_captured = max((part.n_captured for part in subgraphs(node).values()), default=0)
+    own = node.inputs[: len(node.inputs) - n_captured]
+    for k, name in enumerate(own if schema.inputs else ()):
         if name in known:
             _bind(node, schema, k, known[name], bound)
     only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}

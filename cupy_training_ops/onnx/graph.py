@@ -89,6 +89,11 @@ class Graph:
         )
 
 
+def subgraphs(node: Node) -> dict[str, Graph]:
+    """The graphs in a node's attributes."""
+    return {name: part for name, part in node.attributes.items() if isinstance(part, Graph)}
+
+
 def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:
     """Return True if an array of a shape may be repeated to have another."""
     if len(shape) > len(whole):

@@ -22,7 +22,7 @@ from .. import limits
 from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
-from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
 from .passes import STATE
 from .standard import NEWEST
 
@@ -198,7 +198,7 @@ def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: P
 
 def with_captures(node: Node) -> Node:
     """The node with all that its subgraphs read of the graph around them, as inputs of both."""
-    parts = {name: part for name, part in node.attributes.items() if isinstance(part, Graph)}
+    parts = subgraphs(node)
     names = tuple(dict.fromkeys(name for part in parts.values() for name in part.free_names()))
     captures = tuple(Value(name, None, None) for name in names)
     wider = {
@@ -465,13 +465,13 @@ def write_part(
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
     onnx = onnx_package()
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
-    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
     inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
     _cut_statistics(copy.graph.node)
-    wanted = {name for node in copy.graph.node for name in node.input}
+    wanted = {name for node in copy.graph.node for name in _reads(node)}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
     unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
@@ -485,6 +485,13 @@ def write_part(
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
     with atomic_write(path, sync) as stream:
         stream.write(data)
+
+
+def _reads(node: Proto) -> tuple[str, ...]:
+    """The inputs of a node, and all names that its subgraphs read, their own among them."""
+    parts = [item.g for item in node.attribute if item.HasField("g")]
+    inner = [name for part in parts for each in part.node for name in _reads(each)]
+    return (*node.input, *inner, *(item.name for part in parts for item in part.output))
 
 
 def _cut_statistics(nodes: Iterable[Any]) -> None:

@@ -16,14 +16,16 @@ import numpy as np
 from ..declare.schema import integer
 from ..device.marks import NO_MARKS, Marks, Note, call_with_marks
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
+from ..errors import ArgumentError, DtypeError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
 from .bodies import with_bodies
 from .checks import LOSSES, Extents, Labels, check_divisors, check_types, with_gradient_checks
+from .control import runner as control_runner
 from .graph import Value
 from .models import Source, read_model
 from .passes import TAKE_TF32, fuse_products, prepare, schedule
 from .program import Compiler, Program, coalesce, node_runners
+from .steps import run_step
 
 
 class Notes(NamedTuple):
@@ -68,7 +70,7 @@ class Session:
         graph = prepare(with_bodies(graph, problems), problems, _check_seed(seed))
         if tf32:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
-        runners = node_runners(graph, problems)
+        runners = node_runners(graph, problems, own=control_runner)
         first = graph
         check_types(graph, runners, problems)
         check_divisors(graph, problems)
@@ -78,11 +80,12 @@ class Session:
             graph = graph.with_attributes(LOSSES, check=1)
         self.labels = Labels(graph)
         known = {id(first.nodes[i]): runner for i, runner in runners.items()}
-        runners = node_runners(graph, problems, known)
+        runners = node_runners(graph, problems, known, control_runner)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
-            runners = node_runners(graph, problems, known, self._activations.runner)
+            own = self._activations.runner
+            runners = node_runners(graph, problems, known, lambda n: own(n) or control_runner(n))
         if xp is not np:
             runners = self.labels.runners(graph, runners)
         runners = with_gradient_checks(graph, runners)
@@ -221,24 +224,7 @@ class Session:
                     self._run_step(step, values)
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
-        run, inputs, outputs, dead, node, _ = step
-        try:
-            results = run(list(map(values.__getitem__, inputs)))
-        except MemoryError:
-            raise
-        except OpError as error:
-            pass_on(error)
-            raise type(error)(f"{node.title}: {error}") from None
-        except Exception as error:
-            pass_on(error)
-            raise ArgumentError(f"{node.title}: {error}") from error
-        for slot, result in zip(outputs, results, strict=False):
-            values[slot] = result
-        for k, slot in enumerate(outputs):
-            if values[slot] is None and slot not in dead:
-                raise ArgumentError(f"{node.title}: its output {k} is not computed here")
-        for slot in dead:
-            values[slot] = None
+        run_step(step, values)
 
     def _start_values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The values before the first step."""
