@@ -76,7 +76,7 @@ class _Compiled:
         return value if known is None else _to(self._xp, value, known[1])
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs, each where it was computed."""
+        """The outputs, each where it was computed; some may be inputs, or the graph's constants."""
         program = self._program
         values = program.values.copy()
         for k, value in enumerate(inputs):
@@ -84,10 +84,7 @@ class _Compiled:
                 values[program.feeds[self._names[k]][0]] = self.place(k, value)
         for step in program.steps:
             run_step(step, values)
-        return [
-            values[slot].copy() if slot in program.copied else values[slot]
-            for _, slot in program.results
-        ]
+        return [values[slot] for _, slot in program.results]
 
     def empty(self, k: int) -> Any:
         """The stack of an output of no runs, by what the graph declares."""

@@ -101,20 +101,21 @@ def test_a_branch_in_a_loop_reads_values_of_both_graphs_around(chosen, rng) -> N
 
 def test_a_result_is_nobody_else_s_memory(rng) -> None:
     """A branch that gives a constant, or a value around it, as it is."""
-    text = """(bool c, float[3] x) => (float[3] y, float[3] z) {
+    text = """(bool c, float[3] x) => (float[3] y, float[3] z) <float[3] ones = {1, 1, 1}> {
         w = Neg (x)
-        y = If (c) <then_branch = a () => (float[3] k) <float[3] k = {1, 2, 3}> { },
-                    else_branch = b () => (float[3] k) { k = Identity (w) }>
-        v = Relu (y) z = Add (v, w) }"""
+        y = If (c) <then_branch = a () => (float[3] k) { k = Identity (ones) },
+                    else_branch = b () => (float[3] k) <float[3] k = {1, 2, 3}> { }>
+        u = If (c) <then_branch = a () => (float[3] k) { k = Identity (w) },
+                    else_branch = b () => (float[3] k) { k = Neg (w) }>
+        v = Relu (u) z = Add (v, w) }"""
     x = rng.standard_normal(3).astype(np.float32)
-    opened_session = cto.onnx.Session(model_of(text))
-    for _ in range(2):
-        found = opened_session.run({"c": np.array(True), "x": x})
-        np.testing.assert_array_equal(found["y"], [1, 2, 3])
-        found["y"][:] = 7
-    found = opened_session.run({"c": np.array(False), "x": x})
-    np.testing.assert_array_equal(found["y"], -x)
-    np.testing.assert_array_equal(found["z"], np.maximum(-x, 0) - x)
+    x[0] = 1
+    found = cto.onnx.Session(model_of(text))
+    for chosen, constant in ((True, [1, 1, 1]), (False, [1, 2, 3])) * 2:
+        results = found.run({"c": np.array(chosen), "x": x})
+        np.testing.assert_array_equal(results["y"], constant)
+        np.testing.assert_array_equal(results["z"], np.maximum(-x if chosen else x, 0) - x)
+        results["y"][:] = 7
 
 
 def test_what_branches_read_on_the_host_is_there(monkeypatch) -> None:
