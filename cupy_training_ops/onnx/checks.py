@@ -359,8 +359,9 @@ def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
     name, variable, is_one = schema.input(k)
-    kinds = schema.allowed.get(variable, {variable})
-    if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
+    kinds = schema.allowed.get(variable, frozenset({variable}))
+    form = _type_string(dtype)
+    if kinds.isdisjoint((form, f"seq({form})", f"optional({form})", f"optional(seq({form}))")):
         got = element_type(dtype).name
         raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
     if variable in schema.allowed and is_one:

@@ -16,8 +16,6 @@ from ..errors import ArgumentError, cut, shown
 STANDARD = ("", "ai.onnx")  # two names of one domain
 MOST_SHOWN = 30  # problems in a message
 Extent = int | str | None  # of a dimension: a number, a name, or nothing is said
-_WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text"}
-_LISTS = {int: "a list of integers", float: "a list of floats"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,22 @@ class Value(NamedTuple):
     dtype: Dtype | None
     shape: tuple[Extent, ...] | None
     is_sequence: bool = False
+    is_optional: bool = False
+
+    @property
+    def is_array(self) -> bool:
+        """True of a single array that is there."""
+        return not (self.is_sequence or self.is_optional)
+
+
+class Empty:
+    """An optional value that has no element."""
+
+    def __repr__(self) -> str:
+        return "an empty optional"
+
+
+EMPTY = Empty()
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,10 @@ def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dic
 
 
 # ---- attributes, by the annotations of functions and classes -------------------------------------
+
+
+_WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text", Value: "a type"}
+_LISTS = {int: "a list of integers", float: "a list of floats"}
 
 
 def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
         if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
     declared = (*map(_value, graph.value_info), *inputs, *outputs)
-    types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
+    types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
@@ -220,7 +220,9 @@ def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> 
     return replace(
         part,
         nodes=sort_nodes(nodes, known, problems),
-        types={v.name: v.dtype for v in declared if v.dtype and not v.is_sequence},
+        types={
+            v.name: v.dtype for v in declared if v.dtype and not (v.is_sequence or v.is_optional)
+        },
         shapes={v.name: v.shape for v in declared if v.shape is not None},
     )
 
@@ -243,6 +245,8 @@ def attribute_value(item: Proto) -> Any:
         return array_of(item.t, None)
     single = {kinds.FLOAT: "f", kinds.INT: "i", kinds.STRING: "s"}
     several = {kinds.FLOATS: "floats", kinds.INTS: "ints", kinds.STRINGS: "strings"}
+    if item.type == kinds.TYPE_PROTO:
+        return _value_of_type("", item.tp)
     if item.type in single:
         return _text(getattr(item, single[item.type]))
     if item.type in several:
@@ -351,13 +355,20 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
 
 
 def _value(proto: Proto) -> Value:
-    kind = proto.type.WhichOneof("value")
-    if kind == "sequence_type":
-        inner = proto.type.sequence_type.elem_type.tensor_type
-        return Value(_text(proto.name), dtype_or_none(inner.elem_type), None, is_sequence=True)
-    tensor = proto.type.tensor_type
+    return _value_of_type(_text(proto.name), proto.type)
+
+
+def _value_of_type(name: str, kind: Proto) -> Value:
+    form = kind.WhichOneof("value")
+    if form == "optional_type":
+        inner = _value_of_type(name, kind.optional_type.elem_type)
+        return inner._replace(shape=None, is_optional=True)
+    if form == "sequence_type":
+        inner = kind.sequence_type.elem_type.tensor_type
+        return Value(name, dtype_or_none(inner.elem_type), None, is_sequence=True)
+    tensor = kind.tensor_type
     shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
-    return Value(_text(proto.name), dtype_or_none(tensor.elem_type), shape)
+    return Value(name, dtype_or_none(tensor.elem_type), shape)
 
 
 def _extent(dim: Proto) -> Extent:
@@ -371,11 +382,13 @@ def _extent(dim: Proto) -> Extent:
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
     """Gather inputs and outputs whose types are not computed here, where the model says any."""
     for item in items:
-        form = item.type.WhichOneof("value")
+        is_optional = item.type.WhichOneof("value") == "optional_type"
+        kind = item.type.optional_type.elem_type if is_optional else item.type
+        form = kind.WhichOneof("value")
         if form not in (None, "tensor_type", "sequence_type"):
             words = f"values of {form.removesuffix('_type')} type are not read here"
             problems.add(f"value {cut(_text(item.name))!r}", words)
-        kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
+        kind = kind.sequence_type.elem_type if form == "sequence_type" else kind
         number = kind.tensor_type.elem_type
         if number and dtype_or_none(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"

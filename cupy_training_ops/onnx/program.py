@@ -282,7 +282,7 @@ class Upload:
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         value = values[0]
-        if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_COPY:
+        if not self.repeats or not hasattr(value, "nbytes") or value.nbytes > LARGEST_COPY:
             refuse_in_graph(self._xp, "a value of the host is made anew in each step")
             return (each(self._xp.asarray, value),)
         form = value.dtype, value.shape, value.tobytes()

@@ -21,10 +21,11 @@ from .activations import Activations, with_codes
 from .bodies import with_bodies
 from .checks import LOSSES, Extents, Labels, check_divisors, check_types, with_gradient_checks
 from .control import runner as control_runner
-from .graph import Value
+from .graph import EMPTY, Value
 from .models import Source, read_model
 from .passes import TAKE_TF32, fuse_products, prepare, schedule
 from .program import Compiler, Program, coalesce, node_runners
+from .runner import each
 from .steps import run_step
 
 
@@ -211,8 +212,12 @@ class Session:
         if notes.begun is not None:
             notes.begun()
         self._run(values, notes.steps)
-        copied = self.program.copied
-        return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
+        return {name: self._result(values[k], k) for name, k in self.program.results}
+
+    def _result(self, value: Any, slot: int) -> Any:
+        if value is EMPTY:
+            return None
+        return value.copy() if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
@@ -242,11 +247,7 @@ class Session:
     def on_place(self, name: str, value: Any) -> Any:
         """A feed where the graph needs it, on host or device; refused if it does not fit."""
         arrays = self.as_fed(name, value)
-        if self.is_on_host(name):
-            return arrays
-        if isinstance(arrays, list):
-            return [self.xp.asarray(array) for array in arrays]
-        return self.xp.asarray(arrays)
+        return arrays if self.is_on_host(name) else each(self.xp.asarray, arrays)
 
     def is_on_host(self, name: str) -> bool:
         """Return True if the feed of this name is read on the host."""
@@ -258,8 +259,10 @@ class Session:
         An array of the device stays there if the host does not read it.
         """
         item, host = self._declared[name], self.is_on_host(name)
+        if item.is_optional and value is None:
+            return EMPTY
         if item.is_sequence and isinstance(value, list | tuple):
-            arrays: Any = [self._array(name, each, host) for each in value]
+            arrays: Any = [self._array(name, one, host) for one in value]
         else:
             arrays = self._array(name, value, host)
         self._check(item, arrays)

@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, shapes
+from . import elementwise, reductions, sequences, shapes
 from .table import NEWEST, TABLE, Standard, find
 
-__all__ = ["NEWEST", "TABLE", "Standard", "elementwise", "find", "reductions", "shapes"]
+__all__ = [
+    "NEWEST",
+    "TABLE",
+    "Standard",
+    "elementwise",
+    "find",
+    "reductions",
+    "sequences",
+    "shapes",
+]
