@@ -413,12 +413,20 @@ TRANSFORMATIONS = (
     "align_corners",
     "asymmetric",
     "half_pixel_symmetric",
+    "tf_crop_and_resize",
 )
 
 
-def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
-    """Where the m outputs of an axis lie among its n pixels."""
+def positions(
+    n: int, m: int, scale: float, transformation: str, part: tuple[float, float] = (0.0, 1.0)
+) -> HostArray:
+    """Where the m outputs of an axis lie among its n pixels, or among a part of them."""
     o = np.arange(m, dtype=np.float64)
+    if transformation == "tf_crop_and_resize":
+        start, end = part
+        if m <= 1:
+            return o + 0.5 * (start + end) * (n - 1)
+        return start * (n - 1) + o * ((end - start) * (n - 1) / (m - 1))
     if transformation == "align_corners":
         return o * ((n - 1) / (m - 1) if m > 1 else 0)
     if transformation == "asymmetric":
@@ -430,16 +438,21 @@ def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
     return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
 
 
-def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
-    """The pixels of each output, and their weights: arrays of (taps, outputs)."""
-    low = np.floor(s)
-    t = s - low
+def taps(mode: str, s: HostArray, a: float, width: float = 1.0) -> tuple[HostArray, HostArray]:
+    """The pixels of each output, and their weights: arrays of (taps, outputs).
+
+    width: how much wider than its own the filter is, so that no pixel between outputs is lost.
+    """
+    reach = (1 if mode == "linear" else 2) * width
+    pixels = np.floor(s) + np.arange(1 - math.ceil(reach), 1 + math.ceil(reach))[:, None]
+    d = np.abs(pixels - s) / width
     if mode == "linear":
-        return np.stack([low, low + 1]), np.stack([1 - t, t])
-    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
-    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
-    weights = [far[0], near[0], near[1], far[1]]
-    return low + np.arange(-1, 3)[:, None], np.stack(weights)
+        weights = np.maximum(1 - d, 0)
+    else:
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        weights = np.where(d <= 1, near, np.where(d < 2, far, 0))
+    return pixels, weights if width == 1 else weights / weights.sum(axis=0)
 
 
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
@@ -458,8 +471,7 @@ def on_device(xp: Module, array: HostArray) -> Array:
 
 
 ONLY = {
-    "antialias": (False,),
-    "keep_aspect_ratio_policy": ("stretch",),
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     "mode": ("nearest", "linear", "cubic"),
     "nearest_mode": tuple(ROUND),
     "coordinate_transformation_mode": TRANSFORMATIONS,
@@ -484,20 +496,55 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
-    has_sizes = sizes is not None and len(sizes) > 0
-    for i, axis in enumerate(chosen):
-        n = x.shape[axis]
-        scale = int(sizes[i]) / max(n, 1) if has_sizes else float(scales[i])
-        m = int(sizes[i]) if has_sizes else int(np.floor(n * np.float32(scale)))
-        if m == n and scale == 1:
+    chosen = [axis_of(axis, x.ndim) for axis in (range(x.ndim) if axes is None else axes)]
+    extents_of = [x.shape[axis] for axis in chosen]
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    if crops and (roi is None or len(roi) != 2 * len(chosen)):
+        got = "none" if roi is None else str(len(roi))
+        raise ArgumentError(f"roi: expected {2 * len(chosen)} numbers, got {got}")
+    beyond = None  # outputs that lie beyond the pixels of an axis
+    for i, (scale, m) in enumerate(_scales(extents_of, scales, sizes, keep_aspect_ratio_policy)):
+        axis, n = chosen[i], extents_of[i]
+        part = (float(roi[i]), float(roi[i + len(chosen)])) if crops else (0.0, 1.0)
+        if m == n and scale == 1 and part == (0, 1):
             continue
-        s = positions(n, m, scale, coordinate_transformation_mode)
+        s = positions(n, m, scale, coordinate_transformation_mode, part)
+        if crops:
+            outside = ((s < 0) | (s > n - 1)).reshape(
+                [-1 if k == axis else 1 for k in range(x.ndim)]
+            )
+            beyond = outside if beyond is None else beyond | outside
         if mode == "nearest":
             x = xp.take(x, on_device(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
-            x = _sum_taps(xp, x, axis, *_weigh(mode, s, n, cubic_coeff_a, exclude_outside))
-    return x
+            width = max(1.0, 1 / scale) if antialias else 1.0
+            pixels, weights = taps(mode, s, cubic_coeff_a, width)
+            x = _sum_taps(xp, x, axis, *_weigh(pixels, weights, n, exclude_outside))
+    if beyond is None or not beyond.any():
+        return x
+    return xp.where(on_device(xp, beyond), x.dtype.type(extrapolation_value), x)
+
+
+def _scales(
+    extents: Sequence[int], scales: Any, sizes: Any, policy: str
+) -> list[tuple[float, int]]:
+    """The scale and the new extent of each axis."""
+    has_sizes = sizes is not None and len(sizes) > 0
+    values = sizes if has_sizes else scales
+    if values is None or len(values) != len(extents):
+        got = "none" if values is None else len(values)
+        name = "sizes" if has_sizes else "scales"
+        raise ArgumentError(f"{name}: expected {len(extents)} numbers, got {got}")
+    if not has_sizes:
+        factors = [float(scale) for scale in scales]
+        wholes = [int(np.floor(n * np.float32(s))) for n, s in zip(extents, factors, strict=True)]
+        return list(zip(factors, wholes, strict=True))
+    wanted = [int(size) for size in sizes]
+    own = [m / max(n, 1) for n, m in zip(extents, wanted, strict=True)]
+    if policy == "stretch":
+        return list(zip(own, wanted, strict=True))
+    scale = min(own) if policy == "not_larger" else max(own)
+    return [(scale, math.floor(scale * n + 0.5)) for n in extents]
 
 
 def _within(pixels: HostArray, n: int) -> HostArray:
@@ -505,10 +552,9 @@ def _within(pixels: HostArray, n: int) -> HostArray:
 
 
 def _weigh(
-    mode: str, s: HostArray, n: int, a: float, exclude_outside: int
+    pixels: HostArray, weights: HostArray, n: int, exclude_outside: bool
 ) -> tuple[HostArray, HostArray]:
     """Pixels beyond an end are the last one's, or have no weight."""
-    pixels, weights = taps(mode, s, a)
     if exclude_outside:
         weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
         weights = weights / weights.sum(axis=0)
