@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ... import limits
 from ...dtypes import FLOAT32, HostArray, to_dtype
 from ...errors import ArgumentError, shown
 from ...registry import get_op
+from .filters import ROUND, TRANSFORMATIONS, positions, scales_of, taps, weigh, within
 from .reductions import Axes, places
 from .table import Array, Module, axis_of, standard, wide
 
@@ -401,60 +402,6 @@ def non_zero(xp: Module, x: Array) -> Array:
 
 # ---- Resize: each output is a sum of a few pixels, whose places are made on the host -------------
 
-ROUND: dict[str, Callable[[HostArray], HostArray]] = {
-    "round_prefer_floor": lambda s: np.ceil(s - 0.5),
-    "round_prefer_ceil": lambda s: np.floor(s + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-TRANSFORMATIONS = (
-    "half_pixel",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "half_pixel_symmetric",
-    "tf_crop_and_resize",
-)
-
-
-def positions(
-    n: int, m: int, scale: float, transformation: str, part: tuple[float, float] = (0.0, 1.0)
-) -> HostArray:
-    """Where the m outputs of an axis lie among its n pixels, or among a part of them."""
-    o = np.arange(m, dtype=np.float64)
-    if transformation == "tf_crop_and_resize":
-        start, end = part
-        if m <= 1:
-            return o + 0.5 * (start + end) * (n - 1)
-        return start * (n - 1) + o * ((end - start) * (n - 1) / (m - 1))
-    if transformation == "align_corners":
-        return o * ((n - 1) / (m - 1) if m > 1 else 0)
-    if transformation == "asymmetric":
-        return o / scale
-    if transformation == "pytorch_half_pixel" and m <= 1:
-        return np.zeros_like(o)
-    if transformation in ("half_pixel", "pytorch_half_pixel"):
-        return (o + 0.5) / scale - 0.5
-    return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
-
-
-def taps(mode: str, s: HostArray, a: float, width: float = 1.0) -> tuple[HostArray, HostArray]:
-    """The pixels of each output, and their weights: arrays of (taps, outputs).
-
-    width: how much wider than its own the filter is, so that no pixel between outputs is lost.
-    """
-    reach = (1 if mode == "linear" else 2) * width
-    pixels = np.floor(s) + np.arange(1 - math.ceil(reach), 1 + math.ceil(reach))[:, None]
-    d = np.abs(pixels - s) / width
-    if mode == "linear":
-        weights = np.maximum(1 - d, 0)
-    else:
-        near = ((a + 2) * d - (a + 3)) * d * d + 1
-        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        weights = np.where(d <= 1, near, np.where(d < 2, far, 0))
-    return pixels, weights if width == 1 else weights / weights.sum(axis=0)
-
-
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
 _MOST = 4096
 
@@ -503,7 +450,7 @@ def resize(
         got = "none" if roi is None else str(len(roi))
         raise ArgumentError(f"roi: expected {2 * len(chosen)} numbers, got {got}")
     beyond = None  # outputs that lie beyond the pixels of an axis
-    for i, (scale, m) in enumerate(_scales(extents_of, scales, sizes, keep_aspect_ratio_policy)):
+    for i, (scale, m) in enumerate(scales_of(extents_of, scales, sizes, keep_aspect_ratio_policy)):
         axis, n = chosen[i], extents_of[i]
         part = (float(roi[i]), float(roi[i + len(chosen)])) if crops else (0.0, 1.0)
         if m == n and scale == 1 and part == (0, 1):
@@ -515,50 +462,14 @@ def resize(
             )
             beyond = outside if beyond is None else beyond | outside
         if mode == "nearest":
-            x = xp.take(x, on_device(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
+            x = xp.take(x, on_device(xp, within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
             width = max(1.0, 1 / scale) if antialias else 1.0
             pixels, weights = taps(mode, s, cubic_coeff_a, width)
-            x = _sum_taps(xp, x, axis, *_weigh(pixels, weights, n, exclude_outside))
+            x = _sum_taps(xp, x, axis, *weigh(pixels, weights, n, exclude_outside))
     if beyond is None or not beyond.any():
         return x
     return xp.where(on_device(xp, beyond), x.dtype.type(extrapolation_value), x)
-
-
-def _scales(
-    extents: Sequence[int], scales: Any, sizes: Any, policy: str
-) -> list[tuple[float, int]]:
-    """The scale and the new extent of each axis."""
-    has_sizes = sizes is not None and len(sizes) > 0
-    values = sizes if has_sizes else scales
-    if values is None or len(values) != len(extents):
-        got = "none" if values is None else len(values)
-        name = "sizes" if has_sizes else "scales"
-        raise ArgumentError(f"{name}: expected {len(extents)} numbers, got {got}")
-    if not has_sizes:
-        factors = [float(scale) for scale in scales]
-        wholes = [int(np.floor(n * np.float32(s))) for n, s in zip(extents, factors, strict=True)]
-        return list(zip(factors, wholes, strict=True))
-    wanted = [int(size) for size in sizes]
-    own = [m / max(n, 1) for n, m in zip(extents, wanted, strict=True)]
-    if policy == "stretch":
-        return list(zip(own, wanted, strict=True))
-    scale = min(own) if policy == "not_larger" else max(own)
-    return [(scale, math.floor(scale * n + 0.5)) for n in extents]
-
-
-def _within(pixels: HostArray, n: int) -> HostArray:
-    return np.clip(pixels, 0, n - 1).astype(np.int64)
-
-
-def _weigh(
-    pixels: HostArray, weights: HostArray, n: int, exclude_outside: bool
-) -> tuple[HostArray, HostArray]:
-    """Pixels beyond an end are the last one's, or have no weight."""
-    if exclude_outside:
-        weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
-        weights = weights / weights.sum(axis=0)
-    return _within(pixels, n), weights
 
 
 def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
