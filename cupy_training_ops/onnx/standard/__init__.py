@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, sequences, shapes
+from . import boxes, columns, elementwise, reductions, sequences, shapes, signals
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
     "NEWEST",
     "TABLE",
     "Standard",
+    "boxes",
+    "columns",
     "elementwise",
     "find",
     "reductions",
     "sequences",
     "shapes",
+    "signals",
 ]
