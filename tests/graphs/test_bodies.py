@@ -121,6 +121,21 @@ def test_rotation(interleaved, rng) -> None:
     np.testing.assert_allclose(found[..., halves[1]], turned.imag, rtol=1e-6)
 
 
+def test_a_body_that_needs_a_rank_has_it_inferred(rng) -> None:
+    """Of three dimensions, heads are split; the model says nothing of the value that is turned."""
+    x = drawn(rng, x=(2, 4, 12), w=(12, 12), cos=(2, 4, 3), sin=(2, 4, 3))
+    model = model_of("RotaryEmbedding <num_heads=2>", {n: x[n] for n in ("x", "cos", "sin")})
+    model.graph.node[0].input[0] = "z"
+    model.graph.node.insert(0, helper.make_node("MatMul", ["x", "w"], ["z"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(x["w"], "w"))
+    feeds = {n: x[n] for n in ("x", "cos", "sin")}
+    found = cto.onnx.Session(model).run(feeds)["y"].reshape(2, 4, 2, 6)
+    z = (x["x"] @ x["w"]).reshape(2, 4, 2, 6)
+    turned = (z[..., :3] + 1j * z[..., 3:]) * (x["cos"] + 1j * x["sin"])[:, :, None]
+    np.testing.assert_allclose(found[..., :3], turned.real, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found[..., 3:], turned.imag, rtol=1e-6, atol=1e-9)
+
+
 # ---- against ONNX's reference --------------------------------------------------------------------
 
 
