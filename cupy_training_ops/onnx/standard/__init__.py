@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-from . import boxes, columns, elementwise, reductions, sequences, shapes, signals
+from . import elementwise, reductions, sequences, shapes
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
     "NEWEST",
     "TABLE",
     "Standard",
-    "boxes",
-    "columns",
     "elementwise",
     "find",
     "reductions",
     "sequences",
     "shapes",
-    "signals",
 ]
