@@ -17,6 +17,7 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 using Tile = Tiling<T, THREADS, NBYTES>;
 
+// x > 0; a subnormal counts, which -ftz=true would flush before the comparison.
 __device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
 __device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }
 

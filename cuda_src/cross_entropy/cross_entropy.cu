@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Cross-entropy losses and their gradients.  CPU provider: cupy_training_ops/families/cross_entropy/reference.py
 //
-// One kernel reads the scores and writes a loss for each row, which __total adds up, and divides by
-// the sum of the rows' weights. Where a gradient needs that sum, __divisor makes it first. All sums
-// over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu;
-// __bundles for lines of few elements that are apart, with vectors of neighbouring lines.
+// One kernel reads the scores and writes a loss for each row; __total adds these up and divides by the
+// sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums over rows
+// have a fixed order: first in each block, then over the blocks. __short_rows, __rows and __columns as
+// in softmax.cu; __bundles for short lines with stride > 1, by vectors of neighbouring lines.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -37,15 +37,15 @@ using slots::T;
 using TOUT = CTO_TOUT;
 using A = Acc<T>;
 
-// Bytes that a thread holds of log-probabilities that gradients are made of: fewer where a wider bias is
-// held beside them.
+// Bytes of log_prob that a thread has in registers in gradient kernels: fewer if a bias of a wider type
+// is beside them.
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 
-// Slots of each of N arrays, in so many bytes of all.
+// Slots that a thread holds of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
@@ -59,8 +59,8 @@ using cross_entropy::labels::target_of;
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
-// The sums of `own` over all threads of all blocks, in the last block; whether this is it. In double:
-// a sum may be beyond the range of its mean.
+// own[i] = sum of own[i] over all threads of the grid. Valid in one thread, for which it returns true:
+// the first of the block that finishes last. In double, as a sum may overflow where its mean does not.
 template <int N>
 __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
     static_assert(N <= N_SUMS);
@@ -101,7 +101,8 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
     if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in);
 }
 
-// The losses of the bundle's lines fall to its first threads, at least one for each.
+// loss_line for the W lines of a bundle. Thread y < W of the bundle writes the loss of line y; there
+// are at least W threads.
 template <int W, int DEPTH>
 __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
                                             const BundleThreads<A, W>& threads, const T* scores,
@@ -237,8 +238,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     divisor[1] = all.unit;
 }
 
-// output = the sum of the rows' losses, weighted if there are labels, divided once: by n, or where that
-// is 0 by the sum of the weights.
+// output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the row's
+// label, or 1 where labels is null. All blocks add up rows; the one that finishes last adds up the blocks.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, double n, double* partials,
@@ -333,8 +334,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is; loss = -log softmax(scores)[label], to losses without its weight, or,
 // where losses is null, to output with it. A null `divisor` means n. Scores are (n_outer, length,
-// stride): a line's elements are `stride` apart. One block a multiprocessor is said, as without it
-// 7.0 is given 32 registers and spills.
+// stride): a line's elements are `stride` apart. Without the 1 in the launch bounds the compiler limits
+// 7.0 to 32 registers, and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
                                              const void* weights, const __grid_constant__ Rule rule,

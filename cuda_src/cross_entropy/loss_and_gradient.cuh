@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Losses of lines of scores with labels, and the gradients of the scores in one go. A gradient may be
-// written over the scores: that of the label is read before any of its line is written.
+// Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The gradient may
+// be the same array as the scores: a line's label score is read before any of the line is written.
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
@@ -11,7 +11,7 @@ using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
 
-// Rounded before anything is added to it.
+// x * y, rounded: keeps the compiler from contracting it with an addition to an fma.
 __device__ __forceinline__ float product(float x, float y) {
 #ifdef __CUDA_CPU__
     return x * y;
@@ -27,13 +27,13 @@ __device__ __forceinline__ double product(double x, double y) {
 #endif
 }
 
-// A line without its elements.
+// Numbers that all elements of a line share: gradient[i] = (softmax[i] - (i == label)) * slope.
 template <class A>
 struct OfLine {
     labels::Target<A> target;
     A score;  // of the label
     A slope;
-    bool skips;  // its gradient is 0
+    bool skips;  // the gradient of the whole line is 0
 };
 
 template <class T, class TOUT>
@@ -48,8 +48,7 @@ struct LossAndGradient {
     A scale;
     Divisor<A> divisor;
 
-    // The line's target, the score of its label (0 without one), and the factor of softmax -
-    // target.
+    // The numbers of this thread's line; the score is 0 without a label.
     template <int W, int DEPTH>
     __device__ __forceinline__ OfLine<A> of_line(const Line<W, DEPTH>& line) const {
         labels::Target<A> target{-1, 0, false};
@@ -66,9 +65,9 @@ struct LossAndGradient {
         if (line.leads() && losses.wanted())
             losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
     }
-    // `each` writes a line through a map. The gradients of a line of short elements are made as if none
-    // were the label's, which its thread then writes again; of wider ones, for which registers are
-    // scarce, each is compared.
+    // gradient[i] = (p(x[i]) - (i == label)) * slope, p = softmax; each(map) writes map(place, x[i]).
+    // For 2-byte elements comparing every i with the label is slow: p(x[i]) * slope is written for all,
+    // and then the label's element once more. Wider elements have no registers left for that.
     template <int W, int DEPTH, class Each>
     __device__ __forceinline__ void store_gradient(const Line<W, DEPTH>& line, const OfLine<A>& own,
                                                    const OnlineSum<A>& of, const Each& each) const {

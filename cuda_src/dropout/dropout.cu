@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Dropout, its gradients, and both with softmax.  CPU provider: cupy_training_ops/families/dropout/reference.py
 //
-// A mask is a function of seed, offset and the place of an element: no launch, type or form of the
-// mask has a part in it.
+// A mask depends on seed, offset and the index of each element only: not on the launch, the element type,
+// or whether it is stored in bytes or bits.
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "dropout/facts.cuh"
@@ -28,8 +28,8 @@ constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;
 constexpr int WIDTH = vec::WIDTH<T>;
 using Tile = Tiling<T, THREADS, NBYTES>;
 
-// Blocks of a multiprocessor at least: what waits for memory leaves time for what computes. Other
-// compilers would spill.
+// Least number of resident blocks in the launch bounds: while some wait for memory, others compute random
+// words. For other architectures the compiler would spill. Doubles take twice the registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1000
 constexpr int SHARE = sizeof(T) == 8 ? 2 : 1;
 constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;
@@ -37,6 +37,7 @@ constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;
 constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 #endif
 
+// state = {seed, offset}. keyed_draw_of: the same words, with the round keys in registers.
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
@@ -65,7 +66,8 @@ struct Backward {
     }
 };
 
-// Slots of each of two arrays, in so many bytes of both. A mask's bytes are not counted.
+// Slots of 16 bytes that a thread holds of each of two arrays, TOTAL_NBYTES together; a mask is not
+// counted.
 template <int TOTAL_NBYTES>
 constexpr int SLOTS = TOTAL_NBYTES / 16 / N_HELD;
 
@@ -92,7 +94,7 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, con
 
 using namespace cto;
 
-// The state after a call: its offset goes on by one where something was drawn.
+// state = {seed, offset}: adds `by` to the offset, if the state is in memory. One thread.
 extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> state, i64 by) {
     either::store(state, 1, as_i64(state, 1) + by);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
 //
-// Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
-// side in aligned arrays, __columns for all others. Softmax and its logarithm have __full_rows for rows
-// that fill what their threads hold.
+// Each operator has three kernels: __short_rows and __rows for lines whose elements are neighbours in
+// memory, in aligned arrays; __columns for all others. Softmax and its logarithm also have __full_rows,
+// for rows of exactly `threads` times NBYTES.
 #include "algorithm/row_softmax.cuh"
 #include "core/slots.cuh"
 #include "softmax/facts.cuh"
@@ -18,17 +18,17 @@ using namespace row_softmax;
 using slots::T;
 using A = Acc<T>;
 
-// A thread holds NBYTES of a row, or COLUMN_ELEMENTS of a column, of all arrays that are read.
+// Of all arrays that are read, a thread has NBYTES of a row in registers, or COLUMN_ELEMENTS of a column.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// Vectors of each of N arrays, in so many bytes of all.
+// Vectors that a thread holds of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
 // y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
-// line. FULL: the line fills its threads; threads without a line read another line, and write
-// nothing.
+// line. FULL: every thread of the line has all its slots; threads without a line of their own read the
+// last line, and write nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     OnlineSum<A> of;
     const auto batch = read<sizeof(T) == 2, FULL>(line, of, in);
     of.join(threads);
-    if (FULL && line.number < 0) return;  // another's, which may be overwritten by now
+    if (FULL && line.number < 0) return;
     if (line.full) in.renew(of.late_zero());
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     write(line, batch, map, LineWriter<T, W, DEPTH>(line, y), in);
 }
 
-// sum of dY Y, or of dY.
+// The op of lines::read for gradients: sum of dy * y, or with LOG sum of dy.
 template <bool LOG>
 struct Slope {
     A sum = 0;
@@ -82,8 +82,8 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 l
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
-// Full rows, as they are known at compile time. Compilers for 10.x would spill, and CUDA 13's for 4-byte
-// types from there on whether it is known or not: such rows are as any others there.
+// KNOWS_FULL: line.full is a constant, so the compiler drops bounds checks; for 10.x it would then spill.
+// AS_OTHERS: from 10.0 on, CUDA 13 spills for 4-byte types in either case, so softmax_rows is used.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 4;
 #else
