@@ -2,9 +2,9 @@
 // Activations of the form x F(x), F a distribution function: Gelu (normal), FastGelu, QuickGelu
 // (logistic).
 //
-// Slopes (derivatives) satisfy slope(-x) = 1 - slope(x). So each is computed at -t, t = |x|, where it goes
-// to 0 and needs one exponential. t is limited to where that exponential is zero: then infinite x gives
-// the limit, and NaN stays NaN.
+// Slopes (derivatives) satisfy slope(-x) = 1 - slope(x). So each is computed at -t, t = |x|, where
+// it goes to 0 and needs one exponential. t is limited to where that exponential is zero: then
+// infinite x gives the limit, and NaN stays NaN.
 #pragma once
 #include "activation/facts.cuh"
 #include "math/exp.cuh"
@@ -46,9 +46,10 @@ __device__ __forceinline__ R mirrored(R x, R falling) {
 
 constexpr double INV_SQRT_2PI = 0.39894228040143267794;
 
-// e^(t^2 / 2) (Phi(-t) - t phi(t)) = (ROOT - t) Q(t). ROOT = 0.75179154 - 1.2e-8 is the zero of the slope;
-// as a factor of its own it keeps the result accurate near it. Q is a polynomial in 1 / (1 + 3/8 t), off by
-// at most 2e-8 e^(t^2 / 2) and 2e-6 up to t = 15; beyond, e^(-t^2 / 2) is zero in float.
+// e^(t^2 / 2) (Phi(-t) - t phi(t)) = (ROOT - t) Q(t). ROOT = 0.75179154 - 1.2e-8 is the zero of the
+// slope; as a factor of its own it keeps the result accurate near it. Q is a polynomial in 1 / (1 +
+// 3/8 t), off by at most 2e-8 e^(t^2 / 2) and 2e-6 up to t = 15; beyond, e^(-t^2 / 2) is zero in
+// float.
 __device__ __forceinline__ float scaled_falling_slope(float t) {
     const float u = reciprocal(fmaf(0.375f, t, 1.0f));
     const float q = polynomial(u, 0.016877977f, -0.07511837f, 0.09157038f, 0.02498406f, 0.09640422f,
@@ -61,8 +62,8 @@ __device__ __forceinline__ float scaled_tail(float t) {
     return fmaf(0.39894228f, t, scaled_falling_slope(t));
 }
 
-// e^(t^2 / 2) Phi(-t) / RAISED = over / under for t <= NORMAL_END, with an error of 1e-16 beside rounding.
-// All coefficients are positive, so nothing cancels.
+// e^(t^2 / 2) Phi(-t) / RAISED = over / under for t <= NORMAL_END, with an error of 1e-16 beside
+// rounding. All coefficients are positive, so nothing cancels.
 __device__ __forceinline__ Ratio scaled_tail(double t) {
     const double over =
         polynomial(t, 1.3963583253577922e-06, 3.7493618885895367e-05, 0.0004930549974805149,

@@ -38,8 +38,8 @@ struct AdamFactors {
     bool decays_updated, update;
 };
 
-// u = rate m / (sqrt(v) root_scale + epsilon), where c = of_moments = {1 - alpha^t, 1 - beta^t}, or {1, 1}
-// without bias correction:
+// u = rate m / (sqrt(v) root_scale + epsilon), where c = of_moments = {1 - alpha^t, 1 - beta^t}, or
+// {1, 1} without bias correction:
 //     decays_updated   rate = lr sqrt(c[1]) / c[0], root_scale = 1
 //     else             rate = lr / c[0],            root_scale = 1 / sqrt(c[1])
 __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const Numbers& numbers,
@@ -122,8 +122,8 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
     }
 };
 
-// Least number of resident blocks in the launch bounds of adam__coded_list, which is bound by computation.
-// Six leave too few registers before 8.0, where the maximum of a warp takes shuffles.
+// Least number of resident blocks in the launch bounds of adam__coded_list, which is bound by
+// computation. Six leave too few registers before 8.0, where the maximum of a warp takes shuffles.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int CODED_BLOCKS = 4;
 #else
@@ -261,8 +261,8 @@ struct CodedAdam {
 
 using namespace cto;
 
-// One step of Adam (struct Adam) on one parameter of n elements; a block has OF_ONE of them. Outputs may
-// be null, or the same arrays as the inputs. Nothing changes if the step is skipped.
+// One step of Adam (struct Adam) on one parameter of n elements; a block has OF_ONE of them.
+// Outputs may be null, or the same arrays as the inputs. Nothing changes if the step is skipped.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,

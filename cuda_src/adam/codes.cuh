@@ -100,9 +100,9 @@ __device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u
     return LARGEST_EXPONENT;
 }
 
-// The codes of a block's first moments, four a lane; returns the block's exponent. Stochastic rounding, by
-// the upper bits of the noise: the mean of many steps is right, where rounding to nearest would drop
-// changes that are small beside the moment.
+// The codes of a block's first moments, four a lane; returns the block's exponent. Stochastic
+// rounding, by the upper bits of the noise: the mean of many steps is right, where rounding to
+// nearest would drop changes that are small beside the moment.
 __device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noises)[4],
                                             u8 (&codes)[4]) {
     u32 upper[4];
@@ -116,8 +116,8 @@ __device__ __forceinline__ u32 encode_first(const float (&x)[4], const u32 (&noi
     return exponent;
 }
 
-// encode_first for second moments, rounded by the lower bits of the noise. The code is at least 1 unless
-// x[k] is 0: a divisor that became 0 would make the update huge.
+// encode_first for second moments, rounded by the lower bits of the noise. The code is at least 1
+// unless x[k] is 0: a divisor that became 0 would make the update huge.
 __device__ __forceinline__ u32 encode_second(const float (&x)[4], const u32 (&noises)[4],
                                              u8 (&codes)[4]) {
     u32 upper[4];

@@ -90,7 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) reinterpret_cast<Dots*>(partials)[blockIdx.x] = dots;
 }
 
-// scales[t] = Scales of tensor t, from the sum of its chunks' Dots in a fixed order; a block has one tensor.
+// scales[t] = Scales of tensor t, from its chunks' Dots, added in a fixed order; a block has one
+// tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__scales(const __grid_constant__ TensorSizes<CAPACITY> sizes,
                               const double* partials, double* scales) {
@@ -109,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                          scale_of(dots.other, dots.both)};
 }
 
-// results[t][i] = own scale * tensors[t][i] + other scale * others[starts[t] + i]; a block has one chunk.
-// On both ranks the lower rank's term comes first.
+// results[t][i] = own scale * tensors[t][i] + other scale * others[starts[t] + i]; a block has one
+// chunk. On both ranks the lower rank's term comes first.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__combine(const __grid_constant__ Pointers<CAPACITY> tensors,
                                const __grid_constant__ Pointers<CAPACITY> results,

@@ -24,8 +24,8 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 #endif
 }
 
-// copy if `exists`, else writes zeros and reads nothing. AGAIN: 16 bytes go through the L1 cache too, as
-// they are read again; else they bypass it.
+// copy if `exists`, else writes zeros and reads nothing. AGAIN: 16 bytes go through the L1 cache
+// too, as they are read again; else they bypass it.
 template <int NBYTES, bool AGAIN = false>
 __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {
 #if defined(__CUDA_CPU__)
@@ -47,9 +47,9 @@ __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, 
 #endif
 }
 
-// The destination of copy_16. Works around a bug of ptxas: it encodes a copy with a cache policy wrongly
-// if it sees that all lanes have the same base address. So they read the address from shared memory,
-// where ptxas cannot see it. All threads of a block call it.
+// The destination of copy_16. Works around a bug of ptxas: it encodes a copy with a cache policy
+// wrongly if it sees that all lanes have the same base address. So they read the address from
+// shared memory, where ptxas cannot see it. All threads of a block call it.
 #ifdef __CUDA_CPU__
 using Place = u8*;
 __device__ __forceinline__ Place place_of(void* shared) { return static_cast<u8*>(shared); }

@@ -18,8 +18,8 @@ __device__ __forceinline__ u32 quotient(u32 dividend, const Divisor& divisor) {
     return __umulhi(2 * dividend, upper) >> static_cast<u32>(divisor.shift);
 }
 
-// Returns `divisor`, but in registers instead of launch parameters (constant memory): saved FastGelu and
-// BiasGelu in 2-byte types six other registers, and 5 to 7 % of their time on an H200.
+// Returns `divisor`, but in registers instead of launch parameters (constant memory): saved
+// FastGelu and BiasGelu in 2-byte types six other registers, and 5 to 7 % of their time on an H200.
 __device__ __forceinline__ Divisor in_registers(Divisor divisor) {
 #ifndef __CUDA_CPU__
     asm("" : "+l"(divisor.value), "+l"(divisor.multiplier), "+l"(divisor.shift));

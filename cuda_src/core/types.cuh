@@ -119,8 +119,8 @@ __device__ __forceinline__ double widen_subnormal(float x) {
 #endif
 }
 
-// The 64 bits of x * y, by one instruction. The compiler itself widens a constant y to 64 bits first, and
-// multiplies its upper half, 0, too.
+// The 64 bits of x * y, by one instruction. The compiler itself widens a constant y to 64 bits
+// first, and multiplies its upper half, 0, too.
 __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
 #ifdef __CUDA_CPU__
     return static_cast<u64>(x) * y;

@@ -42,8 +42,8 @@ __device__ __forceinline__ V load_streaming(const V* from) {
     }
 }
 
-// *from, marked evict-last in the caches, so that stores do not displace it: for data that is read while as
-// much is written. GPUs before 8.0 have no such mark.
+// *from, marked evict-last in the caches, so that stores do not displace it: for data that is read
+// while as much is written. GPUs before 8.0 have no such mark.
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
 constexpr bool HAS_PRIORITIES = true;
 __device__ __forceinline__ uint4 load_before_stores(const uint4* from) {
@@ -61,7 +61,8 @@ constexpr bool HAS_PRIORITIES = false;
 __device__ __forceinline__ uint4 load_before_stores(const uint4* from) { return *from; }
 #endif
 
-// *from, where no thread writes it while the kernel runs: the compiler may move the load up past stores.
+// *from, where no thread writes it while the kernel runs: the compiler may move the load up past
+// stores.
 template <class V>
 __device__ __forceinline__ V load_constant(const V* from) {
     V loaded;
@@ -74,8 +75,8 @@ __device__ __forceinline__ V load_constant(const V* from) {
     return loaded;
 }
 
-// *to = value. A store of 8 or a multiple of 16 bytes is marked evict-first in the caches, as outputs are
-// larger than they are.
+// *to = value. A store of 8 or a multiple of 16 bytes is marked evict-first in the caches, as
+// outputs are larger than they are.
 template <class V>
 __device__ __forceinline__ void store_streaming(V* to, const V& value) {
     if constexpr (sizeof(V) % 16 == 0) {

@@ -2,9 +2,10 @@
 // Cross-entropy losses and their gradients.  CPU provider: cupy_training_ops/families/cross_entropy/reference.py
 //
 // One kernel reads the scores and writes a loss for each row; __total adds these up and divides by the
-// sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums over rows
-// have a fixed order: first in each block, then over the blocks. __short_rows, __rows and __columns as
-// in softmax.cu; __bundles for short lines with stride > 1, by vectors of neighbouring lines.
+// sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums
+// over rows have a fixed order: first in each block, then over the blocks. __short_rows, __rows and
+// __columns as in softmax.cu; __bundles for short lines with stride > 1, by vectors of neighbouring
+// lines.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -239,7 +240,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the row's
-// label, or 1 where labels is null. All blocks add up rows; the one that finishes last adds up the blocks.
+// label, or 1 where labels is null. All blocks add up rows; the one that finishes last adds up the
+// blocks.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, double n, double* partials,

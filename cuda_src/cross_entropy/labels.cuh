@@ -67,8 +67,8 @@ __device__ __forceinline__ Target<A> target_of(const void* labels, const void* w
     return {label, weight_at<A>(weights, rule.weight_type, rule.row_weights ? row : label), false};
 }
 
-// Where a row's loss goes: unweighted to summed[row], for a later launch to weight and add up; or, where
-// `summed` is null, weighted and rounded to output[row]. If both are null, nowhere.
+// Where a row's loss goes: unweighted to summed[row], for a later launch to weight and add up; or,
+// where `summed` is null, weighted and rounded to output[row]. If both are null, nowhere.
 template <class TOUT, class A>
 struct Losses {
     TOUT* output;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The gradient may
-// be the same array as the scores: a line's label score is read before any of the line is written.
+// Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The
+// gradient may be the same array as the scores: a line's label score is read before any of the line
+// is written.
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"

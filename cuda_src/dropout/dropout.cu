@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Dropout, its gradients, and both with softmax.  CPU provider: cupy_training_ops/families/dropout/reference.py
 //
-// A mask depends on seed, offset and the index of each element only: not on the launch, the element type,
-// or whether it is stored in bytes or bits.
+// A mask depends on seed, offset and the index of each element only: not on the launch, the element
+// type, or whether it is stored in bytes or bits.
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "dropout/facts.cuh"
@@ -28,8 +28,8 @@ constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;
 constexpr int WIDTH = vec::WIDTH<T>;
 using Tile = Tiling<T, THREADS, NBYTES>;
 
-// Least number of resident blocks in the launch bounds: while some wait for memory, others compute random
-// words. For other architectures the compiler would spill. Doubles take twice the registers.
+// Least number of resident blocks in the launch bounds: while some wait for memory, others compute
+// random words. For other architectures the compiler would spill. Doubles take twice the registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1000
 constexpr int SHARE = sizeof(T) == 8 ? 2 : 1;
 constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;

@@ -18,8 +18,8 @@ using row_softmax::LineWriter;
 using row_softmax::OnlineSum;
 using row_softmax::Place;
 
-// The row of the bias that is added to a row of the data: row / rows if `inner` (`rows` neighbours share
-// one), else row % rows (the bias has `rows` rows).
+// The row of the bias that is added to a row of the data: row / rows if `inner` (`rows` neighbours
+// share one), else row % rows (the bias has `rows` rows).
 struct BiasRows {
     fast_division::Divisor rows;
     bool inner;
@@ -66,8 +66,8 @@ struct SumReader {
     __device__ void renew(u32) const {}
 };
 
-// Writes p, the softmax of a line, to `softmax`; mask = kept; dropped = kept ? p * scale : 0. Any of the
-// arrays may be null.
+// Writes p, the softmax of a line, to `softmax`; mask = kept; dropped = kept ? p * scale : 0. Any
+// of the arrays may be null.
 template <class T>
 struct DropoutWriter {
     using Value = Acc<T>;

@@ -132,8 +132,8 @@ struct Neighbours {
 
 // ---- operands of an element-wise map ------------------------------------------------------------
 
-// Operand that gives each element its Choice. All blocks of random words of a tile have the same upper half
-// of their number, so the compiler computes its part of the first two rounds once.
+// Operand that gives each element its Choice. All blocks of random words of a tile have the same
+// upper half of their number, so the compiler computes its part of the first two rounds once.
 template <class S>
 struct Kept {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -173,8 +173,9 @@ struct Kept {
     __device__ void store_apart(u32, u32) const {}
 };
 
-// Operand that reads a mask of bytes. Registers hold words of EACH bytes, as bools would cost three times
-// as many instructions. `filled` = ALL keeps every element, whatever the mask has; else it is 0.
+// Operand that reads a mask of bytes. Registers hold words of EACH bytes, as bools would cost three
+// times as many instructions. `filled` = ALL keeps every element, whatever the mask has; else it is
+// 0.
 template <class S>
 struct ByteReader {
     static constexpr int width = S::width, read_nbytes = 1, written_nbytes = 0;
@@ -290,8 +291,8 @@ struct BitWriter {
         for (int step = 1; step < LANES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
         if (threadIdx.x % LANES == 0) to[offset / 8] = static_cast<u8>(bits);
     }
-    // For each i, the lanes of a warp have 32 neighbouring elements: one word of the mask, which is their
-    // ballot. Bits of elements from n on are 0. All lanes of the warp must call this.
+    // For each i, the lanes of a warp have 32 neighbouring elements: one word of the mask, which is
+    // their ballot. Bits of elements from n on are 0. All lanes of the warp must call this.
     __device__ void store_apart(u32 offset, u32 n) const {
         if (!to) return;
 #pragma unroll

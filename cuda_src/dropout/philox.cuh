@@ -54,8 +54,8 @@ __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     return counter;
 }
 
-// A random word for each element i of an array: word i % 4 of counter {i / 4, offset}. The four words of
-// a counter are a block; it is numbered i / 4, in two halves `low` and `high`.
+// A random word for each element i of an array: word i % 4 of counter {i / 4, offset}. The four
+// words of a counter are a block; it is numbered i / 4, in two halves `low` and `high`.
 template <class Key>
 struct SequenceOf {
     Key key;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Gradient accumulators, zeroing and scaling.  CPU provider: cupy_training_ops/families/gradient/reference.py
+// Sums, zeroing and scaling of gradients.  CPU provider: cupy_training_ops/families/gradient/reference.py
 //
 // Output and input may be the same array (in place).
 #include "algorithm/multi_tensor.cuh"
@@ -135,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
 }
 
-// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each tensor t;
-// a block has one chunk.
+// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each
+// tensor t; a block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
                               const __grid_constant__ Pointers<CAPACITY> values,

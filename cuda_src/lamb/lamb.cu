@@ -29,8 +29,8 @@ constexpr int WIDTH = vec::WIDTH<W>;
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, sizeof(W) == 8 ? 1 : VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
-// Least number of resident blocks in the launch bounds. With six, weights of 2 or 8 bytes spill, and all
-// types on 7.0; for 12.0, NVRTC 12.9 crashes.
+// Least number of resident blocks in the launch bounds. With six, weights of 2 or 8 bytes spill,
+// and all types on 7.0; for 12.0, NVRTC 12.9 crashes.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 750 || __CUDA_ARCH__ >= 1200)
 constexpr int DIRECTION_BLOCKS = 4;
 #else
@@ -60,8 +60,8 @@ __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& ru
     return by;
 }
 
-// Sums of squares of weights and directions. In double, as a square of a float may overflow or underflow
-// in float; the squares of one vector are added in float if their sum is far from both.
+// Sums of squares of weights and directions. In double, as a square of a float may overflow or
+// underflow in float; the squares of one vector are added in float if their sum is far from both.
 struct SumsOfSquares {
     double weights, directions;
 
@@ -163,7 +163,8 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
     return static_cast<ACC>(rate * fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
 }
 
-// w = w + delta, delta = -rate d, written to new_g. Where w + delta is not finite, w stays and delta = 0.
+// w = w + delta, delta = -rate d, written to new_g. Where w + delta is not finite, w stays and
+// delta = 0.
 struct Update : Descent<W, GRAD> {  // g is d
     ACC rate;
 
@@ -188,7 +189,8 @@ using namespace cto;
 // d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2,
 // norms[2 t + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that finishes
 // last adds up the tensor's partials, one for each chunk.
-// arrays: lists 0 to 3 are w, g, m, v; 4 to 6 are d or null, new_m, new_v. A null d goes to `directions`.
+// arrays: lists 0 to 3 are w, g, m, v; 4 to 6 are d or null, new_m, new_v. A null d goes to
+// `directions`.
 extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
@@ -239,10 +241,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
     norms[2 * t + 1] = all.directions;
 }
 
-// new_w = w + delta, new_g = delta = -rate * ratio * d, as in struct Update. UPDATE_PARTS blocks share a
-// chunk of a tensor; block 0 takes the last part: it was read and written last by lamb__direction, and
-// may still be in the L2 cache.
-// arrays: lists 0 and 1 are w and low-precision weights; 2 to 4 are d or new_g, new_w, new low-precision.
+// new_w = w + delta, new_g = delta = -rate * ratio * d, as in struct Update. UPDATE_PARTS blocks
+// share a chunk of a tensor; block 0 takes the last part: it was read and written last by
+// lamb__direction, and may still be in the L2 cache. arrays: lists 0 and 1 are w and low-precision
+// weights; 2 to 4 are d or new_g, new_w, new low-precision.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// e^x, ln x; 2^x, e^(-t^2 / 2), 1 / x in the ranges that activations need. In float by the special function
-// unit; in double by polynomials without branches, so that several evaluations overlap.
+// e^x, ln x; 2^x, e^(-t^2 / 2), 1 / x in the ranges that activations need. In float by the special
+// function unit; in double by polynomials without branches, so that several evaluations overlap.
 #pragma once
 #include "core/types.cuh"
 
@@ -56,8 +56,8 @@ __device__ __forceinline__ double power_of_2(double x) {
     return p * double_of((bits_of(rounded) + 1535) << 52) * 0x1p-512;  // 1535 = bias 1023 + 512
 }
 
-// e^x for any x. In float the error is at most |x| + 2 units in the last place, as x log2 e is rounded. In
-// double it is not inlined: several copies at once made kernels spill.
+// e^x for any x. In float the error is at most |x| + 2 units in the last place, as x log2 e is
+// rounded. In double it is not inlined: several copies at once made kernels spill.
 __device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.44269504f); }
 __device__ __noinline__ double exponential(double x) { return ::exp(x); }
 

@@ -23,8 +23,8 @@ __device__ __forceinline__ double bias_correction(double beta, i64 t) {
     return t > 0 ? 1.0 - pow(beta, static_cast<double>(t)) : 1.0;
 }
 
-// of_moments = {1 - alpha^t, 1 - beta^t}, in shared memory. A power takes longer than an element, so two
-// warps compute one each, at the same time. Ends with __syncthreads.
+// of_moments = {1 - alpha^t, 1 - beta^t}, in shared memory. A power takes longer than an element,
+// so two warps compute one each, at the same time. Ends with __syncthreads.
 __device__ __forceinline__ void bias_corrections(double alpha, double beta, i64 t,
                                                  double (&of_moments)[2]) {
     const u32 moment = threadIdx.x / WARP;

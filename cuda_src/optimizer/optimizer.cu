@@ -135,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     sgd.run(chunk.first, chunk.end, chunk.n);
 }
 
-// norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may be null.
-// Blocks take chunks in turn; the last block of the last launch adds up `partials`.
+// norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
+// be null. Blocks take chunks in turn; the last block of the last launch adds up `partials`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,

@@ -31,8 +31,8 @@ using Y = CTO_Y;
 // ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
 
 // y[slab][column] = sum over rows of x[slab][row][column]. Threads (x, y, z) of a block have N columns,
-// every blockDim.y-th row of a span, and a slab. With several spans blockDim.z is 1, `partials` takes the
-// sums of spans, and the last block adds these. of_thread and last are in shared memory.
+// every blockDim.y-th row of a span, and a slab. With several spans blockDim.z is 1, `partials`
+// takes the sums of spans, and the last block adds these. of_thread and last are in shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
                                             Zeroed<u32>* tickets, const Slabs& slabs,
@@ -132,8 +132,8 @@ struct Format<__nv_bfloat16> {
 };
 using Word = Format<T>::Word;
 
-// The top bit of each element is set if it is NaN: adding a fraction of all ones carries into the top bit
-// only if the exponent is all ones and the fraction is not 0. Other bits are arbitrary.
+// The top bit of each element is set if it is NaN: adding a fraction of all ones carries into the
+// top bit only if the exponent is all ones and the fraction is not 0. Other bits are arbitrary.
 __device__ __forceinline__ Word not_a_number(Word x) {
     return (x & ~Format<T>::top) + Format<T>::fraction;
 }
@@ -187,14 +187,14 @@ struct AnyFalse {
     __device__ bool any() const { return found; }
 };
 
-// Shared by all blocks: a ticket counter, which shows which block is the last, and 1 once a block has found
-// an element.
+// Shared by all blocks: a ticket counter, which shows which block is the last, and 1 once a block
+// has found an element.
 struct Poll {
     Zeroed<u32>*ticket, *found;
 };
 
-// y[0] = `found` is false in all threads of all launches of this call; written by the last block of the last
-// launch.
+// y[0] = `found` is false in all threads of all launches of this call; written by the last block of the
+// last launch.
 __device__ __forceinline__ void report(bool found, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(found);
@@ -238,8 +238,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_short_rows(x, y, n_rows, lanes);
 }
 
-// y[row] = sum of x[row] for long rows: n_spans blocks share a row, `span` vectors each. The last of them
-// adds up their partial sums.
+// y[row] = sum of x[row] for long rows: n_spans blocks share a row, `span` vectors each. The last
+// of them adds up their partial sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                    i64 length, i64 span, u32 n_spans) {
@@ -327,7 +327,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<NotANumber>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
-// y[0] = all of x[0 .. n) are true, by the block that finishes last.
+// y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn; the one that finishes last
+// writes y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* found, i64 n) {
     __shared__ bool last;

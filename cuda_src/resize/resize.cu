@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // ResizeGrad.  CPU provider: cupy_training_ops/families/resize/reference.py
 //
-// dX[p] = sum over outputs o of weight(o, p) dY[o], along rows and columns. A pixel is an element of dX, an
-// output one of dY; each output is interpolated between two neighbouring pixels (struct Tap).
+// dX[p] = sum over outputs o of weight(o, p) dY[o], along rows and columns. A pixel is an element
+// of dX, an output one of dY; each output is interpolated between two neighbouring pixels (struct
+// Tap).
 //
 // A warp computes a tile of dX, row after row: it sums over rows of dY in registers, a lane having some
-// columns of dY; then over columns, by way of shared memory, a lane having some columns of dX. The order
-// of sums is fixed, without atomics. For upsampling by two weights are constants: resize/upsample2x.cuh.
+// columns of dY; then over columns, by way of shared memory, a lane having some columns of dX. The
+// order of sums is fixed, without atomics. For upsampling by two weights are constants:
+// resize/upsample2x.cuh.
 #include "core/fast_division.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
@@ -31,8 +33,8 @@ constexpr int HELD = 4;      // weights of a column of dX that are in registers
 constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
 constexpr int MAX_FINISHED = 2 * BATCH + 2;
 
-// A lane's columns of a row of dY. Words, since the compiler unpacks halves too early, and then needs more
-// registers.
+// A lane's columns of a row of dY. Words, since the compiler unpacks halves too early, and then
+// needs more registers.
 struct Row {
     vec::Vec<u32, EACH * sizeof(T) / sizeof(u32)> words;
     __device__ T* at() { return reinterpret_cast<T*>(words.at); }
@@ -85,14 +87,14 @@ __device__ __forceinline__ Span touching(const Axis<ACC>& axis, i32 first, i32 l
     return {first_from(axis, first - 1), first_from(axis, last + 1)};
 }
 
-// The index, in the warp's COLUMNS columns of dY, of column c of a lane: a lane's columns are neighbours
-// if it loads them as a vector (ALIGNED), else WARP apart.
+// The index, in the warp's COLUMNS columns of dY, of column c of a lane: a lane's columns are
+// neighbours if it loads them as a vector (ALIGNED), else WARP apart.
 __device__ __forceinline__ i32 place_of(i32 lane, int c) {
     return ALIGNED ? lane * EACH + c : c * WARP + lane;
 }
 
-// A column of dX. touch: the columns of dY that use it; now: those of them in the current pass, of which
-// the first HELD weights are in registers.
+// A column of dX. touch: the columns of dY that use it; now: those of them in the current pass, of
+// which the first HELD weights are in registers.
 struct Column {
     i32 pixel;  // or -1
     Span touch, now;
@@ -128,8 +130,8 @@ struct Column {
     }
 };
 
-// Sums over the rows of dY so far, of a lane's columns, for two rows of dX: `row` (low) and row + 1 (high).
-// As low pixels ascend with the rows of dY, no other rows of dX are incomplete.
+// Sums over the rows of dY so far, of a lane's columns, for two rows of dX: `row` (low) and row + 1
+// (high). As low pixels ascend with the rows of dY, no other rows of dX are incomplete.
 struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
@@ -159,8 +161,8 @@ struct Finished {
     i32 row[MAX_FINISHED];
 };
 
-// A warp's tile of a plane of dX. LONG: the tile needs more than COLUMNS columns of dY, so several passes,
-// or a column of dX more than HELD weights.
+// A warp's tile of a plane of dX. LONG: the tile needs more than COLUMNS columns of dY, so several
+// passes, or a column of dX more than HELD weights.
 struct Tile {
     const Axis<ACC>&rows, &columns;
     const T* dy;  // the plane
@@ -224,8 +226,8 @@ struct Tile {
             if (mine[v].pixel >= 0) to[v * WARP] = from_acc<T>(values[v]);
     }
 
-    // Finishes the rows of dX before `next`: the two open rows, then rows of zeros, which no output uses.
-    // Rows before `first` belong to another tile.
+    // Finishes the rows of dX before `next`: the two open rows, then rows of zeros, which no output
+    // uses. Rows before `first` belong to another tile.
     __device__ void advance(OpenRows& open, i32 next, i32 first) {
         const ACC nothing[MINE] = {};
 #pragma unroll
@@ -296,8 +298,8 @@ struct Tile {
         gather_finished<LONG>();
     }
 
-    // Writes rows [first, end) of the tile; `all` = the columns of dY that it needs. With several passes
-    // one row at a time, as `sum` keeps the sums of one row from pass to pass.
+    // Writes rows [first, end) of the tile; `all` = the columns of dY that it needs. With several
+    // passes one row at a time, as `sum` keeps the sums of one row from pass to pass.
     __device__ void make(i32 first, i32 end, Span all) {
         if (!is_long(all)) {
             sum_columns(all, true);
@@ -321,7 +323,8 @@ struct Tile {
 using namespace cto;
 
 // dx = gradient of an interpolation along rows and columns, with respect to its input. A plane of dx is
-// divided into bands of `band` rows, these into tiles of `strip` <= 64 columns; a warp computes one tile.
+// divided into bands of `band` rows, these into tiles of `strip` <= 64 columns; a warp computes one
+// tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis<ACC> rows,
                 const __grid_constant__ Axis<ACC> columns, const __grid_constant__ Divisor bands,
@@ -343,8 +346,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     tile.make(row, min(row + band, rows.n_in), all);
 }
 
-// dx = gradient of upsampling by two (upsample2x.cuh). A row of dY is `vecs` vectors of 16 bytes; a thread
-// has one vector's columns, and writes `band` rows of dx.
+// dx = gradient of upsampling by two (upsample2x.cuh). A row of dY is `vecs` vectors of 16 bytes; a
+// thread has one vector's columns, and writes `band` rows of dx.
 extern "C" __global__ void __launch_bounds__(THREADS)
     resize_grad__upsample2x(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
                             const __grid_constant__ Divisor bands, i32 band,

@@ -21,8 +21,9 @@ struct Upsample2xGrad {
     static constexpr int MADE = READ / 2;       // columns of dX
     static constexpr int ROWS = 2;              // rows of dX whose loads are issued together
 
-    // A lane's columns of a row of dY; `beside` is one more column in the lanes at a warp's ends, which lack
-    // a neighbour. Words, since the compiler unpacks halves too early, and then needs more registers.
+    // A lane's columns of a row of dY; `beside` is one more column, in the lanes at a warp's ends,
+    // which lack a neighbour. Words, since the compiler unpacks halves too early, and then needs
+    // more registers.
     struct Row {
         Vec<u32, 4> words;
         T beside;
@@ -80,9 +81,9 @@ struct Upsample2xGrad {
         if (wanted) *reinterpret_cast<Vec<T, MADE>*>(to) = made;
     }
 
-    // Writes rows first, ..., first + n - 1 of dX, but none from `end` on. n is the same in the whole warp,
-    // as lanes exchange sums; `end` may differ. Sums over rows of dY are computed here, those over
-    // columns by `store`; sums[READ] is the sum of the column `beside`.
+    // Writes rows first, ..., first + n - 1 of dX, but none from `end` on. n is the same in the
+    // whole warp, as lanes exchange sums; `end` may differ. Sums over rows of dY are computed here,
+    // those over columns by `store`; sums[READ] is the sum of the column `beside`.
     __device__ void make(i32 first, i32 n, i32 end) const {
         A open[READ + 1];  // FAR dY[2i - 1] + NEAR dY[2i]: the first two terms of row i of dX
         const Row above = load(max(2 * first - 1, 0)), own = load(2 * first);

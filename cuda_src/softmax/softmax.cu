@@ -18,7 +18,8 @@ using namespace row_softmax;
 using slots::T;
 using A = Acc<T>;
 
-// Of all arrays that are read, a thread has NBYTES of a row in registers, or COLUMN_ELEMENTS of a column.
+// Of all arrays that are read, a thread has NBYTES of a row in registers, or COLUMN_ELEMENTS of a
+// column.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 
@@ -82,8 +83,9 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 l
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
-// KNOWS_FULL: line.full is a constant, so the compiler drops bounds checks; for 10.x it would then spill.
-// AS_OTHERS: from 10.0 on, CUDA 13 spills for 4-byte types in either case, so softmax_rows is used.
+// KNOWS_FULL: line.full is a constant, so the compiler drops bounds checks; for 10.x it would then
+// spill. AS_OTHERS: from 10.0 on, CUDA 13 spills for 4-byte types in either case, so softmax_rows
+// is used.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 4;
 #else

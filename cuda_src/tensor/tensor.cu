@@ -2,8 +2,8 @@
 // Tensor movement.  CPU provider: cupy_training_ops/families/tensor/reference.py
 //
 // Elements are only copied, so arrays are `void*`, and all lengths count words of type T, whatever the
-// element type; see algorithm/copy_runs.cuh. Its `Source::at(position)` maps a position of the output to
-// an address of the input.
+// element type; see algorithm/copy_runs.cuh. Its `Source::at(position)` maps a position of the
+// output to an address of the input.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "tensor/facts.cuh"
@@ -28,7 +28,8 @@ using Run = copy_runs::Run<T>;
 
 using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
-// The largest i < count with start(i) <= position, starts ascending. Tries `guess` first, then bisection.
+// The largest i < count with start(i) <= position, starts ascending. Tries `guess` first, then
+// bisection.
 template <class Start>
 __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
     u32 low = 0, high = count;
@@ -104,8 +105,8 @@ struct InputColumns {
     }
 };
 
-// Positions 0 .. n_rows * whole_width over all parts one after the other: part 0, part 1, ...; part i is
-// an (n_rows, width) array that takes the columns from parts[i].start on of the whole.
+// Positions 0 .. n_rows * whole_width over all parts one after the other: part 0, part 1, ...; part
+// i is an (n_rows, width) array that takes the columns from parts[i].start on of the whole.
 struct AllParts {
     i64 n_rows, whole_width;
     Divisor even;  // words of a part, if all have the same number
@@ -205,8 +206,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                       blockIdx.x - split.tile[i], source);
 }
 
-// concat_training__many for narrow parts: threads copy single words, neighbouring threads neighbouring
-// words of the parts.
+// concat_training__many for wide parts whose runs have no whole vectors: threads copy single words,
+// neighbouring threads neighbouring words of the parts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
