@@ -262,7 +262,7 @@ struct CodedAdam {
 using namespace cto;
 
 // One step of Adam (struct Adam) on one parameter of n elements; a block has OF_ONE of them.
-// Outputs may be null, or the same arrays as the inputs. Nothing changes if the step is skipped.
+// Outputs may be null, or the same arrays as the inputs. A skipped step copies inputs to outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,

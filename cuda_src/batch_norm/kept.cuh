@@ -24,7 +24,8 @@ struct Blocks {
     const Walk& walk;
     const Schedule& schedule;
     const Scratch<A>& scratch;
-    u32* before;  // before[i]: the item that the same block summed before item i, or NONE; a linked list
+    u32*
+        before;  // before[i]: the item that the same block summed before item i, or NONE; a linked list
     A* shared;
 
     // Item `number` is part number % n_parts of tile number / n_parts.
@@ -75,7 +76,7 @@ __device__ void by_kept_parts(const Op& op, const Walk& walk, const Schedule& sc
     const Blocks<Op, Walk> blocks{op, walk, schedule, scratch, before, shared};
     const u32 n = schedule.n_items;
     u32 own = NONE, ahead = 0, turn = 0;
-    const auto take = [&] {  // the counter wraps to zero
+    const auto take = [&] {  // each block takes one ticket too many; the last one resets to 0
         if (threadIdx.x == 0) ahead = atomicInc(scratch.counters.ticket(), n + gridDim.x - 1);
     };
     const auto taken = [&] {

@@ -87,13 +87,13 @@ struct Ring {
     using Held = Rows<T, COLUMNS, READ, DEPTH>;
 
     const Op& op;
-    const u8* own;             // this thread's slots in shared memory
-    async_copy::Place place;   // the same, as a destination of copies
-    i64 pitch;                 // elements from a row to the next
-    u32 size;                  // groups in the ring
-    i32 cached;                // rows that L2 keeps, just before those that stay in the ring
-    i64 later, next;           // element of the next row to be copied, to be used; LAST: the end of it
-    i32 n_later, n_next;       // rows from there on
+    const u8* own;            // this thread's slots in shared memory
+    async_copy::Place place;  // the same, as a destination of copies
+    i64 pitch;                // elements from a row to the next
+    u32 size;                 // groups in the ring
+    i32 cached;               // rows that L2 keeps, just before those that stay in the ring
+    i64 later, next;      // element of the next row to be copied, to be used; LAST: the end of it
+    i32 n_later, n_next;  // rows from there on
     u32 copied = 0, used = 0;  // places in the ring of the next group to be copied, to be used
     i64 kept = 0;              // element of the first row left in the ring by the first pass
     i32 n_kept = 0;            // such rows; they are used before all others

@@ -16,7 +16,7 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
     *static_cast<Words*>(shared) = *static_cast<const Words*>(global);
 #else
     const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
-    if constexpr (NBYTES == 16)  // past the L1 cache
+    if constexpr (NBYTES == 16)  // bypasses the L1 cache
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(NBYTES)

@@ -37,6 +37,8 @@ struct OfLine {
     bool skips;  // the gradient of the whole line is 0
 };
 
+// loss = -w log_softmax(scores)[label], gradient[i] = (softmax(scores)[i] - (i == label)) * slope
+// of each line, slope = scale * w / divisor, w the weight of the line's label.
 template <class T, class TOUT>
 struct LossAndGradient {
     using A = Acc<T>;
@@ -92,7 +94,8 @@ struct LossAndGradient {
         }
     }
 
-    // The loss of a line, if it is wanted, and gradient[i] = (softmax[i] - (i == label)) * slope.
+    // The loss of a line, and, where the arrays are not null, gradient[i] = (softmax[i] - (i ==
+    // label)) * slope.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
         LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));

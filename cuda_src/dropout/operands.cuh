@@ -191,8 +191,8 @@ struct ByteReader {
 #pragma unroll
         for (int w = 0; w < width / EACH; ++w) held[u].at[w] |= static_cast<Word>(filled);
     }
-    // Byte i of held[0] = from[offset + i * S::threads] | filled, or 0 from element n on: the thread's
-    // elements of a tile without vectors lie S::threads apart.
+    // Byte i of held[0] = from[offset + i * S::threads] | filled, or 0 from element n on: in a tile
+    // without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         held[0] = {};
 #pragma unroll
@@ -221,8 +221,8 @@ struct BitReader {
 
     __device__ void seek(i64 first) { from += first / 8; }
     __device__ void load(int u, u32 offset) { held[u] = from[offset / 8] >> offset % 8 | filled; }
-    // Bit i of held[0] = the mask's bit of element offset + i * S::threads, or `filled`'s: the thread's
-    // elements of a tile without vectors lie S::threads apart.
+    // Bit i of held[0] = bit of element offset + i * S::threads in the mask, or 1 if filled: in a
+    // tile without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         held[0] = filled;
 #pragma unroll

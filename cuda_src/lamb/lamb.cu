@@ -43,6 +43,7 @@ struct DirectionFactors {
     bool update;
 };
 
+// of_moments = {c1, c2} = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
 __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
                                                               const Numbers& numbers,
                                                               const double (&of_moments)[2]) {
@@ -115,7 +116,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     MOMENT* new_m;
     MOMENT* new_v;
     const DirectionFactors& by;
-    SumsOfSquares& sums;  // a thread's
+    SumsOfSquares& sums;  // of this thread
 
     __device__ int head() const { return vec::elements_to_16(w); }
     __device__ bool has_vecs_at(int first) const {

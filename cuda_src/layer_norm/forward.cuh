@@ -13,16 +13,17 @@ using namespace lines;
 template <class T>
 constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);  // elements of a short row in a thread
 
+// The arguments of a kernel. T is the type of X, V that of Y, scale and bias.
 template <class T, class V>
 struct Arrays {
     using A = Acc<T>;
 
     const T* x;
     const V* scale;
-    const V* bias;  // or null
-    V* y;           // or null
-    A* mean;        // or null
-    A* inv_std;     // or null
+    const V* bias;    // or null
+    V* y;             // or null
+    A* mean;          // or null
+    A* inv_std;       // or null
     bool is_centred;  // else the mean is 0
     A epsilon;
 

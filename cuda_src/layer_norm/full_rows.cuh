@@ -40,7 +40,7 @@ struct Part {
     i64 row;
     bool exists;
     u32 step;   // elements from a slot to the next
-    i64 first;  // element of the array
+    i64 first;  // index of slot 0 in the array
     vec::Elements<T, W> own[DEPTH];
 
     __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {

@@ -11,7 +11,7 @@ constexpr int W = 8;              // elements of a slot, of 2 bytes each
 constexpr u32 APART = WARP * 16;  // bytes from one slot of a thread to its next
 using A = float;
 
-// use(Number<u>{}) for u = U, ..., N - 1: an unrolled loop whose u is a compile-time constant.
+// each_slot: use(Number<u>{}) for u = U, ..., N - 1, an unrolled loop with u a compile-time constant.
 template <int U>
 struct Number {
     static constexpr int value = U;

@@ -37,9 +37,9 @@ struct Walk {
     const Rows& rows;
     u32 group, thread;  // the group of the thread, and its number in the group
     i64 row;            // the current row, which may be past the last
-    i32 end;            // slots from here on are not the thread's; with W = 1 a warp has neighbouring slots
-    i32 head = 0;       // elements before the first slot
-    i32 stage = 0;      // buffer in shared memory of the current row
+    i32 end;  // slots from here on are not the thread's; with W = 1 a warp has neighbouring slots
+    i32 head = 0;   // elements before the first slot
+    i32 stage = 0;  // buffer in shared memory of the current row
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
@@ -312,7 +312,7 @@ struct InShared {
     static constexpr int CHUNK = 16 / sizeof(A), CHUNKS = W < CHUNK ? 1 : W / CHUNK;
     using Chunk = Vec < A, W<CHUNK ? W : CHUNK>;
 
-    Chunk* own;  // this thread's
+    Chunk* own;  // this thread's first chunk
 
     // Allocates memory at `shared`, and moves `shared` past it. The groups of a block fill it
     // together; a barrier must follow.

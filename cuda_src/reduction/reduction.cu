@@ -66,8 +66,9 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
 
-// y[row] = sum of x[row]; a row is `lanes` vectors, a power of two, each loaded by one lane. So a warp
-// loads neighbouring vectors. A thread has a vector of UNROLL rows.
+// y[row] = sum of x[row]; a row is `lanes` vectors, a power of two. A warp loads neighbouring
+// vectors, a lane one vector of each of UNROLL rows. Shuffles then give all lanes the sums of their
+// rows, and different lanes write different rows.
 __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     constexpr int N = vec::WIDTH<T>;
     const u32 shift = 31 - __clz(lanes), lane = threadIdx.x & (lanes - 1);
@@ -77,6 +78,7 @@ __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32
     vec::Elements<T, N> loaded[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
+        // past the last row: row 0, so that no load is conditional
         loaded[u].load(x + (u * step < rest ? first + u * THREADS : lane) * N);
     vec::all_are_asked_for();
     Acc<T> sums[UNROLL] = {};
@@ -270,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, of_thread, last);
 }
 
-// y[slab][column] = sum over rows of x[slab][row][column], read one by one, where 16 bytes of x do
-// not always lie in one row, or not on a 16-byte boundary.
+// reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole vectors: a
+// thread has one column.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {

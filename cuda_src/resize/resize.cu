@@ -28,8 +28,8 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int RESIDENT = 4;  // least number of resident blocks, in the launch bounds
 constexpr int HELD = 4;      // weights of a column of dX that are in registers
-// BATCH rows of dY are loaded before one is used (the fastest on an H200); at most MAX_FINISHED rows
-// of dX are complete after them.
+// BATCH rows of dY are loaded before one is used (the fastest on an H200). Each of them completes
+// at most the two open rows of dX, and after the last batch two more are completed.
 constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
 constexpr int MAX_FINISHED = 2 * BATCH + 2;
 
@@ -106,8 +106,8 @@ struct Column {
         while (touch.length() > 0 && weight_of(axis, touch.begin, at) == ACC(0)) ++touch.begin;
     }
 
-    // weight[j] = the weight of column now.begin + j of dY in this column of dX, 0 from now.end on,
-    // where `now` = the `touch` columns that are in `summed`.
+    // Begins a pass over the columns `summed` of dY: now = touch and summed, weight[j] = the weight of
+    // column now.begin + j of dY in this column of dX, 0 from now.end on.
     __device__ void hold(const Axis<ACC>& axis, Span summed) {
         now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
 #pragma unroll

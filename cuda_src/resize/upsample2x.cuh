@@ -50,8 +50,8 @@ struct Upsample2xGrad {
         ends_warp = threadIdx.x % WARP == WARP - 1;
     }
 
-    // The lane's READ columns of row `row` of dY; `beside` = the column before the first in a
-    // warp's first lane, behind the last in its last one, if there is such a column.
+    // The lane's READ columns of a row of dY; `beside` = the column before them in a warp's first
+    // lane, the column after them in its last lane, if the row has such a column.
     __device__ Row load(i32 row) const {
         const T* const from = dy + row * 2 * width;
         Row loaded{*reinterpret_cast<const Vec<u32, 4>*>(from)};
@@ -61,8 +61,8 @@ struct Upsample2xGrad {
     }
 
     // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < MADE, where
-    // row[c + 1] = sums[c] and row[0] and row[READ + 1] come from the lanes beside, or at a warp's
-    // ends from sums[READ]. All lanes of the warp call this; `wanted` says which ones write.
+    // row[c + 1] = sums[c], and row[0] and row[READ + 1] are sums of the neighbouring lanes, or at a
+    // warp's ends sums[READ]. All lanes of the warp must call it; those with `wanted` write.
     __device__ void store(T* to, const A (&sums)[READ + 1], bool wanted) const {
         const A before = __shfl_up_sync(ALL_LANES, sums[READ - 1], 1);
         const A after = __shfl_down_sync(ALL_LANES, sums[0], 1);

@@ -23,7 +23,7 @@ using A = Acc<T>;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// Vectors that a thread holds of each of N arrays, TOTAL_NBYTES together.
+// Vectors that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
@@ -73,8 +73,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
-// y = softmax of each row of x, or with LOG its logarithm. A thread holds TOTAL_NBYTES of a row,
-// `threads` threads share one.
+// y = softmax of each row of x, or with LOG its logarithm. `threads` threads share a row; each has
+// TOTAL_NBYTES of it in registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i
     softmax_line<LOG>(line, ColumnThreads<A>{of_thread}, x, y);
 }
 
-// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. A thread
-// holds TOTAL_NBYTES of the two arrays that are read, `threads` threads share a row.
+// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. `threads`
+// threads share a row; each has TOTAL_NBYTES of the two inputs in registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
@@ -140,12 +140,13 @@ __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx,
 
 using namespace cto;
 
-// y = softmax of x along rows, of which a thread holds SHORT_NBYTES.
+// y = softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in registers at a
+// time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = softmax of x along rows, of which a thread holds NBYTES.
+// y = softmax of x along contiguous rows; a thread has NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
@@ -162,12 +163,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
 
-// y = logarithm of the softmax of x along rows, of which a thread holds SHORT_NBYTES.
+// y = logarithm of the softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in
+// registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = logarithm of the softmax of x along rows, of which a thread holds NBYTES.
+// y = logarithm of the softmax of x along contiguous rows; a thread has NBYTES of a row in
+// registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
@@ -184,15 +187,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<true>(x, y, n_outer, length, stride);
 }
 
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along rows, of which a thread holds
-// SHORT_NBYTES of dy and y together.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
+// SHORT_NBYTES of dy and y together in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
                                  u32 threads) {
     gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along rows, of which a thread holds
-// NBYTES of dy and y together.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
+// NBYTES of dy and y together in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
@@ -205,14 +208,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 }
 
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along rows, of which a thread holds SHORT_NBYTES of dy and x together.
+// the softmax, along contiguous rows; a thread has SHORT_NBYTES of dy and x together in registers
+// at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                      u32 threads) {
     gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along rows, of which a thread holds NBYTES of dy and x together.
+// the softmax, along contiguous rows; a thread has NBYTES of dy and x together in registers at a
+// time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {

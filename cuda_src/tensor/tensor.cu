@@ -46,7 +46,7 @@ __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 posi
 // ---- ConcatTraining: columns of the result come from parts that start at ascending columns ------
 
 // parts.array(i) is part i, parts(i) the column of the result at which it starts; parts(n_parts) is the
-// width of the result. The table is a launch argument here, and in memory in PartsInMemory.
+// width of the result.
 struct PartsByValue {
     const Pointers<CAPACITY>& arrays;
     const PartStarts<CAPACITY>& starts;
@@ -54,6 +54,7 @@ struct PartsByValue {
     __device__ i64 operator()(u32 i) const { return starts.at[i]; }
 };
 
+// PartsByValue for a table in memory.
 struct PartsInMemory {
     const Part* parts;
     __device__ const T* array(u32 i) const { return static_cast<const T*>(parts[i].array); }
@@ -158,7 +159,7 @@ struct SplitTiles {
 
 using namespace cto;
 
-// result[row] = inputs[0][row], inputs[1][row], ... side by side: part i starts at column starts[i].
+// result[row] = inputs[0][row], inputs[1][row], ... concatenated: part i starts at column starts[i].
 // The result has n_rows rows of `width`; a block writes one tile of it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
