@@ -94,8 +94,7 @@ struct InColumns {
     using A = typename Op::A;
     static constexpr int COLUMNS = WIDTH<Op>;
     static constexpr int SHARED = 2 * COLUMNS * THREADS;  // elements of shared memory for sums
-    static constexpr u32 MERGED_AT_ONCE =
-        sizeof(A) == 8 ? 2 : 8;  // parts that a thread loads together
+    static constexpr u32 MERGED_AT_ONCE = sizeof(A) == 8 ? 2 : 8;  // parts loaded together
 
     const Op& op;
     const Columns& columns;

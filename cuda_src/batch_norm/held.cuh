@@ -244,8 +244,7 @@ struct InShared {
         if (at.y < at.height) all = sums.of_columns(0, W);
         all.join(OverLanes<A>{});
         if (lane == 0) all.store(of_warp + threadIdx.x / WARP * FIELDS);
-        const A reference =
-            shared.references[turn];  // before the barrier: it may be overwritten after
+        const A reference = shared.references[turn];  // after the barrier it may be overwritten
         __syncthreads();
         all = lane < n_warps ? State::from_shared(of_warp + lane * FIELDS) : State{};
         all.join(OverLanes<A>{});

@@ -24,8 +24,7 @@ struct Blocks {
     const Walk& walk;
     const Schedule& schedule;
     const Scratch<A>& scratch;
-    u32*
-        before;  // before[i]: the item that the same block summed before item i, or NONE; a linked list
+    u32* before;  // linked list: before[i] is the item that the same block summed before i, or NONE
     A* shared;
 
     // Item `number` is part number % n_parts of tile number / n_parts.

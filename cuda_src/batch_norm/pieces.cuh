@@ -158,8 +158,7 @@ template <class Op, int W>
 struct InPieces {
     using A = typename Op::A;
     static constexpr int SHARED = 2 * THREADS;  // elements of shared memory for sums
-    static constexpr u32 MERGED_AT_ONCE =
-        2;  // parts that a thread loads together; it rarely has more
+    static constexpr u32 MERGED_AT_ONCE = 2;    // parts loaded together; a thread rarely has more
 
     const Op& op;
     const Pieces& pieces;

@@ -103,8 +103,7 @@ template <class Work>
 __device__ void each_item(const Schedule& schedule, const Counters& counters, u32 (&next)[2],
                           const Work& work) {
     const u32 n = count_tickets(schedule);
-    const u32 last =
-        n + gridDim.x - 1;  // each block takes one ticket too many; the last one resets to 0
+    const u32 last = n + gridDim.x - 1;  // each block takes one too many; the last one resets to 0
     u32 ahead = 0;
     if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
     for (u32 turn = 0; true; turn ^= 1) {

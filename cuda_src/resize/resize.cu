@@ -41,6 +41,7 @@ struct Row {
     __device__ const T* at() const { return reinterpret_cast<const T*>(words.at); }
 };
 
+// a * b, rounded, never contracted to an fma: positions then have the bits of the NumPy reference.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 // output = (1 - share) * X[low] + share * X[low + 1].
