@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Activations and their gradients.  CPU provider: cupy_training_ops/families/activation/reference.py
+//
+// All kernels are element-wise (algorithm/elementwise.cuh): a block has one tile of n elements.
+// aligned: all arrays begin at multiples of 16 bytes, and are read and written in vectors.
 #include "activation/facts.cuh"
 #include "activation/gelu.cuh"
 #include "algorithm/elementwise.cuh"

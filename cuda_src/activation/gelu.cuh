@@ -137,7 +137,6 @@ constexpr double FAST_END = 22;
 constexpr double FAST_1 = 1.59576912160573071176;  // 2 sqrt(2 / pi)
 constexpr double FAST_3 = 0.07135481627260024878;  // 2 sqrt(2 / pi) 0.044715
 
-// x s(v), and its slope by w = t dv/dt.
 template <class R>
 __device__ __forceinline__ R fast_gelu_value(R x) {
     return gated(x, x * (R(FAST_1) + R(FAST_3) * (x * x)));
@@ -147,7 +146,7 @@ template <class R>
 __device__ __forceinline__ R fast_gelu_slope(R x) {
     const R t = magnitude(x, FAST_END);
     const R v = t * (R(FAST_1) + R(FAST_3) * (t * t));
-    const R w = t * (R(FAST_1) + R(3 * FAST_3) * (t * t));
+    const R w = t * (R(FAST_1) + R(3 * FAST_3) * (t * t));  // t dv/dt
     return mirrored(x, falling_gate_slope(v, w));
 }
 

@@ -3,6 +3,10 @@
 //
 // A mask depends on seed, offset and the index of each element only: not on the launch, the element
 // type, or whether it is stored in bytes or bits.
+//
+// Kernels with `aligned` are element-wise (algorithm/elementwise.cuh): a block has one tile of n
+// elements, or `tiles` of them; aligned: all arrays begin at multiples of 16 bytes, and are read in
+// vectors.
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "dropout/facts.cuh"

@@ -30,8 +30,9 @@ struct BiasRows {
     }
 };
 
-// x + bias, with the interface of lines::Reader. Sums are computed once, when they are loaded; a float
-// takes as many registers as two 2-byte elements.
+// x + bias, with the interface of lines::Reader. Each sum is computed once, when its elements are
+// loaded, and kept instead of them: a float takes no more registers than the two elements, of 2
+// bytes or more.
 template <class T, int W, int DEPTH>
 struct SumReader {
     using A = Acc<T>;

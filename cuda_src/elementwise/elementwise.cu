@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Scaling, division, quantisation, finiteness.  CPU provider: cupy_training_ops/families/elementwise/reference.py
+//
+// Kernels with `aligned` are element-wise (algorithm/elementwise.cuh): a block has one tile of n
+// elements; aligned: all arrays begin at multiples of 16 bytes, and are read and written in
+// vectors.
 #include "algorithm/elementwise.cuh"
 #include "core/slots.cuh"
 #include "elementwise/div_grad.cuh"

@@ -284,8 +284,8 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
     means[2 * row + 1] = of_row.of_product;
 }
 
-// One column of a thread, in some of the rows: writes dX if `means` is not null, and sums dY x^ (of_scale)
-// and dY (of_bias). A null in.x: only dY is summed.
+// One column of a thread, in some of the rows: writes dX if `means` is not null, and sums dY x^
+// (of_scale) and dY (of_bias). A null in.x: only dY is summed.
 template <class T, class V, bool FROM_Y>
 struct Column {
     using A = Acc<T>;

@@ -179,7 +179,6 @@ struct AnyFalse {
     u32 found = 0;
 
     // Sets the top bit of a byte of `found` if a byte of x is 0.
-
     __device__ __forceinline__ void test(u32 x) { found |= (x - 0x01010101u) & ~x & 0x80808080u; }
     __device__ __forceinline__ void operator()(const Vec<u32, 4>& x) {
 #pragma unroll
