@@ -344,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-// new_step = step + 1 where the step is made, else step.
+// new_step = step + 1, or step if the step is skipped. One thread.
 extern "C" __global__ void adam__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

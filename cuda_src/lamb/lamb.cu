@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-// new_step = step + 1 where the step is made, else step.
+// new_step = step + 1, or step if the step is skipped. One thread.
 extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,
