@@ -121,6 +121,7 @@ __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
                                                   const T* bias, const BiasRows& bias_rows,
                                                   i64 length, const DropoutWriter<T>& to) {
     using A = Acc<T>;
+    // element line.start + i of `own` is that of the bias for element i of the line
     const T* const own = bias + (bias_rows.of(line.number) * length - line.start);
     SumReader<T, W, DEPTH> in(line, data, own);
     OnlineSum<A> of;

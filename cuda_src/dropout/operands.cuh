@@ -3,6 +3,14 @@
 //
 // A mask has a byte (a bool) for each element, or a bit: bit i % 32 of word i / 32, which is bit i % 8
 // of byte i / 8.
+//
+// An operand has the thread's elements of a tile in registers, and these functions:
+//     seek(first)         the tile begins at element `first` of the array
+//     load(u, offset)     loads vector u, which is at `offset` in the tile
+//     at(u, i)            element i of vector u, an argument of the map
+//     store(u, offset)    stores vector u
+//     load_apart, store_apart    the same for a tile that is not aligned, or not full: the thread's
+//                                elements are S::threads apart
 #pragma once
 #include "algorithm/elementwise.cuh"
 #include "dropout/philox.cuh"
