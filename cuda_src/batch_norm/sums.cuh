@@ -147,6 +147,9 @@ __device__ A quotient_or_0(A sum, A n) {
 // Two ways to use it:
 //     include each batch of elements, in a set of its own, which is then merged
 //     begin, add all batches, end: one set, cheaper
+//
+// A batch, `seen`, is a pieces::Batch or rows::Rows: seen.each(i, see) calls see(x) for its elements of
+// channel or column i, seen.any_of(i, reference) returns one of them, or `reference` if there is none.
 template <class A, int N = 1>
 struct Moments {
     static constexpr int FIELDS = MOMENTS;

@@ -31,15 +31,18 @@ constexpr int DEPTH = (W > 1 ? HELD_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A
 template <class E, class F>
 constexpr int WIDTH = 16 / (sizeof(E) > sizeof(F) ? sizeof(E) : sizeof(F));
 
-// The state of a thread's loop over rows: which row, and which of its slots are the thread's.
+// The state of a thread's loop over rows: which row, and which of its slots are the thread's. With
+//     period = rows.period if SHIFTED, else 1
+// group g of block b has rows (b / period * groups + g) * period + b % period + k * step(), k = 0,
+// 1, ... Rows `period` apart begin at the same address modulo 16, and so all rows of a block do.
 template <int W, bool SHIFTED = false>
 struct Walk {
     const Rows& rows;
     u32 group, thread;  // the group of the thread, and its number in the group
     i64 row;            // the current row, which may be past the last
-    i32 end;  // slots from here on are not the thread's; with W = 1 a warp has neighbouring slots
-    i32 head = 0;   // elements before the first slot
-    i32 stage = 0;  // buffer in shared memory of the current row
+    i32 end;            // the thread's slots are below this
+    i32 head = 0;       // elements before the first slot
+    i32 stage = 0;      // buffer in shared memory of the current row
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
@@ -60,7 +63,7 @@ struct Walk {
     __device__ bool goes_on() const {
         return row - group * (SHIFTED ? rows.period : 1) < rows.count;
     }
-    // The number in the row of the thread's slot u.
+    // The number in the row of the thread's slot u. With W = 1 a warp has neighbouring slots.
     __device__ __forceinline__ i32 slot(int u) const {
         if constexpr (W > 1) return thread + u * rows.threads;
         return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
