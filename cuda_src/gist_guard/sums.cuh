@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The guard, and the sums it is made of, in double: squares of any float fit.
+// The guard and the sums that it is computed from, in double, which has room for squares of floats.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "gist_guard/tile.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ double shuffled(double x, u32 step) {
     return __shfl_xor_sync(ALL_LANES, x, step);
 }
 
-// Sums over some elements x and groups, or over all, in the units of x:
+// Sums over measured elements x and groups, in the units of x:
 //     error             sum of (decoded x - x)^2
 //     tile_deviation    sum of (x - its tile's mean)^2
 //     group_deviation   sum of (x - its group's mean)^2
@@ -72,7 +72,7 @@ __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
                     __shfl_xor_sync(ALL_LANES, totals.exponent, step)});
 }
 
-// Shared memory of a block's sums.
+// Shared memory for the sums of a block's threads and warps.
 template <int THREADS>
 struct Shared {
     static constexpr u32 WARPS = THREADS / WARP;
@@ -80,7 +80,7 @@ struct Shared {
     bool last;
 };
 
-// Returns shared.of_warp[0] + ... + shared.of_warp[WARPS - 1] in thread 0.
+// Thread 0 returns shared.of_warp[0] + ... + shared.of_warp[WARPS - 1]. Has a barrier.
 template <int THREADS>
 __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     Totals sum{};
