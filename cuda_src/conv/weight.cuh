@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The gradient of the weights as a matrix product: rows are filters m, columns are channels
-// and taps (c, k), and the sum is over positions (n, o). Blocks have parts of the sum, which
-// are added afterwards, in their order.
+// The gradient of W as a matrix product: rows are filters m, columns are channels and taps (c, k), and
+// the sum is over positions (n, o):
 //
-// Y's own sums, which are the gradient of a bias, come with them in types of 2 bytes: blocks of the
-// first columns have all of Y.
+//     dW[m][c][k] = sum over (n, o) of Y[n][m][o] * X[n][c][o stride - pad + k dilation]
 //
-// Contiguous arrays are copied as they lie: Y, where vectors of its lines are aligned, and X where taps
-// are single elements (1 x 1).
+// A block sums one part of the positions; another launch adds the parts in their order. In types of 2
+// bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
+//
+// Y is copied by vectors if its lines are aligned, and X if taps are 1 x 1; else they are gathered.
 #pragma once
 #include "conv/image.cuh"
 
@@ -17,10 +17,11 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// Channels that neighbouring columns read of a position: `count`, so far from its first element.
+// What GROUP neighbouring columns, channels of one tap, read: `offset` elements and `shift` positions
+// after the first channel and tap 0.
 struct ColumnGroup {
     i64 offset;
-    i32 count;  // at most 0 beyond the last column
+    i32 count;  // channels that exist from the first on; 0 or less past the last column
     i32 shift[3];
 };
 
@@ -38,8 +39,8 @@ __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u3
             (tile - line * layout.column_tiles) * columns};
 }
 
-// Number `index` of the groups, of `width` columns: taps of the same channels are neighbours, for
-// what they read is the same or lies side by side.
+// Group `index` of `width` columns, in the order (channels, tap): neighbouring taps of the same channels
+// read the same or neighbouring elements.
 __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, i32 index,
                                                     i32 width) {
     const i32 taps = static_cast<i32>(volume(layout.kernel));
@@ -60,8 +61,8 @@ __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, 
     return group;
 }
 
-// Walks through positions (n, o), DEPTH at a time in a stage of shared memory: thread t has position t %
-// DEPTH of each stage, and every STEP-th group of its rows and columns from t / DEPTH on.
+// Copies stages of DEPTH positions (n, o) to shared memory: thread t has position t % DEPTH of each
+// stage, and every STEP-th group of its rows and columns from t / DEPTH on.
 template <class Tile, class Offset>
 struct WeightReader {
     using E = typename Tile::E;
@@ -196,9 +197,9 @@ __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums
     row_sums.write(y_sums + group * layout.rows + tile.first_row, layout.rows - tile.first_row);
 }
 
-// sums[part][tile] = A B^T over the part's positions: A is Y's rows, B X's columns, as gathered.
-// y_sums[part][filter], where it is wanted: the sums of A's rows. While one stage of shared memory,
-// DEPTH positions, is multiplied, the next ones are loaded into the other.
+// sums[part][tile] = A B over the part's positions: A has Y's filters as rows, B X's columns.
+// y_sums[part][filter] = sums of A's rows, unless null. While one stage of DEPTH positions is
+// multiplied, the next is loaded.
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
                                             typename Tile::Sum* sums, typename Tile::Sum* y_sums,
@@ -261,11 +262,11 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     }
     async_copy::wait<0>();
     if constexpr (SUMS_Y) write_y_sums(row_sums, y_sums, part, tile, layout);
-    if (works) write_sums<Tile>(product, sums);  // else no weight has them
+    if (works) write_sums<Tile>(product, sums);  // else the rows or columns do not exist in W
 }
 
-// sum_weights of 1 x 1 convolutions, where B's rows are X's own lines and are copied as vectors. `memory`
-// is shared memory for `stages` stages.
+// sum_weights for 1 x 1 convolutions: A and B are lines of Y and X, copied by vectors. `memory` is
+// shared memory for `stages` stages.
 template <class Tile>
 __device__ __forceinline__ void sum_weights_of_lines(
     const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,
@@ -307,9 +308,9 @@ __device__ __forceinline__ void sum_weights_of_lines(
 
 // ---- sums of parts ------------------------------------------------------------------------------
 
-// Returns parts[0 * pitch + index] + ... + parts[(count - 1) * pitch + index], in `summers` threads, which
-// add up every summers-th part each. A block has THREADS / summers numbers `index`, side by side: thread t
-// has number t % (THREADS / summers) of these.
+// Returns the sum over part < count of parts[part * pitch + index]. `summers` threads share a sum, each
+// adds every summers-th part. A block has THREADS / summers neighbouring `index`: thread t has number
+// t % (THREADS / summers) of these.
 template <class Sum>
 __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch, i32 count,
                                          i32 summers, bool exists) {
@@ -329,8 +330,8 @@ __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch,
     return sum;
 }
 
-// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size: block `block` has THREADS / summers
-// neighbours i, of which `summers` threads add up each.
+// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size. Block `block` has THREADS /
+// summers neighbouring i; `summers` threads share a sum.
 template <class E>
 __device__ __forceinline__ void write_total(const Acc<E>* parts, E* total, i32 count, i32 summers,
                                             i64 size, u32 block) {
@@ -346,9 +347,9 @@ __device__ __forceinline__ u32 blocks_of_weights(i32 summers, const WeightLayout
     return layout.tiles * (Tile::ROWS * COLUMNS / THREADS * static_cast<u32>(summers));
 }
 
-// W[filter][c][tap] = the sum over `count` parts of parts[part][tile][row][column], rounded. A tile's columns
-// are (GROUP channels, tap, channel in these), the last one fastest, so tap = column / GROUP % taps. A block
-// has THREADS / summers neighbours of a part, of which `summers` threads add up each.
+// W[filter][c][tap] = sum over `count` parts of parts[part][tile][row][column], rounded. Columns are in
+// the order (GROUP channels, tap, channel of the group), so tap = column / GROUP % taps. A block has
+// THREADS / summers neighbouring sums; `summers` threads share one.
 template <class Tile>
 __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, typename Tile::E* w,
                                               i32 count, i32 summers, const WeightLayout& layout) {
@@ -373,8 +374,7 @@ __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, t
     }
 }
 
-// W from `parts` by the first blocks, as many as blocks_of_weights says; bias = the sum over `count` parts of
-// y_parts by the blocks behind these.
+// See conv__weight_total: the first blocks_of_weights blocks write W, the others the bias.
 template <class Tile>
 __device__ __forceinline__ void write_weights_and_bias(const typename Tile::Sum* parts,
                                                        typename Tile::E* w,
