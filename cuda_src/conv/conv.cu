@@ -3,7 +3,7 @@
 //
 // Matrix products, tile by tile, with implicit im2col. Families of kernels:
 //
-//     image, weight    tiles gathered from the arrays in their own layout: a convolution or its data
+//     image, weight    tiles gathered from arrays in their own layout: a convolution or its data
 //                      gradient; the gradient of the weights
 //     ..._lines        1 x 1 convolutions: tiles are copied by vectors, nothing is gathered
 //     staged           tiles copied by vectors from arrays that conv__stage has brought to (n,
@@ -59,16 +59,16 @@ using namespace conv::weight;
 using T = CTO_T;
 using A = Acc<T>;
 using OFFSET = CTO_OFFSET;
-// ..._BLOCKS: blocks on a multiprocessor, for __launch_bounds__. With few rows a block computes little
-// while it waits for loads, so one more helps; for 10.0 registers would spill.
+// ..._BLOCKS: blocks on a multiprocessor, for __launch_bounds__. With few rows a block computes
+// little while it waits for loads, so one more helps; for 10.0 registers would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
 constexpr int MOST_BLOCKS = 1;
 #else
 constexpr int MOST_BLOCKS = BLOCKS;
 #endif
 constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
-// Blocks of 1 x 1 convolutions are short; a third one begins while others end. For 7.0, and of floats
-// for 12.0, it would spill registers.
+// Blocks of 1 x 1 convolutions are short; a third one begins while others end. For 7.0, and of
+// floats for 12.0, it would spill registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 constexpr bool ARE_SHORT = CTO_ROWS <= 64 && (sizeof(T) == 2 || __CUDA_ARCH__ < 1200);
 constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
@@ -102,8 +102,8 @@ constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
 #endif
-// Which kernels a compilation has. Each is kept small, so that a first call does not wait for kernels
-// that it does not launch. (T of 2 bytes: "half"; of 4 bytes: "float".)
+// Which kernels a compilation has. Each is kept small, so that a first call does not wait for
+// kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes: "float".)
 //
 //     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half: not WIDE_ROWS
 //     HAS_LINES             conv__image_lines, _weight_lines; half: also WIDE_ROWS
@@ -152,8 +152,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X; bias
-// may be null. A block has a tile of ROWS channels and COLUMNS positions. packed: W from conv__pack.
+// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X;
+// bias may be null. A block has a tile of ROWS channels and COLUMNS positions. packed: W from
+// conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
@@ -163,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     }
 }
 
-// conv__image for 1 x 1 taps and stride 1, if lines of positions start at multiples of 8 bytes: they
-// are read and written by vectors. `stages` parts are in dynamic shared memory.
+// conv__image for 1 x 1 taps and stride 1, if lines of positions start at multiples of 8 bytes:
+// they are read and written by vectors. `stages` parts are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
@@ -174,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
                                                     reinterpret_cast<T*>(shared));
 }
 
-// sums[part][tile] = the tile's sums over the positions of one part of x * y, for the gradient of W;
-// a block for each. y_sums[part][filter] = sums of y, for that of a bias; may be null.
+// sums[part][tile] = the tile's sums over the positions of one part of x * y, for the gradient of
+// W; a block for each. y_sums[part][filter] = sums of y, for that of a bias; may be null.
 // conv__weight_total adds the parts.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
@@ -204,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                                        reinterpret_cast<T*>(shared));
 }
 
-// w = sum over `count` parts of `parts`, the sums of conv__weight; bias = sum of y_parts, by the blocks
-// after those of w, if there are any. `summers` threads share a sum.
+// w = sum over `count` parts of `parts`, the sums of conv__weight; bias = sum of y_parts, by the
+// blocks after those of w, if there are any. `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
@@ -250,8 +251,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// y = bias + depthwise convolution of x with w: groups of one channel, arrays (n, channel, position).
-// bias may be null. A thread writes STRIP neighbouring positions.
+// y = bias + depthwise convolution of x with w: groups of one channel, arrays (n, channel,
+// position). bias may be null. A thread writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
@@ -260,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// x = bias + gradient of conv__depthwise for its input, y being dY; bias may be null. A thread writes
-// STRIP neighbouring positions.
+// x = bias + gradient of conv__depthwise for its input, y being dY; bias may be null. A thread
+// writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
@@ -271,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image;
-// y_sums[part][filter] = sum of y, may be null. Arrays are (n, channel, position). A block has TAPS x
-// TAPS taps of a filter and one part.
+// y_sums[part][filter] = sum of y, may be null. Arrays are (n, channel, position). A block has TAPS
+// x TAPS taps of a filter and one part.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
@@ -290,8 +291,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position, channel). A
-// block has LINE_VECTORS vectors of channels and `of_block` strips, a thread a vector and a strip.
+// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position, channel).
+// A block has LINE_VECTORS vectors of channels and `of_block` strips, a thread a vector and a
+// strip.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
@@ -310,8 +312,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows` rows of
-// a strip and reads each row once for all taps.
+// conv__depthwise_lines for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows`
+// rows of a strip and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -322,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines_weight for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows`
-// rows of a strip.
+// conv__depthwise_lines_weight for TAPS x TAPS taps, stride and dilation 1: a thread walks down
+// `rows` rows of a strip.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -340,8 +342,8 @@ extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS, TRANSPO
     }
 }
 
-// sums[part][channel] = sum of y[n][channel] over images n = part, part + parts, ...; a block for each.
-// For the gradient of a bias; y is (n, channel, position), `plane` its positions.
+// sums[part][channel] = sum of y[n][channel] over images n = part, part + parts, ...; a block for
+// each. For the gradient of a bias; y is (n, channel, position), `plane` its positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
@@ -375,8 +377,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     }
 }
 
-// Two kernels over staged arrays in one launch, so that blocks of one run while the last of the other
-// leave multiprocessors idle:
+// Two kernels over staged arrays in one launch, so that blocks of one run while the last of the
+// other leave multiprocessors idle:
 //
 //     blocks [first_of_weights, + blocks_of_weights)   sums, y_sums as conv__weight
 //     the others                                       written as conv__image, packed = staged W
@@ -401,8 +403,8 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
     }
 }
 
-// w = sum over `count` parts of `parts`, which conv__staged wrote: blocks [0, blocks_of_weights), with
-// `filters` filters a block; filters = 0: W has channels last, as its sums have. bias = sum of
+// w = sum over `count` parts of `parts`, which conv__staged wrote: blocks [0, blocks_of_weights),
+// with `filters` filters a block; filters = 0: W has channels last, as its sums have. bias = sum of
 // y_parts: the blocks after these.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
@@ -429,8 +431,8 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
         conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
-// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of positions, for
-// an X of few channels; y_sums[part][filter] = sums of y. Either may be null. Block part *
+// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of positions,
+// for an X of few channels; y_sums[part][filter] = sums of y. Either may be null. Block part *
 // column_tiles + column tile.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,

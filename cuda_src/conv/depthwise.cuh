@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: MIT
-// Convolutions with groups of one channel, of arrays (n, channel, position), without a matrix product.
-// A strip is STRIP neighbouring positions of a line.
+// SPDX-License-Identifier: MIT Convolutions with groups of one channel, of arrays (n, channel,
+// position), without a matrix product. A strip is STRIP neighbouring positions of a line.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "conv/weight.cuh"
@@ -33,8 +32,8 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
-// to[i][j] = what position p + i reads by tap + j, i < STRIP, j < N; zeros outside of the line. With
-// stride and dilation 1, always so for WIDE_TAPS, these are STRIP + N - 1 neighbours.
+// to[i][j] = what position p + i reads by tap + j, i < STRIP, j < N; zeros outside of the line.
+// With stride and dilation 1, always so for WIDE_TAPS, these are STRIP + N - 1 neighbours.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
                                           i32 tap, Acc<E> (&to)[STRIP][N]) {
@@ -195,8 +194,8 @@ struct TapTile {
     i32 k0, k1, k2;
 };
 
-// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], unless x is null, and y_sum +=
-// y[p], over the thread's strips of every parts-th image.
+// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], unless x is null, and y_sum
+// += y[p], over the thread's strips of every parts-th image.
 template <bool IN_VECTORS, int N, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
                                            const DepthwiseLayout& layout, Acc<E> (&of_taps)[N][N],
@@ -256,8 +255,8 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
     }
 }
 
-// sums[part][filter][tap], unless x is null; y_sums[part][filter], unless it is null. A block has N x N
-// taps of one filter, and every parts-th image.
+// sums[part][filter][tap], unless x is null; y_sums[part][filter], unless it is null. A block has N
+// x N taps of one filter, and every parts-th image.
 template <int N, class E>
 __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
                                                       Acc<E>* y_sums, i32 parts,

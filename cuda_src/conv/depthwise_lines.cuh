@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Convolutions with groups of one channel and one filter, of arrays (n, position, channel). A thread
-// has a vector of V channels, a block a tile of LINE_VECTORS vectors.
+// SPDX-License-Identifier: MIT Convolutions with groups of one channel and one filter, of arrays
+// (n, position, channel). A thread has a vector of V channels, a block a tile of LINE_VECTORS
+// vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
@@ -181,8 +181,8 @@ struct LineSums {
     using Vector = vec::Vec<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
-    // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a strip, where
-    // u is what p reads by tap (k0, k1 + i, k2 + j).
+    // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a
+    // strip, where u is what p reads by tap (k0, k1 + i, k2 + j).
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
         const int count = min(STRIP, layout.output[2] - strip.at[2]);

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: MIT
-// depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1: a thread walks down some rows of
-// a strip and reads each row once for all rows of taps.
+// SPDX-License-Identifier: MIT depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1:
+// a thread walks down some rows of a strip and reads each row once for all rows of taps.
 #pragma once
 #include "conv/depthwise_lines.cuh"
 
@@ -128,8 +127,8 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
     }
 }
 
-// Each tap's sum += y[position][c] * x[position + tap][c] over the walk's rows, of_y += y. A row of X is
-// read once; `slopes` has the TAPS rows of Y that it is multiplied with.
+// Each tap's sum += y[position][c] * x[position + tap][c] over the walk's rows, of_y += y. A row of
+// X is read once; `slopes` has the TAPS rows of Y that it is multiplied with.
 template <class E>
 __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& walk, i32 column,
                                          const DepthwiseLayout& layout, LineSums<E>& sums) {

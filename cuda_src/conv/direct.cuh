@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Gradients of a convolution of few channels, 2-D, dY being (n, position, filter). A block copies what
-// a tile of positions reads to shared memory once, for all taps.
+// SPDX-License-Identifier: MIT Gradients of a convolution of few channels, 2-D, dY being (n,
+// position, filter). A block copies what a tile of positions reads to shared memory once, for all
+// taps.
 //
 // A run is the stride[1] * channels elements of X at stride[1] neighbouring columns, at most 8; it
 // takes a vector of 8. With stride (2, 2), for example, X becomes an image of a quarter of the
@@ -16,8 +16,8 @@ using namespace staged_tile;
 constexpr int LOW_BITS = 7;   // log2 of the bytes of a line of shared memory
 constexpr int K_NBYTES = 32;  // bytes of a line that one product of fragments sums over
 
-// Sizes of shared memory. PANELS panels have the PANEL filters: a line of a panel is IN_LINE filters of
-// one position.
+// Sizes of shared memory. PANELS panels have the PANEL filters: a line of a panel is IN_LINE
+// filters of one position.
 template <class Element, bool TF32>
 struct DirectTile {
     using E = Element;

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: MIT
-// The gradient of an X of few channels as a product: rows are positions of the reduced image
-// (direct.cuh), columns the elements of X at each of them, and the sum is over window taps and filters.
-// Shared memory has W, and the part of dY that a tile of positions reads.
+// SPDX-License-Identifier: MIT The gradient of an X of few channels as a product: rows are
+// positions of the reduced image (direct.cuh), columns the elements of X at each of them, and the
+// sum is over window taps and filters. Shared memory has W, and the part of dY that a tile of
+// positions reads.
 #pragma once
 #include "conv/direct.cuh"
 
@@ -11,8 +11,8 @@ using namespace direct;
 using namespace image;
 using namespace staged_tile;
 
-// to[panel][window tap][column][filter] = W for these; zeros where the kernel has no such tap. Columns
-// are (row residue, element of a run). `line % DIRECT_ROWS` is the column.
+// to[panel][window tap][column][filter] = W for these; zeros where the kernel has no such tap.
+// Columns are (row residue, element of a run). `line % DIRECT_ROWS` is the column.
 template <class Tile>
 __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectLayout& layout,
                                         u8* to) {
@@ -43,8 +43,8 @@ __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectL
     }
 }
 
-// halo[position][filter] = dY at the height x width positions that the tile reads, the filters of one
-// panel; zeros outside of dY.
+// halo[position][filter] = dY at the height x width positions that the tile reads, the filters of
+// one panel; zeros outside of dY.
 template <class Tile>
 __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const DirectLayout& layout,
                                           const TileOfPositions& tile, int panel, int height,
@@ -71,7 +71,8 @@ __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const Direc
     async_copy::commit();
 }
 
-// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in fragments of tensor cores.
+// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in fragments of tensor
+// cores.
 template <class Tile>
 struct DirectProduct {
     using E = typename Tile::E;
@@ -103,7 +104,8 @@ struct DirectProduct {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sums[i][j][k] = 0;
     }
-    // Adds the products of a window tap, whose positions are `shift` lines after those of the last tap.
+    // Adds the products of a window tap, whose positions are `shift` lines after those of the last
+    // tap.
     __device__ __forceinline__ void add_tap(const u8* w, const u8* halo, int shift, int depth) {
         const int high = threadIdx.x % WARP / 16;
         int at[DOWN];

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: MIT
-// The gradient of W for an X of few channels as a product: rows are filters, columns are (window tap,
-// element of a run), and the sum is over positions. A tile of positions is copied while the one before
-// is multiplied.
+// SPDX-License-Identifier: MIT The gradient of W for an X of few channels as a product: rows are
+// filters, columns are (window tap, element of a run), and the sum is over positions. A tile of
+// positions is copied while the one before is multiplied.
 #pragma once
 #include "conv/direct.cuh"
 
@@ -13,8 +12,8 @@ using namespace staged_tile;
 
 constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // of a tile
 
-// The height x width runs of X that a tile of positions reads. Elements of a vector past a run's end
-// stay undefined; they belong to columns that W does not have.
+// The height x width runs of X that a tile of positions reads. Elements of a vector past a run's
+// end stay undefined; they belong to columns that W does not have.
 template <class Tile>
 struct Runs {
     using E = typename Tile::E;
@@ -79,7 +78,8 @@ __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
     }
 }
 
-// Loads fragments for 16 positions of a line: A has filters as rows, B the columns of two runs of X.
+// Loads fragments for 16 positions of a line: A has filters as rows, B the columns of two runs of
+// X.
 template <class Tile, bool TF32>
 struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;
@@ -156,7 +156,8 @@ struct DirectSums {
 
     float sums[DOWN][2 * PAIRS][4] = {}, of_y[4] = {};
     Fragments fragments;
-    // In shared memory, in bytes: offset of the lane's run of each pair; from its first run to its second.
+    // In shared memory, in bytes: offset of the lane's run of each pair; from its first run to its
+    // second.
     int x_at[PAIRS], next[PAIRS];
     int n_pairs;
 

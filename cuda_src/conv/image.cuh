@@ -1,21 +1,20 @@
-// SPDX-License-Identifier: MIT
-// A convolution, or its data gradient, as a matrix product: rows are channels that are written,
-// columns are positions (n, p) that are written, and the sum is over channels that are read and taps
-// of the kernel.
+// SPDX-License-Identifier: MIT A convolution, or its data gradient, as a matrix product: rows are
+// channels that are written, columns are positions (n, p) that are written, and the sum is over
+// channels that are read and taps of the kernel.
 //
 // Position p reads position u of tap k where
 //
 //     p stride - pad + k dilation = u        in a convolution
 //     u stride - pad + k dilation = p        in a data gradient
 //
-// In a data gradient, positions p with the same residue p % stride have the same taps. Each residue is
-// computed as a convolution of stride 1, so that nothing is multiplied by inserted zeros. With stride 2
-// and 3 taps along an axis, for example, even positions have taps 0 and 2, odd ones tap 1. A residue
-// without taps gives zeros.
+// In a data gradient, positions p with the same residue p % stride have the same taps. Each residue
+// is computed as a convolution of stride 1, so that nothing is multiplied by inserted zeros. With
+// stride 2 and 3 taps along an axis, for example, even positions have taps 0 and 2, odd ones tap 1.
+// A residue without taps gives zeros.
 //
-// With few channels, a tile of rows has room for all residues of its channels (of_channel > 1): a row
-// is then a channel and a residue, and what they read is gathered once. This is a data gradient of
-// stride 1, whose rows and columns are interleaved in the array that is written.
+// With few channels, a tile of rows has room for all residues of its channels (of_channel > 1): a
+// row is then a channel and a residue, and what they read is gathered once. This is a data gradient
+// of stride 1, whose rows and columns are interleaved in the array that is written.
 #pragma once
 #include "conv/lines.cuh"
 
@@ -24,8 +23,9 @@ namespace cto::conv::image {
 using namespace lines;
 using namespace tile;
 
-// The positions of one residue along one axis. Number i < count is position first + i * step; by tap
-// j < taps, which is tap first_tap + j * tap_step of the kernel, it reads start + i * stride + j * jump.
+// The positions of one residue along one axis. Number i < count is position first + i * step; by
+// tap j < taps, which is tap first_tap + j * tap_step of the kernel, it reads start + i * stride +
+// j * jump.
 struct Line {
     i32 count, first, step;
     i32 taps, first_tap, tap_step;
@@ -94,8 +94,8 @@ struct Tap {
     i32 shift[3];
 };
 
-// Copies A and B to shared memory, part by part of the sum: for each DEPTH channels, each tap of the
-// window. A thread has one column, and DEPTH_OF_THREAD channels of a part.
+// Copies A and B to shared memory, part by part of the sum: for each DEPTH channels, each tap of
+// the window. A thread has one column, and DEPTH_OF_THREAD channels of a part.
 template <class Tile, class Offset>
 struct ImageReader {
     using E = typename Tile::E;
@@ -189,7 +189,8 @@ struct ImageReader {
     __device__ __forceinline__ Source<E, Offset> source() const {
         return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
     }
-    // Channels from the thread's first one on; it may have more or fewer than its own, or less than 0.
+    // Channels from the thread's first one on; it may have more or fewer than its own, or less than
+    // 0.
     __device__ __forceinline__ int channels() const { return layout.depth - depth - own_depth; }
     __device__ __forceinline__ void store_b(E* part, int i, const Group<E>& group) const {
         E* const to = part + store_at + Tile::b_at(i * Tile::GROUP, 0);
@@ -308,7 +309,8 @@ __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
     return lines[0].taps * lines[1].taps * lines[2].taps;
 }
 
-// The number of taps: `counted`, or counted again where a register for it would spill (CUDA 13, 9.0).
+// The number of taps: `counted`, or counted again where a register for it would spill (CUDA 13,
+// 9.0).
 template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
     if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))

@@ -30,7 +30,8 @@ struct LineReader {
     i64 plane;          // positions of an image
     i32 count;          // existing channels; others are copied as zeros
 
-    // to[line][i] = position first + i of channel `line`, i < LENGTH, line < LINES; zeros from `end` on.
+    // to[line][i] = position first + i of channel `line`, i < LENGTH, line < LINES; zeros from
+    // `end` on.
 
     template <int LINES>
     __device__ __forceinline__ void copy(E* to, i64 first, i64 end) const {
@@ -60,8 +61,8 @@ struct LineReader {
     }
 };
 
-// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: starts the copies of A for
-// one part, in vectors of 16 bytes.
+// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: starts the copies of A
+// for one part, in vectors of 16 bytes.
 template <class Tile>
 __device__ __forceinline__ void copy_packed(typename Tile::E* part,
                                             const typename Tile::E* packed) {
@@ -77,9 +78,9 @@ __device__ __forceinline__ void copy_packed(typename Tile::E* part,
 
 // ---- a pipeline of copies -------------------------------------------------------------------------
 
-// For `count` parts in order: copy(stage) starts a part's copies, add(stage) is called when they are
-// complete. Of 2 or 4 stages, all but one are in flight while one is added. Two take less shared
-// memory; with few blocks, four are needed to have enough loads in flight.
+// For `count` parts in order: copy(stage) starts a part's copies, add(stage) is called when they
+// are complete. Of 2 or 4 stages, all but one are in flight while one is added. Two take less
+// shared memory; with few blocks, four are needed to have enough loads in flight.
 template <class Tile, class Copy, class Add>
 __device__ __forceinline__ void add_parts(typename Tile::E* parts, i64 count, int stages,
                                           const Copy& copy, const Add& add) {

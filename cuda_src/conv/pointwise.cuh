@@ -10,8 +10,8 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// A block's tile: rows from first_row on of a group, COLUMNS positions from first_column on, numbered
-// through all images. Each position reads the position of the same number.
+// A block's tile: rows from first_row on of a group, COLUMNS positions from first_column on,
+// numbered through all images. Each position reads the position of the same number.
 struct LinesPlace {
     i32 tile, group, first_row;
     i64 first_column, columns, plane;
@@ -56,9 +56,10 @@ __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
     }
 }
 
-// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over the group's
-// channels. Lines begin at multiples of 8 bytes in what is read and written. `packed` is W in parts of
-// Tile::DEPTH channels; `parts` is shared memory, for `stages` parts of W and of what is read.
+// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over the
+// group's channels. Lines begin at multiples of 8 bytes in what is read and written. `packed` is W
+// in parts of Tile::DEPTH channels; `parts` is shared memory, for `stages` parts of W and of what
+// is read.
 template <class Tile>
 __device__ __forceinline__ void write_convolution_of_lines(
     const typename Tile::E* read, const typename Tile::E* packed, const typename Tile::E* bias,

@@ -11,7 +11,8 @@ using namespace staged_exact;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// A tap: `read` is the distance of what it reads from what tap 0 reads, `w` its place in W; in vectors.
+// A tap: `read` is the distance of what it reads from what tap 0 reads, `w` its place in W; in
+// vectors.
 struct StagedTap {
     i32 read, w;
 };
@@ -30,7 +31,8 @@ __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
     return (channels + width - 1) / width;
 }
 
-// Tap `number` of the residue's taps. w_tap: vectors between taps in W; vectors: those of a position.
+// Tap `number` of the residue's taps. w_tap: vectors between taps in W; vectors: those of a
+// position.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
     u32 rest = number;
@@ -84,10 +86,10 @@ struct StagedColumn {
     }
 };
 
-// Copies stages. A stage has LINE_VECTORS vectors of the sum, each a vector of channels of one tap; a
-// thread copies one of them for every AT_ONCE-th line. If depth allows it, the order is all taps of
-// some channels, then the next channels: a tap reads mostly what the one before read, which is in the
-// L1 cache. Lines of W are rows; AS_IT_LIES, they are elements k of the sum.
+// Copies stages. A stage has LINE_VECTORS vectors of the sum, each a vector of channels of one tap;
+// a thread copies one of them for every AT_ONCE-th line. If depth allows it, the order is all taps
+// of some channels, then the next channels: a tap reads mostly what the one before read, which is
+// in the L1 cache. Lines of W are rows; AS_IT_LIES, they are elements k of the sum.
 template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
@@ -110,8 +112,8 @@ struct ImageCopier {
         w_of = w + (AS_IT_LIES ? at.w : at.w + vector);
         read_of = read + (at.read + vector);
     }
-    // Copies the thread's vectors of W to A and of `read` to B, for every SLICES-th of its lines from
-    // `slice` on; zeros outside of the arrays.
+    // Copies the thread's vectors of W to A and of `read` to B, for every SLICES-th of its lines
+    // from `slice` on; zeros outside of the arrays.
     __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll

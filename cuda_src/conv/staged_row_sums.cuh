@@ -7,8 +7,8 @@ namespace cto::conv::staged_row_sums {
 
 using namespace staged_tile;
 
-// Sum over k of A(row, k), in float. SHARERS threads share a row, each adds LINES of the Tile::K lines of
-// a slice. A stage is summed separately first, so that few additions are to the large sum.
+// Sum over k of A(row, k), in float. SHARERS threads share a row, each adds LINES of the Tile::K
+// lines of a slice. A stage is summed separately first, so that few additions are to the large sum.
 template <class Tile>
 struct FloatRowSums {
     static constexpr int SHARERS = STAGED_THREADS / Tile::ROWS, LINES = Tile::K / SHARERS;

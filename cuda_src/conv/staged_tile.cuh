@@ -2,8 +2,8 @@
 // Tiles whose operands are copied by vectors of 16 bytes from arrays (n, position, channel):
 // D (ROWS x COLUMNS) += A B, where a warp computes PANEL rows of D.
 //
-// A line of shared memory has 128 bytes. Vector i of line l is at i ^ (l % 8): then eight lanes that
-// read one vector of eight lines, or all vectors of one line, have no bank conflict. A line is
+// A line of shared memory has 128 bytes. Vector i of line l is at i ^ (l % 8): then eight lanes
+// that read one vector of eight lines, or all vectors of one line, have no bank conflict. A line is
 //
 //     for an image    a row of A or a column of B: neighbouring k of the sum
 //     for weights     one k of the sum, a position: neighbouring rows of A or columns of B
@@ -17,7 +17,8 @@ using namespace image;
 constexpr int LINE_VECTORS = LINE_NBYTES / 16;
 constexpr int WARPGROUP = 4 * WARP;
 
-// Constants of a tile. EXISTS is false for types and GPUs without staged kernels: functions do nothing.
+// Constants of a tile. EXISTS is false for types and GPUs without staged kernels: functions do
+// nothing.
 template <class Element, int N_ROWS, bool TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
@@ -111,8 +112,8 @@ struct StagedProduct {
                     for (int k = 0; k < 2; ++k) sums[i][j][2 * down + k] += more;
             }
     }
-    // Calls f(to + row * OF_ROW + column * OF_COLUMN, pair) for each pair of the thread's sums, of (row,
-    // column) and (row, column + 1).
+    // Calls f(to + row * OF_ROW + column * OF_COLUMN, pair) for each pair of the thread's sums, of
+    // (row, column) and (row, column + 1).
     template <int OF_ROW, int OF_COLUMN, class To, class F>
     __device__ __forceinline__ void each_pair(To* to, const F& f) const {
         const int lane = threadIdx.x % WARP;
@@ -139,8 +140,8 @@ __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
     to[3] = loaded.w;
 }
 
-// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes as fragments; lane l passes the address of row
-// l. By shuffles where there is no such instruction.
+// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes as fragments; lane l passes the address of
+// row l. By shuffles where there is no such instruction.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -195,16 +196,17 @@ struct ImageFragments {
     }
 };
 
-// The offset of vector `vector` of position `line` in bytes, for stages whose lines are positions; a
-// panel has IN_LINE rows or columns. Swizzled differently for TF32, whose fragments are loaded word by
-// word, by 8 lanes from each of 4 lines.
+// The offset of vector `vector` of position `line` in bytes, for stages whose lines are positions;
+// a panel has IN_LINE rows or columns. Swizzled differently for TF32, whose fragments are loaded
+// word by word, by 8 lanes from each of 4 lines.
 template <class Tile>
 __device__ __forceinline__ int place_of_position(int vector, int line) {
     const int in_line = vector % LINE_VECTORS, of_line = Tile::IS_TF32 ? line % 4 * 2 : line % 8;
     return (vector / LINE_VECTORS * Tile::IN_LINE + line) * LINE_NBYTES + (in_line ^ of_line) * 16;
 }
 
-// Loads fragments from stages whose lines are positions: transposed by ldmatrix, or TF32 word by word.
+// Loads fragments from stages whose lines are positions: transposed by ldmatrix, or TF32 word by
+// word.
 template <class Tile, bool TF32>
 struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes
@@ -298,8 +300,8 @@ struct ByTensorCores {
     }
 };
 
-// product += the products of `count` stages, which the copier copies in order (zeros after the last);
-// all stages but one are in flight while one is multiplied.
+// product += the products of `count` stages, which the copier copies in order (zeros after the
+// last); all stages but one are in flight while one is multiplied.
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
                                            Copier& copier, const Also& also) {

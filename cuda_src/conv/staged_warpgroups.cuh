@@ -34,8 +34,8 @@ struct ByWarpgroups {
                     product.sums[i], warpgroup::moved(a, k * A_STEP + i * warpgroup::PANEL_NBYTES),
                     warpgroup::moved(b, k * B_STEP));
     }
-    // Starts the products of a stage; `end` waits for them. The emulator on the CPU computes them in
-    // `end`, as late as a GPU may.
+    // Starts the products of a stage; `end` waits for them. The emulator on the CPU computes them
+    // in `end`, as late as a GPU may.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
 #if !defined(__CUDA_CPU__)
         warpgroup::begin();
@@ -56,8 +56,8 @@ struct ByWarpgroups {
     }
 };
 
-// product += the products of `count` stages, which the copier copies in order (zeros after the last).
-// also(stage) is called for each.
+// product += the products of `count` stages, which the copier copies in order (zeros after the
+// last). also(stage) is called for each.
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
                                                          i32 count, Copier& copier,

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: MIT
-// The gradient of W over staged arrays: rows are filters, columns are (tap, channel), and the sum is
-// over positions. A block sums one part of the positions; staged_total.cuh adds the parts. Blocks of
-// the first columns also sum Y, for the gradient of a bias.
+// SPDX-License-Identifier: MIT The gradient of W over staged arrays: rows are filters, columns are
+// (tap, channel), and the sum is over positions. A block sums one part of the positions;
+// staged_total.cuh adds the parts. Blocks of the first columns also sum Y, for the gradient of a
+// bias.
 #pragma once
 #include "conv/staged_image.cuh"
 #include "conv/staged_row_sums.cuh"
@@ -19,8 +19,9 @@ using namespace staged_warpgroups;
 using weight::weight_tile;
 using weight::WeightTile;
 
-// Buffers for StagedRows: those of a stage are copied AHEAD stages before the stage itself, which is
-// copied AHEAD stages before it is multiplied. (AHEAD + 1 would do, but no barrier separates the first.)
+// Buffers for StagedRows: those of a stage are copied AHEAD stages before the stage itself, which
+// is copied AHEAD stages before it is multiplied. (AHEAD + 1 would do, but no barrier separates the
+// first.)
 template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
@@ -38,12 +39,13 @@ struct WeightShared {
     i32 shifts[STAGED_TAPS];                            // of each tap, else
 };
 
-// True if `columns` is computed once in shared memory. Exact products take up to 17 % longer with it:
-// compilers then put more factors in one bank of registers.
+// True if `columns` is computed once in shared memory. Exact products take up to 17 % longer with
+// it: compilers then put more factors in one bank of registers.
 template <class Tile>
 constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
-// Copies stages of IN_LINE positions. A thread copies one vector in eight of every AT_ONCE-th position.
+// Copies stages of IN_LINE positions. A thread copies one vector in eight of every AT_ONCE-th
+// position.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
@@ -129,7 +131,8 @@ struct StagedRowSums {
             if (i % Tile::MULTIPLIERS_ACROSS == across())
                 tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
     }
-    // Adds a whole stage. For warpgroups, whose products read A from shared memory, not from registers.
+    // Adds a whole stage. For warpgroups, whose products read A from shared memory, not from
+    // registers.
     __device__ __forceinline__ void add(const u8* stage) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -164,15 +167,16 @@ struct StagedRowSums {
     }
 };
 
-// The column of a tap and a channel: tap * channels + channel. But if channels are whole panels, in the
-// order (panel, tap, channel of the panel): a tap reads mostly what the tap before read, which is in
-// the L1 cache.
+// The column of a tap and a channel: tap * channels + channel. But if channels are whole panels, in
+// the order (panel, tap, channel of the panel): a tap reads mostly what the tap before read, which
+// is in the L1 cache.
 __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
     if (channels % panel != 0) return tap * channels + channel;
     return (channel / panel * taps + tap) * panel + channel % panel;
 }
 
-// The tap of a vector of columns, and the vector's number among those of the tap: inverse of column_of.
+// The tap of a vector of columns, and the vector's number among those of the tap: inverse of
+// column_of.
 template <class I>
 struct ColumnVector {
     I tap, vector;
@@ -202,8 +206,8 @@ __device__ __forceinline__ i32 shift_of(const WeightLayout& layout, u32 tap) {
     return shift;
 }
 
-// sums[part][tile][row][column] and y_sums[part][filter], either may be null; block `block` has one tile
-// of one part.
+// sums[part][tile][row][column] and y_sums[part][filter], either may be null; block `block` has one
+// tile of one part.
 template <class Tile>
 __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
                                                    const typename Tile::E* y, const StagedRow* rows,

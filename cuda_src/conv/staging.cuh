@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// Staged arrays, which tiles are copied from by vectors: (n, channel, position) as (n, position,
-// channel), channels padded to whole vectors; and StagedRows, what each position of the output reads.
+// SPDX-License-Identifier: MIT Staged arrays, which tiles are copied from by vectors: (n, channel,
+// position) as (n, position, channel), channels padded to whole vectors; and StagedRows, what each
+// position of the output reads.
 #pragma once
 #include "conv/image.cuh"
 
@@ -8,8 +8,8 @@ namespace cto::conv::staging {
 
 using namespace image;
 
-// to[position][channel] = from[channel][position] for PANEL channels and positions, by way of `tile` in
-// shared memory: tile[channel * PITCH + position].
+// to[position][channel] = from[channel][position] for PANEL channels and positions, by way of
+// `tile` in shared memory: tile[channel * PITCH + position].
 template <class E, bool TF32>
 struct Transposer {
     static constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
@@ -105,7 +105,8 @@ __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArra
     }
 }
 
-// to = the staged array of `from`: block `block` has PANEL channels and PANEL positions of an image.
+// to = the staged array of `from`: block `block` has PANEL channels and PANEL positions of an
+// image.
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -134,8 +135,9 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     transposer.store(to, array.padded, array.padded - channel, positions);
 }
 
-// to[row][tap][k] = W of joined groups: several groups become one, with zeros where filter and channel
-// are of different groups. A row is a filter and k a channel; in the gradient the other way round.
+// to[row][tap][k] = W of joined groups: several groups become one, with zeros where filter and
+// channel are of different groups. A row is a filter and k a channel; in the gradient the other way
+// round.
 template <class E, bool TF32>
 __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
                                          const JoinedGroups& groups, u32 block) {

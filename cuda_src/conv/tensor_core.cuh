@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Products of fragments, mma.sync: D (16 x 8) += A (16 x K) B (K x 8), in the registers of a warp.
 //
-// K = 16 for float16 and bfloat16, K = 8 for floats in TF32. Sums are float. A word has P neighbouring
-// k: 2 elements of two bytes, or 1 float. Word i of lane 4 g + t (t < 4) is
+// K = 16 for float16 and bfloat16, K = 8 for floats in TF32. Sums are float. A word has P
+// neighbouring k: 2 elements of two bytes, or 1 float. Word i of lane 4 g + t (t < 4) is
 //
 //     A   row g + 8 (i % 2), k from P t + 4 P (i / 2) on
 //     B   column g, k from P t + 4 P i on
@@ -60,8 +60,8 @@ __device__ __forceinline__ u32 word_at(const E* from, int step) {
         return bits_of(from[0]) | static_cast<u32>(bits_of(from[step])) << 16;
 }
 
-// The offset that this lane passes to load_a. Element (row, k) of A is at row * pitch + k if BY_ROWS,
-// else at k * pitch + row; rows of memory begin at multiples of 16 bytes.
+// The offset that this lane passes to load_a. Element (row, k) of A is at row * pitch + k if
+// BY_ROWS, else at k * pitch + row; rows of memory begin at multiples of 16 bytes.
 template <class E, bool BY_ROWS>
 __device__ __forceinline__ int place_in_a(int pitch) {
     const int lane = threadIdx.x % WARP;

@@ -1,12 +1,12 @@
-// SPDX-License-Identifier: MIT
-// A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x DEPTH) B (DEPTH x COLUMNS). A and B
-// are in shared memory, a part of DEPTH of the sum at a time; D is in registers.
+// SPDX-License-Identifier: MIT A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x
+// DEPTH) B (DEPTH x COLUMNS). A and B are in shared memory, a part of DEPTH of the sum at a time; D
+// is in registers.
 //
 //     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
 //     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k
 //
-// BY_ROWS and BY_COLUMNS are for tensor cores only: types of two bytes, and TF32 whose lines are COPIED
-// without rounding.
+// BY_ROWS and BY_COLUMNS are for tensor cores only: types of two bytes, and TF32 whose lines are
+// COPIED without rounding.
 #pragma once
 #include "conv/facts.cuh"
 #include "conv/tensor_core.cuh"
@@ -62,9 +62,9 @@ struct Tile {
     }
 };
 
-// words *= 1.00035, as floats. Tensor cores truncate floats to TF32's 10 bits, which makes them 3.4e-4
-// of themselves too small on average; after this product it is 4e-5, and floats of 10 bits do not
-// change. For arrays that are read without a staging launch, which would round them.
+// words *= 1.00035, as floats. Tensor cores truncate floats to TF32's 10 bits, which makes them
+// 3.4e-4 of themselves too small on average; after this product it is 4e-5, and floats of 10 bits
+// do not change. For arrays that are read without a staging launch, which would round them.
 template <class Tile, int N>
 __device__ __forceinline__ void before_cut(u32 (&words)[N]) {
 #if !defined(__CUDA_CPU__)
@@ -123,8 +123,8 @@ struct TensorProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // D is cut into DOWN slabs of SLAB rows. Calls f(row of the slab, column, pair) for each pair of the
-    // thread's sums in the slab, of column and column + 1.
+    // D is cut into DOWN slabs of SLAB rows. Calls f(row of the slab, column, pair) for each pair
+    // of the thread's sums in the slab, of column and column + 1.
     static constexpr int SLAB = WARPS_DOWN * 16;
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
@@ -274,8 +274,8 @@ using Group = vec::Vec<E, vec::WIDTH<E>>;
 
 __device__ const uint4 ZEROS = {};
 
-// The elements of all channels at one position, `step` apart. Offset is u32 if an image has fewer than
-// 2^31 elements. If the position does not exist, it points to zeros with a step of 0: fewer
+// The elements of all channels at one position, `step` apart. Offset is u32 if an image has fewer
+// than 2^31 elements. If the position does not exist, it points to zeros with a step of 0: fewer
 // instructions than loads under a condition.
 template <class E, class Offset>
 struct Source {

@@ -2,10 +2,10 @@
 // Products of a warpgroup, four warps, with operands in shared memory: D (64 x N) += A B. The
 // instruction, wgmma of 9.0, is asynchronous: threads go on. Emulated on the CPU.
 //
-// An operand is panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes; vector i of
-// line l is at i ^ (l % 8). Lines are rows of A and columns of B; if TRANSPOSED, a line is one k of the
-// sum, and a panel has 64 rows or columns of two bytes. D is in registers: d[j][i] of lane 4 g + t of
-// warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i % 2.
+// An operand is panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes; vector i
+// of line l is at i ^ (l % 8). Lines are rows of A and columns of B; if TRANSPOSED, a line is one k
+// of the sum, and a panel has 64 rows or columns of two bytes. D is in registers: d[j][i] of lane 4
+// g + t of warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i % 2.
 #pragma once
 #include "core/vec.cuh"
 
@@ -41,7 +41,8 @@ __device__ __forceinline__ Operand moved(Operand operand, int nbytes) {
 }
 #endif
 
-// Makes this thread's copies to shared memory visible to products that start after the next barrier.
+// Makes this thread's copies to shared memory visible to products that start after the next
+// barrier.
 __device__ __forceinline__ void show_copies() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -144,8 +145,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 }
 #endif
 
-// stmatrix.x4.trans: stores four fragments of 8 x 8 elements of two bytes, transposed; lane l passes the
-// address of row l.
+// stmatrix.x4.trans: stores four fragments of 8 x 8 elements of two bytes, transposed; lane l
+// passes the address of row l.
 __device__ __forceinline__ void store_transposed(void* row, const u32 (&words)[4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

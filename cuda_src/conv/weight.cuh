@@ -1,11 +1,10 @@
-// SPDX-License-Identifier: MIT
-// The gradient of W as a matrix product: rows are filters m, columns are channels and taps (c, k), and
-// the sum is over positions (n, o):
+// SPDX-License-Identifier: MIT The gradient of W as a matrix product: rows are filters m, columns
+// are channels and taps (c, k), and the sum is over positions (n, o):
 //
 //     dW[m][c][k] = sum over (n, o) of Y[n][m][o] * X[n][c][o stride - pad + k dilation]
 //
-// A block sums one part of the positions; another launch adds the parts in their order. In types of 2
-// bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
+// A block sums one part of the positions; another launch adds the parts in their order. In types of
+// 2 bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
 //
 // Y is copied by vectors if its lines are aligned, and X if taps are 1 x 1; else they are gathered.
 #pragma once
@@ -17,8 +16,8 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// What GROUP neighbouring columns, channels of one tap, read: `offset` elements and `shift` positions
-// after the first channel and tap 0.
+// What GROUP neighbouring columns, channels of one tap, read: `offset` elements and `shift`
+// positions after the first channel and tap 0.
 struct ColumnGroup {
     i64 offset;
     i32 count;  // channels that exist from the first on; 0 or less past the last column
@@ -29,8 +28,8 @@ struct WeightTile {
     i32 group, first_row, first_column;
 };
 
-// Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one fastest.
-// `rows` and `columns` are those of a tile.
+// Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one
+// fastest. `rows` and `columns` are those of a tile.
 __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows,
                                                   int columns = COLUMNS) {
     const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
@@ -39,8 +38,8 @@ __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u3
             (tile - line * layout.column_tiles) * columns};
 }
 
-// Group `index` of `width` columns, in the order (channels, tap): neighbouring taps of the same channels
-// read the same or neighbouring elements.
+// Group `index` of `width` columns, in the order (channels, tap): neighbouring taps of the same
+// channels read the same or neighbouring elements.
 __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, i32 index,
                                                     i32 width) {
     const i32 taps = static_cast<i32>(volume(layout.kernel));
@@ -78,8 +77,8 @@ struct WeightReader {
     i64 position, end;
     i32 n, at[3];
 
-    // Starts at position begin + threadIdx.x % DEPTH = (n * output[0] + at[0]) * ... + at[2] of all images'
-    // outputs; a position at or beyond `end` counts as zeros.
+    // Starts at position begin + threadIdx.x % DEPTH = (n * output[0] + at[0]) * ... + at[2] of all
+    // images' outputs; a position at or beyond `end` counts as zeros.
     __device__ __forceinline__ WeightReader(const WeightLayout& layout, const WeightTile& tile,
                                             const ColumnGroup* columns, const E* all_x,
                                             const E* all_y, i64 begin, i64 end)
@@ -97,7 +96,8 @@ struct WeightReader {
         y = all_y +
             (static_cast<i64>(tile.group) * layout.rows + tile.first_row) * volume(layout.output);
     }
-    // The first of the groups of Tile::GROUP rows or columns that the thread copies; the next is STEP on.
+    // The first of the groups of Tile::GROUP rows or columns that the thread copies; the next is
+    // STEP on.
     static __device__ __forceinline__ int own_group() { return threadIdx.x / Tile::DEPTH; }
     // Moves on by DEPTH positions, which are step[0] images and step[1..3] along the axes.
     __device__ __forceinline__ void advance() {
@@ -173,7 +173,8 @@ struct WeightReader {
     }
 };
 
-// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last index is the fastest.
+// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last index is the
+// fastest.
 template <class Tile>
 __device__ __forceinline__ void write_sums(const Product<Tile>& product, typename Tile::Sum* sums) {
     using Sum = typename Tile::Sum;
@@ -187,8 +188,8 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
         });
 }
 
-// y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions, for the
-// rows that exist; nothing without y_sums.
+// y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions,
+// for the rows that exist; nothing without y_sums.
 template <class Sums>
 __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {
@@ -308,9 +309,9 @@ __device__ __forceinline__ void sum_weights_of_lines(
 
 // ---- sums of parts ------------------------------------------------------------------------------
 
-// Returns the sum over part < count of parts[part * pitch + index]. `summers` threads share a sum, each
-// adds every summers-th part. A block has THREADS / summers neighbouring `index`: thread t has number
-// t % (THREADS / summers) of these.
+// Returns the sum over part < count of parts[part * pitch + index]. `summers` threads share a sum,
+// each adds every summers-th part. A block has THREADS / summers neighbouring `index`: thread t has
+// number t % (THREADS / summers) of these.
 template <class Sum>
 __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch, i32 count,
                                          i32 summers, bool exists) {
@@ -330,8 +331,8 @@ __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch,
     return sum;
 }
 
-// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size. Block `block` has THREADS /
-// summers neighbouring i; `summers` threads share a sum.
+// total[i] = parts[0][i] + ... + parts[count - 1][i], rounded, i < size. Block `block` has THREADS
+// / summers neighbouring i; `summers` threads share a sum.
 template <class E>
 __device__ __forceinline__ void write_total(const Acc<E>* parts, E* total, i32 count, i32 summers,
                                             i64 size, u32 block) {
@@ -347,9 +348,9 @@ __device__ __forceinline__ u32 blocks_of_weights(i32 summers, const WeightLayout
     return layout.tiles * (Tile::ROWS * COLUMNS / THREADS * static_cast<u32>(summers));
 }
 
-// W[filter][c][tap] = sum over `count` parts of parts[part][tile][row][column], rounded. Columns are in
-// the order (GROUP channels, tap, channel of the group), so tap = column / GROUP % taps. A block has
-// THREADS / summers neighbouring sums; `summers` threads share one.
+// W[filter][c][tap] = sum over `count` parts of parts[part][tile][row][column], rounded. Columns
+// are in the order (GROUP channels, tap, channel of the group), so tap = column / GROUP % taps. A
+// block has THREADS / summers neighbouring sums; `summers` threads share one.
 template <class Tile>
 __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, typename Tile::E* w,
                                               i32 count, i32 summers, const WeightLayout& layout) {

@@ -30,8 +30,8 @@ __device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
     return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
 }
 
-// codes[i] = half i of the word in FP10, i < 2: its upper ten bits, rounded to nearest even. Neither
-// is NaN, so no carry leaves a half.
+// codes[i] = half i of the word in FP10, i < 2: its upper ten bits, rounded to nearest even.
+// Neither is NaN, so no carry leaves a half.
 __device__ __forceinline__ void two_numbers_to_fp10(u32 halves, u32* codes) {
     const u32 rounded = halves + 0x001F001Fu + (halves >> 6 & 0x00010001u);
     codes[0] = rounded >> 6 & 0x3FFu;
@@ -67,8 +67,8 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     for (int i = 0; i < N; i += 2) two_to_fp10(twos[i / 2], codes + i);
 }
 
-// By way of half, in which a bfloat16 from 2^-17 on is exact, or infinite if its code is. Only if one
-// of the N is smaller and not 0, or NaN, all again one by one.
+// By way of half, in which a bfloat16 from 2^-17 on is exact, or infinite if its code is. Only if
+// one of the N is smaller and not 0, or NaN, all again one by one.
 template <int N>
 __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
     constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF, TO_NAN = 0x8000 - 0x7F81;
@@ -103,8 +103,8 @@ __device__ __forceinline__ E decode(u32 code) {
     return nan::converted<E>(__ushort_as_half(static_cast<u16>(code << 6)));
 }
 
-// y[i] = number of code i of the word, i < 3. For float, as numbers first, then the NaNs among them;
-// for other types the sparse decoder has too few registers for that.
+// y[i] = number of code i of the word, i < 3. For float, as numbers first, then the NaNs among
+// them; for other types the sparse decoder has too few registers for that.
 template <class E>
 __device__ __forceinline__ void decode_word(u32 word, E* y) {
     constexpr u32 EACH = 1u << 2 * BITS | 1u << BITS | 1u;

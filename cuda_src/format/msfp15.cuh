@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // MSFP15: boxes of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
 //
-// Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. The quantum of a box is the step
-// of M, 2^(E - 132). Four bytes are computed at a time in one 32-bit word, M by exact floating-point
-// arithmetic. Boxes with E < SMALLEST_EXACT_EXPONENT are encoded by integers: their quanta are so
-// small that subnormal floats, which arithmetic flushes to 0, would matter.
+// Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. The quantum of a box is the
+// step of M, 2^(E - 132). Four bytes are computed at a time in one 32-bit word, M by exact
+// floating-point arithmetic. Boxes with E < SMALLEST_EXACT_EXPONENT are encoded by integers: their
+// quanta are so small that subnormal floats, which arithmetic flushes to 0, would matter.
 #pragma once
 #include "core/vec.cuh"
 #include "format/nan.cuh"
@@ -69,8 +69,8 @@ __device__ __forceinline__ u32 halved(u32 doubled) {
     return magnitudes - (magnitudes >> 6 & 0x01010101u);
 }
 
-// |x| / quantum, scale = 1 / quantum. KEEP_SIGN: at least 1/2, which rounds to M = 1, if x is not 0;
-// tested by bits, because arithmetic takes subnormals for 0.
+// |x| / quantum, scale = 1 / quantum. KEEP_SIGN: at least 1/2, which rounds to M = 1, if x is not
+// 0; tested by bits, because arithmetic takes subnormals for 0.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ float in_quanta(float x, float scale) {
     const float quanta = fabsf(x) * scale;
@@ -130,8 +130,8 @@ __device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
 
 // ---- KEEP_SIGN, fast ----------------------------------------------------------------------------
 
-// Eight elements: size[j] = |x[j]|; bit 7 of byte j of `negative` is its sign, of `nonzero` is set if
-// it is not 0. HAS_SMALL: E < SMALLEST_EXACT_EXPONENT may occur.
+// Eight elements: size[j] = |x[j]|; bit 7 of byte j of `negative` is its sign, of `nonzero` is set
+// if it is not 0. HAS_SMALL: E < SMALLEST_EXACT_EXPONENT may occur.
 template <bool HAS_SMALL>
 struct Box {
     float size[8];

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: MIT
-// The sort of radix_sort.cuh by one block in one launch, for so few entries that shared memory has room
-// for two copies. The order is the same, so sums have the same bits.
+// SPDX-License-Identifier: MIT The sort of radix_sort.cuh by one block in one launch, for so few
+// entries that shared memory has room for two copies. The order is the same, so sums have the same
+// bits.
 #pragma once
 #include "gather/radix_sort.cuh"
 
@@ -68,8 +68,8 @@ struct Entries {
     }
     __device__ __forceinline__ u32 last() const { return min(first() + WARP * rows, n); }
 
-    // from[i] = entry_of(i) for the thread's entries, TOGETHER loads in flight: entry_of reads global
-    // memory.
+    // from[i] = entry_of(i) for the thread's entries, TOGETHER loads in flight: entry_of reads
+    // global memory.
     template <class EntryOf>
     __device__ __forceinline__ void load(const EntryOf& entry_of) const {
         constexpr u32 TOGETHER = 4;
@@ -113,8 +113,8 @@ struct Entries {
     }
 };
 
-// sorted = entry_of(0 .. n - 1) sorted by key, stably, all.width bits a pass. `shared`: dynamic shared
-// memory.
+// sorted = entry_of(0 .. n - 1) sorted by key, stably, all.width bits a pass. `shared`: dynamic
+// shared memory.
 template <class EntryOf>
 __device__ __forceinline__ void sort(const EntryOf& entry_of, Entry* __restrict__ sorted,
                                      const AllDigits& all, u8* shared) {

@@ -25,7 +25,8 @@ __device__ __forceinline__ bool is_taken(float sum) {
 }
 __device__ __forceinline__ u32 taker_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
 
-// For the first of the lanes in the mask `lanes`: value = sum of the values of these lanes, in order.
+// For the first of the lanes in the mask `lanes`: value = sum of the values of these lanes, in
+// order.
 template <class A>
 __device__ __forceinline__ void sum_of_lanes(u32 lanes, A& value) {
     const bool is_first = (lanes & ((1u << lane()) - 1u)) == 0;
@@ -52,9 +53,9 @@ struct BucketSums {
         for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
     }
-    // Several lanes have one row: one of them, for which it returns true, gets the row's sum and the
-    // sum of their values. Of two lanes it is the one that came second, a + b being b + a. Three or
-    // more, which is rare, are summed in the order of lanes.
+    // Several lanes have one row: one of them, for which it returns true, gets the row's sum and
+    // the sum of their values. Of two lanes it is the one that came second, a + b being b + a.
+    // Three or more, which is rare, are summed in the order of lanes.
     __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
         const bool late = is_taken(sum);
@@ -73,8 +74,8 @@ struct BucketSums {
         if (late) value += other;
         return is_last;
     }
-    // sums[row of the entry] += its value. A lane swaps the sum for its mark (taken_by); a lane that
-    // finds a mark shares its row with another.
+    // sums[row of the entry] += its value. A lane swaps the sum for its mark (taken_by); a lane
+    // that finds a mark shares its row with another.
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         float value = value_of(entry.bits(), T()), sum = 0;
@@ -102,7 +103,8 @@ struct BucketSums {
     }
 };
 
-// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, by vectors of columns if aligned.
+// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, by vectors of columns if
+// aligned.
 template <class T>
 __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restrict__ dx,
                                            i64 first_row, i64 first_column, i64 n_rows, i64 width) {

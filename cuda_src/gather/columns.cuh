@@ -1,15 +1,14 @@
-// SPDX-License-Identifier: MIT
-// GatherElements' gradient along an axis before the last: an element of dY is added to its own column
-// of dX, so only rows have to be sorted.
+// SPDX-License-Identifier: MIT GatherElements' gradient along an axis before the last: an element
+// of dY is added to its own column of dX, so only rows have to be sorted.
 //
-// A bucket is BUCKET_ROWS rows of dX in one column. Three launches: (1) count how many elements of a
-// column go to each bucket, (2) move them there in the order of dY, (3) a warp adds those of a bucket
-// (column_sums.cuh). In (1) and (2) a block has COLUMNS columns, a warp each, and one of `spans` spans
-// of rows; lane b of a warp has the counts of bucket b.
+// A bucket is BUCKET_ROWS rows of dX in one column. Three launches: (1) count how many elements of
+// a column go to each bucket, (2) move them there in the order of dY, (3) a warp adds those of a
+// bucket (column_sums.cuh). In (1) and (2) a block has COLUMNS columns, a warp each, and one of
+// `spans` spans of rows; lane b of a warp has the counts of bucket b.
 //
 // The entries that a tile of dY gives to a bucket are filled up with entries of +0 to a multiple of
-// RUN, so that whole vectors are written; writing parts of 32-byte sectors would cost twice as much.
-// An index out of range becomes an entry of +0, too.
+// RUN, so that whole vectors are written; writing parts of 32-byte sectors would cost twice as
+// much. An index out of range becomes an entry of +0, too.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "core/vec.cuh"
@@ -100,7 +99,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// {row of dX, value} of an element of dY, {0, 0} for an index out of range; first_row = that of its row.
+// {row of dX, value} of an element of dY, {0, 0} for an index out of range; first_row = that of its
+// row.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -171,8 +171,8 @@ struct Tile {
     alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
 };
 
-// Loads rows [tile, tile + TILE_ROWS), before `end`, of COLUMNS columns; indices and dy begin at the
-// block's first column.
+// Loads rows [tile, tile + TILE_ROWS), before `end`, of COLUMNS columns; indices and dy begin at
+// the block's first column.
 template <class T, class Index>
 __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
                                           const T* __restrict__ dy, const Lines& lines, u32 tile,
@@ -199,8 +199,8 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
     }
 }
 
-// Where this span's first entry of bucket lane() goes in the column's entries: after those of smaller
-// buckets, and those of earlier spans in this bucket.
+// Where this span's first entry of bucket lane() goes in the column's entries: after those of
+// smaller buckets, and those of earlier spans in this bucket.
 __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
                                                  u32 own_span, const ColumnSort& sort) {
     u32 total = 0, earlier = 0;
@@ -212,8 +212,8 @@ __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts,
     return scan::sum_up_to_lane(total) - total + earlier;
 }
 
-// Sorts a column's entries of a tile by bucket, stably, and fills buckets up to whole runs; by a warp,
-// in place in shared memory.
+// Sorts a column's entries of a tile by bucket, stably, and fills buckets up to whole runs; by a
+// warp, in place in shared memory.
 template <class T>
 struct SortedColumn {
     using Entry = EntryOf<T>;
@@ -265,8 +265,8 @@ struct SortedColumn {
     }
 };
 
-// to[column] = the column's entries by bucket, in the order of dY in a bucket. A block loads a tile,
-// each warp sorts one of its columns and writes it by vectors.
+// to[column] = the column's entries by bucket, in the order of dY in a bucket. A block loads a
+// tile, each warp sorts one of its columns and writes it by vectors.
 template <class T, class Index>
 __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
                                                 const T* __restrict__ dy, const Lines& lines,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Gradients of the gather operators.  CPU provider: cupy_training_ops/families/gather/reference.py
 //
-// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has its own target(k). Ways:
+// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has its own target(k).
+// Ways:
 //
 //     few            each element of dX compares all targets
 //     atomic         atomic additions, not deterministic
-//     sort           entries (target, k) are sorted by target, then each row's slices summed in order
+//     sort           entries (target, k) are sorted by target, then each row's slices summed
 //     columns        gather_elements of elements that stay in their column: buckets of rows
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
@@ -119,8 +120,8 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
                              histogram);
 }
 
-// entries = the entries of all k sorted by key, equal keys in the order of k; one block. Does nothing
-// for 64-bit keys.
+// entries = the entries of all k sorted by key, equal keys in the order of k; one block. Does
+// nothing for 64-bit keys.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits) {
@@ -161,24 +162,24 @@ using namespace cto;
 
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
 
-// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One element of
-// dx a thread, at most THREADS slices k.
+// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One element
+// of dx a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
                      const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
-// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One element of dx a
-// thread, at most THREADS slices k.
+// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One element of dx
+// a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                         T* dx, i32 n, const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
-// dx[i] = sum of dy[k] over k whose index names element i in its line. One element of dx a thread, at
-// most THREADS elements dy[k].
+// dx[i] = sum of dy[k] over k whose index names element i in its line. One element of dx a thread,
+// at most THREADS elements dy[k].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
                               const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
@@ -258,8 +259,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
-// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns, blocks_a_strip blocks each,
-// so that the lines of sums in use stay in the L2 cache.
+// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns, blocks_a_strip blocks
+// each, so that the lines of sums in use stay in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
@@ -289,8 +290,8 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
         columns::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
     }
 }
-// dx[row][column] = sum of the entries of the column with this row. A block has BUCKET_ROWS rows, one
-// bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared memory.
+// dx[row][column] = sum of the entries of the column with this row. A block has BUCKET_ROWS rows,
+// one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
@@ -332,16 +333,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     radix_sort::find_start(sorted, starts, n, n_rows,
                            static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x);
 }
-// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows. STARTS_ROWS keys
-// a block, which compares neighbouring entries instead of searching for each key.
+// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows. STARTS_ROWS
+// keys a block, which compares neighbouring entries instead of searching for each key.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// Blocks 0 to start_blocks - 1: starts as gather__starts. The others: sums[node] = sum of the slices
-// of each node of this level of the tree (segmented_sum.cuh) that has one key, and of the level of
-// `parents`. Rows are whole 16-byte vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts as gather__starts. The others: sums[node] = sum of the
+// slices of each node of this level of the tree (segmented_sum.cuh) that has one key, and of the
+// level of `parents`. Rows are whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -359,9 +360,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
     segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
                                        in_registers(level), parents, tickets, start_blocks);
 }
-// dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums a
-// vector of columns of `count` rows; the first n_long items of the grid are long rows. Rows are whole
-// 16-byte vectors on 16-byte boundaries.
+// dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
+// a vector of columns of `count` rows; the first n_long items of the grid are long rows. Rows are
+// whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,

@@ -34,8 +34,8 @@ __device__ __forceinline__ i64 end_of(const Pass& pass) {
     return min(first_of(pass) + pass.span, pass.n);
 }
 
-// Returns `pass`, which the compiler then keeps in registers. Left in the launch parameters, it cost
-// GatherGrad 3 % of its time on an H200.
+// Returns `pass`, which the compiler then keeps in registers. Left in the launch parameters, it
+// cost GatherGrad 3 % of its time on an H200.
 __device__ __forceinline__ Pass in_registers(Pass pass) {
 #ifndef __CUDA_CPU__
     asm("" : "+l"(pass.n), "+l"(pass.span), "+r"(pass.shift), "+r"(pass.bits), "+l"(pass.blocks));
@@ -167,8 +167,8 @@ struct SortedTile {
         }
         return sum;
     }
-    // Sets `first` and `shift`. destination: where the block's next entry with digit threadIdx.x goes
-    // in the result; moves on by the tile's count.
+    // Sets `first` and `shift`. destination: where the block's next entry with digit threadIdx.x
+    // goes in the result; moves on by the tile's count.
     __device__ void place_digits(Key& destination, Pass pass, Key (&of_warp)[SORT_WARPS]) {
         const bool has_digit = threadIdx.x < radix(pass);
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
@@ -255,8 +255,8 @@ __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted
 
 // find_start for a block's STARTS_ROWS keys. Only the first and the last are searched among all n
 // entries (bounds, in shared memory). Then the entries between are scanned: if the keys of entries
-// i - 1 and i differ, starts[key] = i for all keys after that of i - 1 up to that of i. If there are
-// too many entries to scan, every key is searched.
+// i - 1 and i differ, starts[key] = i for all keys after that of i - 1 up to that of i. If there
+// are too many entries to scan, every key is searched.
 template <class Key>
 __device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
                                             Key* __restrict__ starts, i64 n, i64 n_keys,

@@ -3,15 +3,15 @@
 // sum for each row of the result.
 //
 // Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
-// have one key. So a segment, all entries with one key, is the sum of at most 2 FANOUT items a level,
-// however long it is:
+// have one key. So a segment, all entries with one key, is the sum of at most 2 FANOUT items a
+// level, however long it is:
 //
 //     FANOUT = 4, segment of entries 2 .. 13:   [2 3] + node 1 + node 2 + [12 13]
 //
-// The edges, entries of a segment before its first and after its last node of level 1, are summed by
-// the same launch: those before ([2 3]) in the place of node 0, which has no sum as it has two keys,
-// those after ([12 13]) in places of their own. Which items are added in which order depends on the
-// sorted keys alone: the same bits in each run.
+// The edges, entries of a segment before its first and after its last node of level 1, are summed
+// by the same launch: those before ([2 3]) in the place of node 0, which has no sum as it has two
+// keys, those after ([12 13]) in places of their own. Which items are added in which order depends
+// on the sorted keys alone: the same bits in each run.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
@@ -34,8 +34,8 @@ __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
 
 // ---- what each thread does ----------------------------------------------------------------------
 
-// The batch and item (a node or a row) of this thread, and which block of columns it has. No item if
-// batch >= n_batches.
+// The batch and item (a node or a row) of this thread, and which block of columns it has. No item
+// if batch >= n_batches.
 struct BatchItem {
     i64 batch, item;
     u32 column_block;
@@ -68,8 +68,9 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
-// Edges of a node of level 1 with several keys: of_first = sum of its first key's entries, if the node
-// before begins with this key, too; of_last = sum of its last key's, if the node after ends with it.
+// Edges of a node of level 1 with several keys: of_first = sum of its first key's entries, if the
+// node before begins with this key, too; of_last = sum of its last key's, if the node after ends
+// with it.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
                                           Key last_key, Key first, const Sizes& sizes,
@@ -88,8 +89,8 @@ __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices,
     }
 }
 
-// sums[level.begin + node] = sum of the node's slices (level 1) or child nodes, if it has one key that
-// is a row; edges of level 1 too. A thread has N columns of one node.
+// sums[level.begin + node] = sum of the node's slices (level 1) or child nodes, if it has one key
+// that is a row; edges of level 1 too. A thread has N columns of one node.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
@@ -190,8 +191,9 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// sum += the entries [low, high) of n: first the edges of level 1, then on each level the nodes that no
-// node of the next level covers. `edges` has the sums of entries after a segment's last node.
+// sum += the entries [low, high) of n: first the edges of level 1, then on each level the nodes
+// that no node of the next level covers. `edges` has the sums of entries after a segment's last
+// node.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
@@ -241,8 +243,8 @@ struct Rows {
         }
     }
 
-    // Sums all rows from their n entries, `low` and on; DEPTH slices are loaded together, whatever their
-    // rows.
+    // Sums all rows from their n entries, `low` and on; DEPTH slices are loaded together, whatever
+    // their rows.
     __device__ __forceinline__ void add_few(const SortedSlices<T, Key, N>& slices, Key low, Key n) {
 #pragma unroll 1
         for (Key first = 0; first < n; first += DEPTH) {
@@ -287,9 +289,9 @@ struct Rows {
     }
 };
 
-// The row of LONG_ROW entries or more whose first entry at a multiple of LONG_ROW is `at`; n_rows if
-// there is none. Such a row has entry at - LONG_ROW / 2 or at + LONG_ROW / 2 - 1, too: if neither has
-// the key, which is usual, its bounds are not loaded.
+// The row of LONG_ROW entries or more whose first entry at a multiple of LONG_ROW is `at`; n_rows
+// if there is none. Such a row has entry at - LONG_ROW / 2 or at + LONG_ROW / 2 - 1, too: if
+// neither has the key, which is usual, its bounds are not loaded.
 template <class Key>
 __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
                                            Key n_slices, i64 n_rows) {
@@ -302,9 +304,10 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
     return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
-// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread sums `count`
-// rows. The first n_long items of the grid, one for every LONG_ROW entries, sum long rows instead:
-// these take longest and often are neighbours, which one thread would sum one after the other.
+// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread sums
+// `count` rows. The first n_long items of the grid, one for every LONG_ROW entries, sum long rows
+// instead: these take longest and often are neighbours, which one thread would sum one after the
+// other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,

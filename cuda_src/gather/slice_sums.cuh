@@ -17,9 +17,9 @@ constexpr int DEPTH = 4;  // slices whose loads are in flight together
 template <class Key>
 constexpr int NODE_DEPTH = sizeof(Key) == 8 ? 4 : 8;
 
-// Slices of one batch of dY in the order of the sorted entries; dy points to the thread's N columns.
-// If dy is null, a slice is one element, whose bits are in the entry in place of its position; then
-// there is one batch of one column.
+// Slices of one batch of dY in the order of the sorted entries; dy points to the thread's N
+// columns. If dy is null, a slice is one element, whose bits are in the entry in place of its
+// position; then there is one batch of one column.
 template <class T, class Key, int N>
 struct SortedSlices {
     using Element = T;
@@ -48,7 +48,8 @@ struct NodeSums {
     __device__ const A* at(Key node) const { return slice_of(node); }
 };
 
-// A list of n items: first, first + 1, ..., middle - 1, middle + skipped, middle + skipped + 1, ....
+// A list of n items: first, first + 1, ..., middle - 1, middle + skipped, middle + skipped + 1,
+// ....
 template <class Key>
 struct Ends {
     Key first, n, middle, skipped;
@@ -72,8 +73,8 @@ struct Sum {
         for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
     }
 
-    // Adds the items of `ends` in order, MANY loads in flight; the places of the next MANY are loaded
-    // with them.
+    // Adds the items of `ends` in order, MANY loads in flight; the places of the next MANY are
+    // loaded with them.
     template <int MANY, class Items, class Key>
     __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
         using E = typename Items::Element;
@@ -85,7 +86,8 @@ struct Sum {
 #pragma unroll 1
         for (Key first = 0; first < ends.n; first += MANY) {
             Vec<E, N> loaded[MANY];
-            // Past the end the last one again: loads under a condition would wait for earlier additions.
+            // Past the end the last one again: loads under a condition would wait for earlier
+            // additions.
 #pragma unroll
             for (int d = 0; d < MANY; ++d) loaded[d] = load(items.slice_of(place[d]));
 #pragma unroll
@@ -98,8 +100,8 @@ struct Sum {
         }
     }
 
-    // Adds the FANOUT slices of a node of level 1 in order; `position` has those of the first ones. The
-    // positions of the next slices are loaded with these.
+    // Adds the FANOUT slices of a node of level 1 in order; `position` has those of the first ones.
+    // The positions of the next slices are loaded with these.
     template <class T, class Key>
     __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first,
                                                  Key (&position)[NODE_DEPTH<Key>]) {

@@ -42,9 +42,9 @@ struct Totals {
         const bool finite = of_group < MOST_RATIO * deviation;
         worst = larger(finite ? of_group / deviation : infinity(), worst);
     }
-    // guard = {error, tile_deviation, group_deviation, worst}, the first three in squares of the quantum
-    // 2^(E - 127) of the largest E: unit = 2^(254 - 2 E), whose biased exponent in double is 1277 - 2 E.
-    // {infinity, 0, 0, infinity} where a tile is not finite.
+    // guard = {error, tile_deviation, group_deviation, worst}, the first three in squares of the
+    // quantum 2^(E - 127) of the largest E: unit = 2^(254 - 2 E), whose biased exponent in double
+    // is 1277 - 2 E. {infinity, 0, 0, infinity} where a tile is not finite.
     __device__ __forceinline__ void store(float* guard) const {
         const bool finite = exponent < NOT_FINITE;
         const double unit =
@@ -63,7 +63,8 @@ __device__ __forceinline__ Totals loaded(const Totals& from) {
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// totals = those of the first n lanes of a warp added up, in each of the n lanes; n is a power of two.
+// totals = those of the first n lanes of a warp added up, in each of the n lanes; n is a power of
+// two.
 __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
     for (u32 step = n / 2; step > 0; step /= 2)
@@ -91,8 +92,8 @@ __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     return sum;
 }
 
-// of_blocks[blockIdx.x] = the block's totals, from shared.of_warp; the block that finishes last adds those
-// of all blocks and stores the guard.
+// of_blocks[blockIdx.x] = the block's totals, from shared.of_warp; the block that finishes last
+// adds those of all blocks and stores the guard.
 template <int THREADS>
 __device__ __forceinline__ void finish(double* of_blocks, Zeroed<u32>* ticket, float* guard,
                                        Shared<THREADS>& shared) {

@@ -42,7 +42,8 @@ __device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
     for (int j = 0; j < TILE; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
     return largest >> 23;
 }
-// The same of doubles: E = biased exponent - 896 (1023 - 127), at least 0; 255 beyond float's range.
+// The same of doubles: E = biased exponent - 896 (1023 - 127), at least 0; 255 beyond float's
+// range.
 __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
@@ -102,8 +103,8 @@ struct Measured {
     double squares;    // (x - the group's origin)^2
 };
 
-// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. Deviations are
-// summed as distances from element `begin`, which lose no digits if the mean is large.
+// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. Deviations
+// are summed as distances from element `begin`, which lose no digits if the mean is large.
 template <bool WHOLE, class T>
 __device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin, int begin, int end,
                                              int there) {

@@ -30,7 +30,8 @@ using Index = CTO_INDEX;
 constexpr int RESIDENT = 3;           // blocks on a multiprocessor: leaves 56 registers a thread
 constexpr int WRITE = vec::WIDTH<T>;  // elements in a decoder's 16-byte store
 
-// ---- FP10: an encoder reads 48 bytes, which become whole words; three decoder threads share these --
+// ---- FP10: an encoder reads 48 bytes, which become whole words; three decoder threads share these
+// --
 
 constexpr int FP10_READ = 48 / sizeof(T);
 constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;

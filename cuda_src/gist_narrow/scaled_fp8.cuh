@@ -117,8 +117,8 @@ __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     return from_acc<E>(times(value, power));
 }
 
-// y[j] = decode(byte j of codes), j < 4: two at a time as halves, then NaNs are put in their places.
-// For AS_HALF = 8 this is no faster than `decode`.
+// y[j] = decode(byte j of codes), j < 4: two at a time as halves, then NaNs are put in their
+// places. For AS_HALF = 8 this is no faster than `decode`.
 template <class F, class E>
 __device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& power, E* y) {
 #pragma unroll

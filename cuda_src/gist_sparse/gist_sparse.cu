@@ -20,7 +20,8 @@
 #include "gist_sparse/tile.cuh"
 #include "gist_sparse/values.cuh"
 
-// T: the elements; for AsTheyAre, words of their size (Pair: 16 bytes). VALUES: codec of the values.
+// T: the elements; for AsTheyAre, words of their size (Pair: 16 bytes). VALUES: codec of the
+// values.
 #ifndef CTO_T
 #define CTO_T u32
 #endif
@@ -173,7 +174,8 @@ __device__ __forceinline__ void store_values(const Encoding& call, const Packed&
 }
 
 // Head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin of each tile's values},
-// filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin, the last one the rest.
+// filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin, the last one the
+// rest.
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
                                               i64 begin) {
     u8* const starts = call.y + HEAD_NBYTES;
@@ -195,7 +197,8 @@ __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& p
     if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
 }
 
-// Stores a tile's raw elements. If none is zero, packed.values are the elements; else x is read again.
+// Stores a tile's raw elements. If none is zero, packed.values are the elements; else x is read
+// again.
 __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
                                           u32 count) {
     u8* const to = call.y + HEAD_NBYTES;
@@ -303,8 +306,8 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
 
 // ---- decoding -------------------------------------------------------------------------------------
 
-// y = tile `tile` of the code x. The code may be any bytes: a tile whose values do not lie inside it
-// is 0, or NaN for codecs with HAS_NAN. Mask and begins are loaded first, to hide their latency.
+// y = tile `tile` of the code x. The code may be any bytes: a tile whose values do not lie inside
+// it is 0, or NaN for codecs with HAS_NAN. Mask and begins are loaded first, to hide their latency.
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
@@ -402,8 +405,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
-// y = the n_y elements of the code x of n_x bytes, one tile a block. x may be any bytes: tiles whose
-// values do not lie inside it are 0, or NaN for codecs with HAS_NAN.
+// y = the n_y elements of the code x of n_x bytes, one tile a block. x may be any bytes: tiles
+// whose values do not lie inside it are 0, or NaN for codecs with HAS_NAN.
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {

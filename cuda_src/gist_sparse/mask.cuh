@@ -32,8 +32,8 @@ __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
     }
 }
 
-// Bit j = byte j of the word is not 0, j < 4. A byte's bit 7 is set by a carry from its lower bits or
-// already; the product moves the four bits together.
+// Bit j = byte j of the word is not 0, j < 4. A byte's bit 7 is set by a carry from its lower bits
+// or already; the product moves the four bits together.
 __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
@@ -72,7 +72,8 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
     return bits;
 }
 
-// ---- bits of a thread's vector: 2 bytes of mask for 16 elements, 1 byte or a part of it for fewer ---
+// ---- bits of a thread's vector: 2 bytes of mask for 16 elements, 1 byte or a part of it for fewer
+// ---
 
 // Stores `bits` of the thread's vector `row` in the tile's mask. Threads that share a byte combine
 // their bits by shuffles, and the first stores it.
@@ -92,7 +93,8 @@ __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     }
 }
 
-// The bits of the thread's vector `row` of a tile, from the mask of n elements; 0 past element n - 1.
+// The bits of the thread's vector `row` of a tile, from the mask of n elements; 0 past element n -
+// 1.
 template <class T, int ROWS>
 __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
     constexpr int WIDTH = vec::WIDTH<T>;
@@ -105,8 +107,9 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // ---- ranks ----------------------------------------------------------------------------------------
 
-// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums several rows, in
-// fields of a word. A field has room for the sum of 31 lanes; if 32 overflow it, `- own` undoes that.
+// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums several rows,
+// in fields of a word. A field has room for the sum of 31 lanes; if 32 overflow it, `- own` undoes
+// that.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
     constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;

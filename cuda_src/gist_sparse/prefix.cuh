@@ -6,8 +6,8 @@
 // block to block: that would cost a microsecond a block while memory is busy.
 //
 // No deadlock: blocks take tiles by tickets in ascending order, so a count that is waited for
-// belongs to a block that runs; and a block may wait only for tiles before the first of its own that
-// it has not published.
+// belongs to a block that runs; and a block may wait only for tiles before the first of its own
+// that it has not published.
 #pragma once
 #include "core/zeroed.cuh"
 
