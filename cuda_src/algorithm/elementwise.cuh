@@ -109,6 +109,7 @@ struct RowReader {
     uint4 held[S::each / N];
     static_assert(sizeof(E) * N == sizeof(uint4));
 
+    // (first + offset) % columns.
     __device__ i64 column(u32 offset) const {
         if (!fits_31_bits) return fast_division::cell_at(first + offset, columns).column;
         const u32 position = static_cast<u32>(first) + offset;
@@ -161,6 +162,7 @@ constexpr int OF_TILING = 0;
 template <class S, int N>
 constexpr int ELEMENTS = N == OF_TILING ? S::width : N;
 
+// held<S>() gives the Reader or Writer of an operand for the tiling S.
 template <class E, int N, bool OPTIONAL>
 struct In {
     const E* x;

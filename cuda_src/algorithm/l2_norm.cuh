@@ -64,6 +64,7 @@ struct SumsOfSquares {
     // True if the norm is computed from at[0].
     __device__ __forceinline__ bool is_precise() const { return at[0] >= LEAST && at[0] <= MOST; }
 
+    // The norm, if `at` has the sums over all elements.
     __device__ __forceinline__ A norm() const {
         if constexpr (N == 3) {
             if (at[0] > MOST) return square_root(at[1]) * UP;

@@ -40,6 +40,7 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
+    // Adds a batch of the thread's elements; see lines::read.
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew&,
                                             const Largest& largest) {
@@ -49,6 +50,7 @@ struct OnlineSum {
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });
     }
+    // Combines the maxima and sums of the line's threads.
     template <class Threads>
     __device__ __forceinline__ void join(const Threads& threads) {
         const A own = max;

@@ -71,9 +71,9 @@ __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 ind
             static_cast<i32>(index - line * static_cast<u32>(layout.strips.value)) * STRIP};
 }
 
-// in_vectors: 3 x 3 taps, stride, dilation and pad 1, aligned lines of whole strips.
-//
-// window = line[p - 1 .. p + STRIP], zeros outside of the line.
+// window[i] = line[p - 1 + i], i < STRIP + 2, zeros outside of the line: what a strip reads by
+// three taps with stride, dilation and pad 1. For layout.in_vectors, which is such a convolution
+// with aligned lines of whole strips.
 template <class E>
 __device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
                                             Acc<E> (&window)[STRIP + TAPS - 1]) {

@@ -50,6 +50,7 @@ __device__ __forceinline__ u32 count_tiles(const DirectLayout& layout) {
 struct InRun {
     i32 column, channel;
 
+    // Memory order: (column, channel) if channels are last, else (channel, column).
     __device__ __forceinline__ InRun(const DirectLayout& layout, i32 e) {
         const i32 inner = layout.of_channel == 1 ? layout.channels : layout.stride[1];
         const i32 outer = e / inner, rest = e - outer * inner;

@@ -84,6 +84,7 @@ struct DirectProduct {
     int lines[DOWN];  // the lane's lines of the halo, for the last window tap
     int b_line;       // the lane's place in W, in bytes
 
+    // width: positions of a row of the halo. Lanes load as ldmatrix wants it.
     __device__ __forceinline__ explicit DirectProduct(int width) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2;
 #pragma unroll

@@ -83,7 +83,7 @@ __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
 template <class Tile, bool TF32>
 struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;
-    int low, a_at, x_position;
+    int low, a_at, x_position;  // for ldmatrix: the lane's offsets in A and in a run of X, in bytes
 
     __device__ __forceinline__ DirectFragmentsOf() {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
@@ -102,6 +102,7 @@ struct DirectFragmentsOf {
         matrices<true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
     }
 };
+// TF32, word by word: lane 4 g + t loads row g (filter or column) and k = t; see tensor_core.cuh.
 template <class Tile>
 struct DirectFragmentsOf<Tile, true> {
     static constexpr int DOWN = PANEL / 16, STEPS = 2, K = tensor_core::K<float>;
@@ -161,6 +162,8 @@ struct DirectSums {
     int x_at[PAIRS], next[PAIRS];
     int n_pairs;
 
+    // first_vector: number of the block's first run, in the order (tap row, window column). width:
+    // runs of a row of X in shared memory.
     __device__ __forceinline__ DirectSums(const DirectLayout& layout, int first_vector, int width) {
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
@@ -218,6 +221,7 @@ struct DirectSums {
                 y + place_of_position<Tile>(in_line / Tile::VECTOR, first + i));
         of_y[0] += sum;
     }
+    // to[filter][column] = sums.
     __device__ __forceinline__ void write(float* to) const {
         using Pair = vec::Vec<float, 2>;
         const int lane = threadIdx.x % WARP;

@@ -117,6 +117,7 @@ struct ImageReader {
     bool exists;         // the column exists
     Offset plane;
 
+    // For the thread's column place.first_column + threadIdx.x % COLUMNS.
     __device__ __forceinline__ ImageReader(const ImageLayout& layout, const Place& place, Tap* taps,
                                            const E* read, const E* all_packed)
         : layout(layout), taps(taps) {
@@ -182,16 +183,19 @@ struct ImageReader {
         first += Tile::DEPTH * static_cast<i64>(plane);
         a += volume(layout.kernel) * A_SIZE;
     }
+    // Starts the copy of A for the current tap and channels.
     __device__ __forceinline__ void copy_a(E* part) const {
         copy_packed<Tile>(part, a + static_cast<i64>(taps[tap].index) * A_SIZE);
         async_copy::commit();
     }
+    // What the column reads by the current tap.
     __device__ __forceinline__ Source<E, Offset> source() const {
         return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
     }
     // Channels from the thread's first one on; it may have more or fewer than its own, or less than
     // 0.
     __device__ __forceinline__ int channels() const { return layout.depth - depth - own_depth; }
+    // Stores group i of the thread's channels as elements of B.
     __device__ __forceinline__ void store_b(E* part, int i, const Group<E>& group) const {
         E* const to = part + store_at + Tile::b_at(i * Tile::GROUP, 0);
         if constexpr (Tile::BY_COLUMNS) {

@@ -23,6 +23,7 @@ struct ExactImage {
         a_line = (product.first_row + a_swizzle) * LINE_NBYTES;
         b_line = Tile::A_NBYTES + (product.first_column + b_swizzle) * LINE_NBYTES;
     }
+    // Adds slice k of the stage: two vectors of four k each.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also&) const {
@@ -59,6 +60,7 @@ struct ExactWeights {
         a_vector = product.first_row / 4 + lane / 4;
         b_vector = product.first_column / 4 + lane % 4;
     }
+    // Adds slice k of the stage: Tile::K positions.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also&) const {

@@ -106,6 +106,7 @@ struct ImageCopier {
     const uint4 *read_of, *w_of;
     u32 bit;
 
+    // Starts a stage, to which `copy` is called for each slice; `close` ends it and moves on.
     __device__ __forceinline__ void open() {
         bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];

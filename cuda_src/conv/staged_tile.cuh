@@ -179,6 +179,7 @@ struct ImageFragments {
         a_vector = high;
         b_vector = middle;
     }
+    // Loads slice k of the stage: its vectors 2 k and 2 k + 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const u8* const a_of = stage + a_line + ((2 * k + a_vector) ^ low) * 16;
@@ -224,6 +225,7 @@ struct WeightFragmentsOf {
                 Tile::A_NBYTES +
                 place_of_position<Tile>(product.first_column / 8 + 2 * j + high, low + middle * 8);
     }
+    // Loads slice k of the stage: its positions k * K to k * K + K - 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         stage += k * Tile::K * LINE_NBYTES;
@@ -246,6 +248,7 @@ struct WeightFragmentsOf<Tile, true> {
         for (int j = 0; j < Tile::ACROSS; ++j)
             b_at[j] = Tile::A_NBYTES + place(product.first_column + 8 * j);
     }
+    // The lane's word of rows or columns first to first + 7.
     static __device__ __forceinline__ int place(int first) {
         const int lane = threadIdx.x % WARP, at = first + lane / 4;
         return place_of_position<Tile>(at / Tile::VECTOR, lane % 4) + at % Tile::VECTOR * 4;
@@ -277,7 +280,8 @@ using WeightFragments = WeightFragmentsOf<Tile, Tile::IS_TF32>;
 
 constexpr int SLICES = 4;  // parts of a stage: copies, and products, are issued slice by slice
 
-// A multiplier by tensor cores. also(a) is called with each A that it loads.
+// The multiplier of add_stages by mma.sync: add(stage, k) loads slice k of a stage as fragments and
+// adds its products to D, then calls also(a) with the fragments of A.
 template <class Tile, class Fragments>
 struct ByTensorCores {
     Fragments fragments;

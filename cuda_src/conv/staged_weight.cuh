@@ -80,10 +80,13 @@ struct WeightCopier {
         if (!rows && at < Tile::IN_LINE)
             to[at] = {(first_position + number * Tile::IN_LINE + at) * x_vectors, 1};
     }
+    // Starts a stage, to which `copy` is called for each slice; `close` ends it and moves on.
     __device__ __forceinline__ void open() {
         copy_rows(stage_number + Tile::AHEAD);
         reads = shared.rows[stage_number % ROW_SLOTS<Tile>] + line;
     }
+    // Copies the thread's vectors of Y to A and of X to B, for every SLICES-th of its positions
+    // from `slice` on; zeros outside of the arrays. Called in the order of slices.
     __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
 #pragma unroll
@@ -123,6 +126,7 @@ struct StagedRowSums {
     static __device__ __forceinline__ int across() {
         return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
+    // Adds the sums of the rows of `a`.
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};

@@ -24,6 +24,7 @@ __device__ __forceinline__ int kept(int number) {
     return number;
 }
 
+// Constants of a tile, and the layout of a part of A and B in shared memory.
 template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false,
           bool COPIED = false>
 struct Tile {
@@ -135,6 +136,7 @@ struct TensorProduct {
             for (int j = 0; j < ACROSS; ++j)
                 f(row + down * 8, first_column + j * 8 + lane % 4 * 2, sums[slab][j] + 2 * down);
     }
+    // The row of D that is row `in_slab` of a slab.
     static __device__ __forceinline__ int row_of(int slab, int in_slab) {
         return in_slab / 16 * (DOWN * 16) + slab * 16 + in_slab % 16;
     }
@@ -258,6 +260,7 @@ struct PlainProduct {
         for (int j = 0; j < ACROSS; j += 2)
             f(threadIdx.x / 16, first_column + j / W * (16 * W) + j % W, sums[slab] + j);
     }
+    // The row of D that is row `in_slab` of a slab.
     static __device__ __forceinline__ int row_of(int slab, int in_slab) {
         return in_slab * DOWN + slab;
     }

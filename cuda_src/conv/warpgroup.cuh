@@ -30,6 +30,7 @@ __device__ __forceinline__ Operand moved(Operand operand, int nbytes) { return o
 //     bits 16-29   from a panel to the next    bits 62-63   swizzle mode, 1: 128 bytes
 using Operand = u64;
 
+// The descriptor of the operand that begins at `first`; moved: nbytes further on.
 __device__ __forceinline__ Operand operand(const u8* first) {
     const u32 at = static_cast<u32>(__cvta_generic_to_shared(first));
     constexpr u64 HOW = static_cast<u64>(1) << 62 | static_cast<u64>(EIGHT_NBYTES / 16) << 32 |

@@ -33,7 +33,8 @@ static_assert(BUCKETS == WARP);
 __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
 
-// An element of dY and the row of dX that it is added to.
+// An element of dY of NBYTES, as bits, and the row of dX that it is added to; in one word if NBYTES
+// is 2 (rows then have 16 bits).
 template <int NBYTES>
 struct Entry;
 template <>

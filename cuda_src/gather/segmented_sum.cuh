@@ -136,6 +136,7 @@ struct Parent {
     u32 node, ticket, children;  // children: of a block
     Key first = 0, last = 0;     // keys of the node's entries
 
+    // Starts to load the keys of the parent's first and last entry.
     __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
                                       const Level& level, const Parents& parents, u32 first_block) {
         const u32 block = blockIdx.x - first_block;

@@ -119,6 +119,7 @@ struct Sum {
             for (int d = 0; d < NODE_DEPTH<Key>; ++d) add(loaded[d]);
         }
     }
+    // Adds the FANOUT nodes from `first` on in order.
     template <class Key>
     __device__ __forceinline__ void add_children(const NodeSums<A, Key>& nodes, Key first) {
         const A* from = nodes.at(first);

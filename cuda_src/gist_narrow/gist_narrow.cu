@@ -47,7 +47,8 @@ struct ToFp10 {
         return y;
     }
 };
-// y = the third number `share` of the elements that the words x encode.
+// y = elements share * WRITE to (share + 1) * WRITE - 1 of those that the words x encode, share <
+// 3.
 struct FromFp10 {
     __device__ Vec<T, WRITE> operator()(const Vec<u32, FP10_WORDS>& x, int share) const {
         Vec<T, WRITE> y;
@@ -207,6 +208,8 @@ struct ScaledFp8 {
         return encoded;
     }
 
+    // y[i] = (number of codes[i]) * 2^scale. decode_four is faster where codes are no upper bytes
+    // of halves.
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
         const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         Vec<T, WRITE> y;

@@ -49,7 +49,7 @@ __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code
                : 0;
 }
 
-// True if the code says of a tile a range of bytes that values can have; the range may be empty.
+// True if the range of bytes that the starts give to a tile is valid for values; it may be empty.
 template <class T, int GROUPS>
 __device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
                                           bool aligned) {

@@ -50,6 +50,7 @@ class Span {
     u32 from, end;
     u32 asked[EARLY];
 
+    // Loads the thread's next EARLY words; 1, a count of 0, past the end.
     __device__ __forceinline__ void ask() {
 #pragma unroll
         for (int i = 0; i < EARLY; ++i) {
@@ -57,6 +58,7 @@ class Span {
             asked[i] = tile < end ? look(words, tile) : 1;
         }
     }
+    // True if all words that the warp has loaded were published.
     __device__ __forceinline__ bool answered() const {
         bool all = true;
 #pragma unroll

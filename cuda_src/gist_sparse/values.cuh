@@ -74,6 +74,7 @@ struct Msfp15 {
     }
 
   private:
+    // The box of values[0..7].
     static __device__ uint2 encode_box(const E* values) {
         constexpr int AT_ONCE = sizeof(E) == 8 ? 2 : 8;  // doubles would take 16 registers
         float box[8];

@@ -106,7 +106,8 @@ struct Unsliced {
         return loaded;
     }
 
-    // How many zeros start at `column`, which is one: up to the run's start or the row's end.
+    // How many zeros follow from `column` on, if that is one: up to the run's start or the row's
+    // end.
     __device__ i64 zeros_from(i64 column) const {
         if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
@@ -144,6 +145,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
 
 // ---- FlattenAndUnpad: output[row] = x[indices[row]] ---------------------------------------------
 
+// The source of FlattenAndUnpad's output.
 struct Selected {
     Divisor width;
     const T* x;
@@ -167,6 +169,7 @@ __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* in
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
 
+// The source of PadAndUnflatten's output.
 struct Padded {
     Divisor width;
     const T* x;

@@ -109,6 +109,7 @@ struct Gathered {
     }
 
   private:
+    // True if neighbour k is in window o.
     static __device__ __forceinline__ bool reaches(const Geometry& geometry,
                                                    const i32 (&first)[AXES], const i32 (&o)[AXES],
                                                    int k) {
@@ -158,6 +159,7 @@ struct WindowsOfRows {
     }
 
   private:
+    // True if window k exists and its element is in the image, where window 0's is in row `row`.
     __device__ bool has(i32 row, int k) const {
         const i64 its_row = row + static_cast<i64>(k) * geometry.stride[ROWS_AXIS];
         return k < n_rows && its_row >= 0 && its_row < geometry.image[ROWS_AXIS];

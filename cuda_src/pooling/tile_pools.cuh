@@ -70,6 +70,7 @@ struct Means {
         : rows(row, planes.image[0], planes.padded[0], include_pad),
           across(column, planes.image[1], planes.padded[1], include_pad) {}
 
+    // FULL: all windows have KERNEL_ROWS * KERNEL_COLUMNS elements that count.
     __device__ __forceinline__ A of(A sum, int r, int c) const {
         constexpr int ALL = KERNEL_ROWS * KERNEL_COLUMNS;
         constexpr A INVERSE = A(1) / A(ALL);
@@ -124,8 +125,8 @@ struct PartOfGradient {
     using A = Acc<T>;
     A sums[Rows::made][Across::made];
 
-    // Calls visit(sums[i][j], i, j, v) for each element (i, j) of the part and window column v such
-    // that window (w, v) of those around the tile contains the element.
+    // For row w of the windows around the tile: calls visit(sums[i][j], i, j, v) whenever window
+    // (w, v) contains element (i, j) of the part.
     template <class Visit>
     __device__ __forceinline__ void visit_windows(int w, const Visit& visit) {
 #pragma unroll
