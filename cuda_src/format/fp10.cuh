@@ -51,7 +51,7 @@ __device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
-// All as numbers first; only if one of the N is NaN, all again by the slower two_to_fp10.
+// First all N as if none were NaN; only if one is, all again by the slower two_to_fp10.
 template <int N>
 __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     constexpr u32 TO_NAN = 0x8000 - 0x7C01;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
 }
 
 // By way of half, in which a bfloat16 from 2^-17 on is exact, or infinite if its code is. Only if
-// one of the N is smaller and not 0, or NaN, all again one by one.
+// one of the N is NaN, or smaller but not 0, all again by the slower to_fp10.
 template <int N>
 __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
     constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF, TO_NAN = 0x8000 - 0x7F81;
@@ -103,8 +103,8 @@ __device__ __forceinline__ E decode(u32 code) {
     return nan::converted<E>(__ushort_as_half(static_cast<u16>(code << 6)));
 }
 
-// y[i] = number of code i of the word, i < 3. For float, as numbers first, then the NaNs among
-// them; for other types the sparse decoder has too few registers for that.
+// y[i] = number of code i of the word, i < 3. For float, first all as if none were NaN, then the
+// NaNs; for other types the sparse decoder has too few registers for that.
 template <class E>
 __device__ __forceinline__ void decode_word(u32 word, E* y) {
     constexpr u32 EACH = 1u << 2 * BITS | 1u << BITS | 1u;

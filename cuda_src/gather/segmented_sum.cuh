@@ -40,6 +40,8 @@ struct BatchItem {
     i64 batch, item;
     u32 column_block;
 
+    // Grid x has the blocks of `fold` batches of n items, column_blocks blocks for each blockDim.y
+    // items; grid z counts the folds. Blocks before first_block are not counted.
     __device__ explicit BatchItem(Items items, u32 first_block = 0) {
         const u32 n_blocks = static_cast<u32>(items.column_blocks);
         const u32 own_block = blockIdx.x - first_block, block = own_block / n_blocks;

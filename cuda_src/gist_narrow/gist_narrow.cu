@@ -208,8 +208,7 @@ struct ScaledFp8 {
         return encoded;
     }
 
-    // y[i] = (number of codes[i]) * 2^scale. decode_four is faster where codes are no upper bytes
-    // of halves.
+    // y[i] = (number of codes[i]) * 2^scale. decode_four is faster for E4M3 only.
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
         const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
         Vec<T, WRITE> y;
