@@ -97,9 +97,9 @@ struct Loaded<T, 1> {
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 
-// Loads the lane's vectors that lie in one run; bit u of the result: vector u is loaded. Lane u
-// asks for the run of row u; if it ends inside the row, every lane asks for the run of its own
-// vector.
+// Loads the lane's vectors that lie in one run; bit u of the result: vector u is loaded.
+// Lane u asks for the run of row u; if it ends inside the row, every lane asks for the
+// run of its own vector.
 template <class S, class Source>
 __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
                                          Loaded<typename S::Word, S::words>* loaded) {

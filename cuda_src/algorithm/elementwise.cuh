@@ -17,8 +17,8 @@ namespace cto::elementwise {
 using fast_division::Divisor;
 using vec::Vec;
 
-// A block of THREADS computes a tile; a thread loads NBYTES of elements of type T of each array
-// together.
+// A block of THREADS computes a tile; a thread loads NBYTES of elements of type T
+// of each array together.
 template <class T, int THREADS, int NBYTES>
 struct Tiling {
     static constexpr int width = vec::WIDTH<T>;      // elements of a vector
@@ -29,8 +29,8 @@ struct Tiling {
 
 // ---- a thread's elements of one array, vector u in held[u] --------------------------------------
 //
-// load and store access aligned vectors; load_apart and store_apart single elements, S::threads
-// apart.
+// load and store access aligned vectors; load_apart and store_apart single
+// elements, S::threads apart.
 
 template <class S>
 __device__ __forceinline__ u32 apart(u32 offset, int i) {

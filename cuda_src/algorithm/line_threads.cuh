@@ -26,8 +26,8 @@ __device__ __forceinline__ A negative_infinity() {
     return -static_cast<A>(__int_as_float(0x7F800000));
 }
 
-// Maxima and sums over `threads` neighbouring threads: a power of two up to WARP, or the whole
-// block.
+// Maxima and sums over `threads` neighbouring threads: a power of two up to
+// WARP, or the whole block.
 template <class A>
 struct RowThreads {
     u32 threads;

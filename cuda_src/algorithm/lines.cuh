@@ -2,10 +2,10 @@
 // Operators like softmax: a line of an array is reduced before its elements can be written.
 //
 // An array (n_outer, length, stride) has n_outer * stride lines; neighbours along a line are
-// `stride` elements apart. The threads of a line share its slots. With stride 1 a slot is a vector
-// of 16 aligned bytes; the elements before the first and after the last vector (the edges) are one
-// a thread. With other strides a slot is one element, and neighbouring threads have neighbouring
-// lines.
+// `stride` elements apart. The threads of a line share its slots. With stride 1 a slot is a
+// vector of 16 aligned bytes; the elements before the first and after the last vector (the
+// edges) are one a thread. With other strides a slot is one element, and neighbouring threads
+// have neighbouring lines.
 //
 //     slots of one thread   0  1  2 | 3  4  5 | 6  7  8 | 9     DEPTH = 3 slots a batch
 //     batch                 0         1         2         3
@@ -100,10 +100,10 @@ struct Line {
     }
 };
 
-// The addresses of a line's slots: at(batch, u) = first + slot * pitch. PINNED, for rows (pitch =
-// WIDTH): an empty asm hides how `first` was computed, so that each address takes one instruction;
-// otherwise the compiler computes each from the row's number. It is hidden as a global address, so
-// that loads stay global ones.
+// The addresses of a line's slots: at(batch, u) = first + slot * pitch. PINNED, for rows (pitch
+// = WIDTH): an empty asm hides how `first` was computed, so that each address takes one
+// instruction; otherwise the compiler computes each from the row's number. It is hidden as a
+// global address, so that loads stay global ones.
 template <class E, int WIDTH, int DEPTH, bool PINNED>
 struct SlotsOf {
     E* first;
@@ -193,9 +193,9 @@ struct Reader {
         }
     }
 
-    // Hides from the compiler that the elements are the same as before: it would keep 2-byte
-    // elements widened from one use to the next, for which there are too few registers. `zero` is
-    // 0.
+    // Hides from the compiler that the elements are the same as before: it would keep
+    // 2-byte elements widened from one use to the next, for which there are too few
+    // registers. `zero` is 0.
     __device__ __forceinline__ void renew(u32 zero) {
         if constexpr (IN_WORDS<E, WIDTH>) {
 #pragma unroll

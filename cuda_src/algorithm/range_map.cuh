@@ -28,8 +28,8 @@ __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
 }
 
-// Maps this thread's vectors of N of the elements [first, end): MANY of them, THREADS vectors
-// apart.
+// Maps this thread's vectors of N of the elements [first, end): MANY of them,
+// THREADS vectors apart.
 template <int N, int MANY, int THREADS, class Map>
 __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
     typename Map::template Loaded<N> loaded[MANY];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Reductions in a fixed order: elements of a range, lanes of a warp, warps of a block, blocks of a
-// group.
+// Reductions in a fixed order: elements of a range, lanes of a warp, warps of a
+// block, blocks of a group.
 //
 // A range of elements may start at any element: its middle is read by vectors of 16 aligned bytes,
 // its two edges element by element. Which thread adds which elements depends only on sizes,
@@ -17,8 +17,8 @@ using zeroed::Zeroed;
 
 // ---- threads and blocks -------------------------------------------------------------------------
 
-// The sum over groups of `lanes` lanes, a power of two, for each lane of the group. All lanes call
-// it.
+// The sum over groups of `lanes` lanes, a power of two, for each lane of the
+// group. All lanes call it.
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 #pragma unroll 1
@@ -119,8 +119,8 @@ struct Span {
     }
 };
 
-// Calls visit(vector) for vectors thread, thread + n_threads, ... of a span, UNROLL of them loaded
-// together.
+// Calls visit(vector) for vectors thread, thread + n_threads, ... of a span, UNROLL of
+// them loaded together.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, i64 span,
                                            u32 thread, u32 n_threads, Visit& visit) {

@@ -291,9 +291,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position, channel).
-// A block has LINE_VECTORS vectors of channels and `of_block` strips, a thread a vector and a
-// strip.
+// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position,
+// channel). A block has LINE_VECTORS vectors of channels and `of_block` strips, a thread
+// a vector and a strip.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
@@ -431,9 +431,9 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
         conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
-// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of positions,
-// for an X of few channels; y_sums[part][filter] = sums of y. Either may be null. Block part *
-// column_tiles + column tile.
+// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of
+// positions, for an X of few channels; y_sums[part][filter] = sums of y. Either may be null.
+// Block part * column_tiles + column tile.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,
                         const __grid_constant__ DirectLayout layout) {
@@ -443,8 +443,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
                                                                  layout, shared);
 }
 
-// w = sum over `count` parts of `parts`, which conv__direct_weight wrote: blocks [0,
-// blocks_of_weights). bias = sum of y_parts: the blocks after these. `summers` threads share a sum.
+// Blocks before blocks_of_weights: w = sum over `count` parts of `parts`, which conv__direct_weight
+// wrote. The others: bias = sum of y_parts. `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        u32 column_tiles, u32 blocks_of_weights,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT Convolutions with groups of one channel and one filter, of arrays
-// (n, position, channel). A thread has a vector of V channels, a block a tile of LINE_VECTORS
-// vectors.
+// (n, position, channel). A thread has a vector of V channels, a block a tile of
+// LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
@@ -44,8 +44,8 @@ __device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
     return layout.stride[2] == 1 && layout.dilation[2] == 1;
 }
 
-// window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not in [0,
-// extent); i < N.
+// window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not
+// in [0, extent); i < N.
 template <int V, int N, class E>
 __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
                                             vec::Vec<E, V> (&window)[N]) {

@@ -71,8 +71,8 @@ __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const Direc
     async_copy::commit();
 }
 
-// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in fragments of tensor
-// cores.
+// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in
+// fragments of tensor cores.
 template <class Tile>
 struct DirectProduct {
     using E = typename Tile::E;
@@ -105,8 +105,8 @@ struct DirectProduct {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sums[i][j][k] = 0;
     }
-    // Adds the products of a window tap, whose positions are `shift` lines after those of the last
-    // tap.
+    // Adds the products of a window tap, whose positions are `shift` lines after
+    // those of the last tap.
     __device__ __forceinline__ void add_tap(const u8* w, const u8* halo, int shift, int depth) {
         const int high = threadIdx.x % WARP / 16;
         int at[DOWN];

@@ -78,8 +78,8 @@ __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
     }
 }
 
-// Loads fragments for 16 positions of a line: A has filters as rows, B the columns of two runs of
-// X.
+// Loads fragments for 16 positions of a line: A has filters as rows, B the
+// columns of two runs of X.
 template <class Tile, bool TF32>
 struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;
@@ -157,8 +157,8 @@ struct DirectSums {
 
     float sums[DOWN][2 * PAIRS][4] = {}, of_y[4] = {};
     Fragments fragments;
-    // In shared memory, in bytes: offset of the lane's run of each pair; from its first run to its
-    // second.
+    // In shared memory, in bytes: offset of the lane's run of each pair; from its
+    // first run to its second.
     int x_at[PAIRS], next[PAIRS];
     int n_pairs;
 

@@ -23,9 +23,9 @@ namespace cto::conv::image {
 using namespace lines;
 using namespace tile;
 
-// The positions of one residue along one axis. Number i < count is position first + i * step; by
-// tap j < taps, which is tap first_tap + j * tap_step of the kernel, it reads start + i * stride +
-// j * jump.
+// The positions of one residue along one axis. Number i < count is position first + i
+// * step; by tap j < taps, which is tap first_tap + j * tap_step of the kernel, it
+// reads start + i * stride + j * jump.
 struct Line {
     i32 count, first, step;
     i32 taps, first_tap, tap_step;
@@ -192,8 +192,8 @@ struct ImageReader {
     __device__ __forceinline__ Source<E, Offset> source() const {
         return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
     }
-    // Channels from the thread's first one on; it may have more or fewer than its own, or less than
-    // 0.
+    // Channels from the thread's first one on; it may have more or fewer than
+    // its own, or less than 0.
     __device__ __forceinline__ int channels() const { return layout.depth - depth - own_depth; }
     // Stores group i of the thread's channels as elements of B.
     __device__ __forceinline__ void store_b(E* part, int i, const Group<E>& group) const {
@@ -313,8 +313,8 @@ __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
     return lines[0].taps * lines[1].taps * lines[2].taps;
 }
 
-// The number of taps: `counted`, or counted again where a register for it would spill (CUDA 13,
-// 9.0).
+// The number of taps: `counted`, or counted again where a register for it would
+// spill (CUDA 13, 9.0).
 template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
     if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))

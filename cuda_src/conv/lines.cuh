@@ -30,8 +30,8 @@ struct LineReader {
     i64 plane;          // positions of an image
     i32 count;          // existing channels; others are copied as zeros
 
-    // to[line][i] = position first + i of channel `line`, i < LENGTH, line < LINES; zeros from
-    // `end` on.
+    // to[line][i] = position first + i of channel `line`, i < LENGTH, line
+    // < LINES; zeros from `end` on.
 
     template <int LINES>
     __device__ __forceinline__ void copy(E* to, i64 first, i64 end) const {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void copy_packed(typename Tile::E* part,
     }
 }
 
-// ---- a pipeline of copies -------------------------------------------------------------------------
+// ---- a pipeline of copies -----------------------------------------------------------------------
 
 // For `count` parts in order: copy(stage) starts a part's copies, add(stage) is called when they
 // are complete. Of 2 or 4 stages, all but one are in flight while one is added. Two take less

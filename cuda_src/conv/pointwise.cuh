@@ -56,10 +56,10 @@ __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
     }
 }
 
-// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over the
-// group's channels. Lines begin at multiples of 8 bytes in what is read and written. `packed` is W
-// in parts of Tile::DEPTH channels; `parts` is shared memory, for `stages` parts of W and of what
-// is read.
+// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over
+// the group's channels. Lines begin at multiples of 8 bytes in what is read and written.
+// `packed` is W in parts of Tile::DEPTH channels; `parts` is shared memory, for `stages`
+// parts of W and of what is read.
 template <class Tile>
 __device__ __forceinline__ void write_convolution_of_lines(
     const typename Tile::E* read, const typename Tile::E* packed, const typename Tile::E* bias,

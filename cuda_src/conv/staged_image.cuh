@@ -11,8 +11,8 @@ using namespace staged_exact;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// A tap: `read` is the distance of what it reads from what tap 0 reads, `w` its place in W; in
-// vectors.
+// A tap: `read` is the distance of what it reads from what tap 0 reads, `w` its
+// place in W; in vectors.
 struct StagedTap {
     i32 read, w;
 };
@@ -31,8 +31,8 @@ __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
     return (channels + width - 1) / width;
 }
 
-// Tap `number` of the residue's taps. w_tap: vectors between taps in W; vectors: those of a
-// position.
+// Tap `number` of the residue's taps. w_tap: vectors between taps in W;
+// vectors: those of a position.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
     u32 rest = number;

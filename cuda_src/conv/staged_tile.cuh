@@ -17,8 +17,8 @@ using namespace image;
 constexpr int LINE_VECTORS = LINE_NBYTES / 16;
 constexpr int WARPGROUP = 4 * WARP;
 
-// Constants of a tile. EXISTS is false for types and GPUs without staged kernels: functions do
-// nothing.
+// Constants of a tile. EXISTS is false for types and GPUs without staged kernels:
+// functions do nothing.
 template <class Element, int N_ROWS, bool TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
@@ -206,8 +206,8 @@ __device__ __forceinline__ int place_of_position(int vector, int line) {
     return (vector / LINE_VECTORS * Tile::IN_LINE + line) * LINE_NBYTES + (in_line ^ of_line) * 16;
 }
 
-// Loads fragments from stages whose lines are positions: transposed by ldmatrix, or TF32 word by
-// word.
+// Loads fragments from stages whose lines are positions: transposed by ldmatrix,
+// or TF32 word by word.
 template <class Tile, bool TF32>
 struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes

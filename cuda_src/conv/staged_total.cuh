@@ -45,10 +45,10 @@ __device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i3
     return sum;
 }
 
-// w[filter][tap][channel] = sum over `count` parts: channels last, as in the parts. `summers`
-// threads share the sum of four channels, each adds every summers-th part. If groups of
-// joined_filters filters were joined to one, sums of a filter and a channel of different groups are
-// left out.
+// w[filter][tap][channel] = sum over `count` parts: channels last, as in the parts.
+// `summers` threads share the sum of four channels, each adds every summers-th part. If
+// groups of joined_filters filters were joined to one, sums of a filter and a channel of
+// different groups are left out.
 template <class Tile>
 __device__ __forceinline__ void write_lines_of_weights(const float* parts, typename Tile::E* w,
                                                        i32 count, i32 summers, i32 joined_filters,
@@ -142,8 +142,8 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
-// w = sum over `count` parts: channels last if filters is 0, else taps last with `filters` filters
-// a block.
+// w = sum over `count` parts: channels last if filters is 0, else taps last with
+// `filters` filters a block.
 template <class Tile>
 __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
                                                typename Tile::E* w, i32 count, i32 summers,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT The gradient of W over staged arrays: rows are filters, columns are
-// (tap, channel), and the sum is over positions. A block sums one part of the positions;
-// staged_total.cuh adds the parts. Blocks of the first columns also sum Y, for the gradient of a
-// bias.
+// (tap, channel), and the sum is over positions. A block sums one part of the
+// positions; staged_total.cuh adds the parts. Blocks of the first columns also sum Y,
+// for the gradient of a bias.
 #pragma once
 #include "conv/staged_image.cuh"
 #include "conv/staged_row_sums.cuh"
@@ -19,9 +19,9 @@ using namespace staged_warpgroups;
 using weight::weight_tile;
 using weight::WeightTile;
 
-// Buffers for StagedRows: those of a stage are copied AHEAD stages before the stage itself, which
-// is copied AHEAD stages before it is multiplied. (AHEAD + 1 would do, but no barrier separates the
-// first.)
+// Buffers for StagedRows: those of a stage are copied AHEAD stages before the stage itself,
+// which is copied AHEAD stages before it is multiplied. (AHEAD + 1 would do, but no barrier
+// separates the first.)
 template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
@@ -44,8 +44,8 @@ struct WeightShared {
 template <class Tile>
 constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
-// Copies stages of IN_LINE positions. A thread copies one vector in eight of every AT_ONCE-th
-// position.
+// Copies stages of IN_LINE positions. A thread copies one vector in eight of
+// every AT_ONCE-th position.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;

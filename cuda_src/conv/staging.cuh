@@ -105,8 +105,8 @@ __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArra
     }
 }
 
-// to = the staged array of `from`: block `block` has PANEL channels and PANEL positions of an
-// image.
+// to = the staged array of `from`: block `block` has PANEL channels and PANEL
+// positions of an image.
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -135,9 +135,9 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     transposer.store(to, array.padded, array.padded - channel, positions);
 }
 
-// to[row][tap][k] = W of joined groups: several groups become one, with zeros where filter and
-// channel are of different groups. A row is a filter and k a channel; in the gradient the other way
-// round.
+// to[row][tap][k] = W of joined groups: several groups become one, with zeros where
+// filter and channel are of different groups. A row is a filter and k a channel; in the
+// gradient the other way round.
 template <class E, bool TF32>
 __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
                                          const JoinedGroups& groups, u32 block) {

@@ -42,8 +42,8 @@ __device__ __forceinline__ Operand moved(Operand operand, int nbytes) {
 }
 #endif
 
-// Makes this thread's copies to shared memory visible to products that start after the next
-// barrier.
+// Makes this thread's copies to shared memory visible to products that start
+// after the next barrier.
 __device__ __forceinline__ void show_copies() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

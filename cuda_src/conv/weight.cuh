@@ -96,8 +96,8 @@ struct WeightReader {
         y = all_y +
             (static_cast<i64>(tile.group) * layout.rows + tile.first_row) * volume(layout.output);
     }
-    // The first of the groups of Tile::GROUP rows or columns that the thread copies; the next is
-    // STEP on.
+    // The first of the groups of Tile::GROUP rows or columns that the thread
+    // copies; the next is STEP on.
     static __device__ __forceinline__ int own_group() { return threadIdx.x / Tile::DEPTH; }
     // Moves on by DEPTH positions, which are step[0] images and step[1..3] along the axes.
     __device__ __forceinline__ void advance() {
@@ -111,8 +111,8 @@ struct WeightReader {
         }
         n += layout.step[0] + carry;
     }
-    // groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() + i *
-    // STEP) * GROUP on; zeros beyond the last row or position.
+    // groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() + i
+    // * STEP) * GROUP on; zeros beyond the last row or position.
     __device__ __forceinline__ void gather_a(Group<E> (&groups)[ROW_GROUPS]) const {
         const i64 plane = volume(layout.output);
         const Offset line = static_cast<Offset>(at[0]) * layout.output[1] + at[1];
@@ -139,9 +139,9 @@ struct WeightReader {
                                   groups[i]);
         }
     }
-    // groups[i] = X, where the tap of column group own_group() + i * STEP reads for the thread's
-    // position, of the group's channels; zeros beside the image and beyond the last channel or
-    // position.
+    // groups[i] = X, where the tap of column group own_group() + i * STEP reads for the
+    // thread's position, of the group's channels; zeros beside the image and beyond the
+    // last channel or position.
     __device__ __forceinline__ void gather_b(Group<E> (&groups)[COLUMN_GROUPS]) const {
         const i64 plane = volume(layout.image);
         i32 from[3];
@@ -173,8 +173,8 @@ struct WeightReader {
     }
 };
 
-// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last index is the
-// fastest.
+// sums[blockIdx.x][row][column] = D[row][column] of this block's tile; the last
+// index is the fastest.
 template <class Tile>
 __device__ __forceinline__ void write_sums(const Product<Tile>& product, typename Tile::Sum* sums) {
     using Sum = typename Tile::Sum;

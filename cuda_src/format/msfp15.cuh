@@ -97,8 +97,8 @@ __device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
     return fraction == 0 ? 0 : (bits >> 25 & 0x40u) | max(magnitude, 1u);
 }
 
-// encode_four by integers, for boxes with E < SMALLEST_EXACT_EXPONENT. Without KEEP_SIGN subnormals
-// are 0.
+// encode_four by integers, for boxes with E < SMALLEST_EXACT_EXPONENT. Without
+// KEEP_SIGN subnormals are 0.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
     u32 codes = 0;
@@ -296,8 +296,8 @@ __device__ __forceinline__ u32 offset_magnitudes(u32 codes) {
     return ((0x40404040u + magnitudes) & ~negative) | ((0x40404040u - magnitudes) & negative);
 }
 
-// (byte j of `offset` - 64) * quantum: the byte as low bits of the float 2^23 gives 2^23 + 64 + M,
-// exactly.
+// (byte j of `offset` - 64) * quantum: the byte as low bits of the float 2^23 gives
+// 2^23 + 64 + M, exactly.
 __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum) {
     const u32 bits = __byte_perm(offset, 0x4B000000u, 0x7540 | j);
     return multiply_subnormal(__uint_as_float(bits) - 8388672.0f, quantum);

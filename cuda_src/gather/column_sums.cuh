@@ -25,8 +25,8 @@ __device__ __forceinline__ bool is_taken(float sum) {
 }
 __device__ __forceinline__ u32 taker_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
 
-// For the first of the lanes in the mask `lanes`: value = sum of the values of these lanes, in
-// order.
+// For the first of the lanes in the mask `lanes`: value = sum of the values of
+// these lanes, in order.
 template <class A>
 __device__ __forceinline__ void sum_of_lanes(u32 lanes, A& value) {
     const bool is_first = (lanes & ((1u << lane()) - 1u)) == 0;
@@ -103,8 +103,8 @@ struct BucketSums {
     }
 };
 
-// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, by vectors of columns if
-// aligned.
+// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, by vectors
+// of columns if aligned.
 template <class T>
 __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restrict__ dx,
                                            i64 first_row, i64 first_column, i64 n_rows, i64 width) {

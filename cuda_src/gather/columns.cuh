@@ -100,8 +100,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// {row of dX, value} of an element of dY, {0, 0} for an index out of range; first_row = that of its
-// row.
+// {row of dX, value} of an element of dY, {0, 0} for an index out of range;
+// first_row = that of its row.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
                   : EntryOf<T>::of(0, 0);
 }
 
-// ---- first launch ---------------------------------------------------------------------------------
+// ---- first launch -------------------------------------------------------------------------------
 
 // `count` rounded up to whole runs.
 __device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
@@ -164,7 +164,7 @@ __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices,
     if (column < sort.columns) counts[count_at(column, part.span, sort)] = total;
 }
 
-// ---- second launch --------------------------------------------------------------------------------
+// ---- second launch ------------------------------------------------------------------------------
 
 // The entries of a tile of dY, column by column, with room for the +0 entries that fill runs up.
 template <class T>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Gradients of the gather operators.  CPU provider: cupy_training_ops/families/gather/reference.py
 //
-// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has its own target(k).
-// Ways:
+// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has
+// its own target(k). Ways:
 //
 //     few            each element of dX compares all targets
 //     atomic         atomic additions, not deterministic
@@ -212,17 +212,17 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
                                const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
-// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
-// of k among equals, by one block; target(k) is the row that index k names. Empty for keys of 64
-// bits.
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of
+// target(k), and of k among equals, by one block; target(k) is the row that index k names.
+// Empty for keys of 64 bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
                       const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
 }
-// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
-// of k among equals, by one block; target(k) is the row that index tuple k names. Empty for keys of
-// 64 bits.
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of
+// target(k), and of k among equals, by one block; target(k) is the row that index tuple k
+// names. Empty for keys of 64 bits.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
@@ -237,15 +237,15 @@ extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
                                const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
-// sums[row that index k names] += slice k of dy, by atomic additions; nothing for an index out of
-// range.
+// sums[row that index k names] += slice k of dy, by atomic additions; nothing for
+// an index out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
     add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
-// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for a tuple out
-// of range.
+// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for
+// a tuple out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                            ACC* sums, const __grid_constant__ Items items,
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_elements_by_strips(GatherElement{indices, lines}, dy, sums, rows, blocks_a_strip);
 }
 
-// ---- entry points: gather_elements_grad of elements that stay in their columns: columns.cuh ------
+// ---- entry points: gather_elements_grad of elements that stay in their columns: columns.cuh -----
 //
 // For elements of 4 bytes at most; for longer ones two of the kernels are empty.
 
@@ -326,8 +326,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
-// starts[key] = how many of the n sorted entries have a smaller key, key <= n_rows; one key a
-// thread.
+// starts[key] = how many of the n sorted entries have a smaller key, key
+// <= n_rows; one key a thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     radix_sort::find_start(sorted, starts, n, n_rows,

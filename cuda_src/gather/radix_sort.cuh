@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Stable radix sort of (key, position) entries, the least significant digit first, two launches a
-// digit.
+// Stable radix sort of (key, position) entries, the least significant digit first,
+// two launches a digit.
 //
 // Each block owns a span of the entries, whole tiles of it. The first launch counts the digits of
 // every span; the second sums those counts to know where each digit of its own span goes, and moves

@@ -70,9 +70,9 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
-// Edges of a node of level 1 with several keys: of_first = sum of its first key's entries, if the
-// node before begins with this key, too; of_last = sum of its last key's, if the node after ends
-// with it.
+// Edges of a node of level 1 with several keys: of_first = sum of its first key's entries,
+// if the node before begins with this key, too; of_last = sum of its last key's, if the
+// node after ends with it.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
                                           Key last_key, Key first, const Sizes& sizes,
@@ -194,9 +194,9 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// sum += the entries [low, high) of n: first the edges of level 1, then on each level the nodes
-// that no node of the next level covers. `edges` has the sums of entries after a segment's last
-// node.
+// sum += the entries [low, high) of n: first the edges of level 1, then on each level
+// the nodes that no node of the next level covers. `edges` has the sums of entries after
+// a segment's last node.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
@@ -307,10 +307,10 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
     return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
-// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread sums
-// `count` rows. The first n_long items of the grid, one for every LONG_ROW entries, sum long rows
-// instead: these take longest and often are neighbours, which one thread would sum one after the
-// other.
+// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread
+// sums `count` rows. The first n_long items of the grid, one for every LONG_ROW entries,
+// sum long rows instead: these take longest and often are neighbours, which one thread
+// would sum one after the other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,

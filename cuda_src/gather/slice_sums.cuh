@@ -48,8 +48,8 @@ struct NodeSums {
     __device__ const A* at(Key node) const { return slice_of(node); }
 };
 
-// A list of n items: first, first + 1, ..., middle - 1, middle + skipped, middle + skipped + 1,
-// ....
+// A list of n items: first, first + 1, ..., middle - 1, middle + skipped,
+// middle + skipped + 1, ....
 template <class Key>
 struct Ends {
     Key first, n, middle, skipped;

@@ -33,8 +33,8 @@ __device__ __forceinline__ u32 upper_bytes(u32 low, u32 high) {
     return __byte_perm(low, high, 0x7531);
 }
 
-// Each half of the word rounded to nearest even at its upper byte: E5M2 is the upper byte of a
-// half.
+// Each half of the word rounded to nearest even at its upper byte: E5M2 is the
+// upper byte of a half.
 __device__ __forceinline__ u32 round_halves(u32 magnitudes) {
     return magnitudes + 0x007F007Fu + (magnitudes >> 8 & 0x00010001u);
 }

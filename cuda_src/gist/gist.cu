@@ -158,7 +158,7 @@ struct Msfp15Decode {
     }
 };
 
-// ---- gradient of Relu from the bits that Pack1 makes ---------------------------------------------
+// ---- gradient of Relu from the bits that Pack1 makes --------------------------------------------
 
 // dx[i] = dy[i] where bit 7 - (shift + i) of `bits` is set, else 0.
 __device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits, int shift) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict_
     }
 }
 
-// ---- Relu, and the bits that Pack1 makes ----------------------------------------------------------
+// ---- Relu, and the bits that Pack1 makes --------------------------------------------------------
 
 // x[i] = max(x[i], 0), a NaN stays. Returns the byte of Pack1: bit 7 - j is set where element j is
 // positive. SHARES neighbouring threads have the eight elements of a byte; each returns the byte.

@@ -17,10 +17,10 @@ struct Array {
     bool aligned;
 };
 
-// x has shape (outer, groups, inner). A run is `inner` neighbouring elements of one group; it is
-// cut into `per_run` pieces of `tiles` tiles. Of every `stride` pieces of a group one is measured,
-// chosen by a hash: `pieces` in all. `lanes` lanes share a group; tiles divides lanes, powers of
-// two both.
+// x has shape (outer, groups, inner). A run is `inner` neighbouring elements of one group; it
+// is cut into `per_run` pieces of `tiles` tiles. Of every `stride` pieces of a group one is
+// measured, chosen by a hash: `pieces` in all. `lanes` lanes share a group; tiles divides
+// lanes, powers of two both.
 struct Sample {
     i64 groups, inner, stride;
     u32 per_run, pieces, tiles, lanes;

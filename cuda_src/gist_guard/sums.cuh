@@ -33,9 +33,9 @@ struct Totals {
         worst = larger(other.worst, worst);
         exponent = max(other.exponent, exponent);
     }
-    // Adds one group: group_deviation += deviation, worst = max(worst, of_group / deviation), where
-    // `of_group` is the group's error. worst becomes infinite where of_group >= MOST_RATIO *
-    // deviation; an error of 0 leaves worst as it is.
+    // Adds one group: group_deviation += deviation, worst = max(worst, of_group / deviation),
+    // where `of_group` is the group's error. worst becomes infinite where of_group >= MOST_RATIO
+    // * deviation; an error of 0 leaves worst as it is.
     __device__ __forceinline__ void add_group(double deviation, double of_group) {
         group_deviation += deviation;
         if (!(of_group > 0)) return;
@@ -63,8 +63,8 @@ __device__ __forceinline__ Totals loaded(const Totals& from) {
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// totals = those of the first n lanes of a warp added up, in each of the n lanes; n is a power of
-// two.
+// totals = those of the first n lanes of a warp added up, in each of the n
+// lanes; n is a power of two.
 __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
     for (u32 step = n / 2; step > 0; step /= 2)

@@ -42,8 +42,8 @@ __device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
     for (int j = 0; j < TILE; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
     return largest >> 23;
 }
-// The same of doubles: E = biased exponent - 896 (1023 - 127), at least 0; 255 beyond float's
-// range.
+// The same of doubles: E = biased exponent - 896 (1023 - 127), at least 0; 255
+// beyond float's range.
 __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
@@ -76,8 +76,8 @@ __device__ __forceinline__ float least_of(double x) {
     return bits_of(x) << 1 != 0 ? HALF_STEP : 0.0f;
 }
 
-// |x| - |decoded x|, in quanta: M = |x| / STEP rounded half up, from 1 (but 0 of 0) to 63. least =
-// least_of(x).
+// |x| - |decoded x|, in quanta: M = |x| / STEP rounded half up, from 1 (but 0 of 0) to
+// 63. least = least_of(x).
 template <class A>
 __device__ __forceinline__ float off_of(A quanta, float least) {
     const float size = fabsf(format::msfp15::truncated(quanta));

@@ -30,8 +30,7 @@ using Index = CTO_INDEX;
 constexpr int RESIDENT = 3;           // blocks on a multiprocessor: leaves 56 registers a thread
 constexpr int WRITE = vec::WIDTH<T>;  // elements in a decoder's 16-byte store
 
-// ---- FP10: an encoder reads 48 bytes, which become whole words; three decoder threads share these
-// --
+// ---- FP10: an encoder's 48 bytes become whole words, which three decoding threads share ---------
 
 constexpr int FP10_READ = 48 / sizeof(T);
 constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;
@@ -47,8 +46,8 @@ struct ToFp10 {
         return y;
     }
 };
-// y = elements share * WRITE to (share + 1) * WRITE - 1 of those that the words x encode, share <
-// 3.
+// y = elements share * WRITE to (share + 1) * WRITE - 1 of those that the
+// words x encode, share < 3.
 struct FromFp10 {
     __device__ Vec<T, WRITE> operator()(const Vec<u32, FP10_WORDS>& x, int share) const {
         Vec<T, WRITE> y;
@@ -57,7 +56,7 @@ struct FromFp10 {
     }
 };
 
-// ---- indices: two in a byte, the first in its lower half ------------------------------------------
+// ---- indices: two in a byte, the first in its lower half ----------------------------------------
 
 constexpr int READ_INDICES = sizeof(Index) == 1 ? 16 : 8;
 constexpr int WRITTEN_INDICES = vec::WIDTH<Index>;
@@ -103,7 +102,7 @@ struct FromIndices {
     }
 };
 
-// ---- scaled numbers: an encoded tile is its scales, 2 bytes a block, then 1,024 codes of 1 byte -----
+// ---- scaled numbers: an encoded tile is its scales, 2 bytes a block, then 1,024 codes of 1 byte -
 
 constexpr int READ = 8;
 constexpr int TILE_THREADS = TILE / READ;

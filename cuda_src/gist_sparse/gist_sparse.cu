@@ -20,8 +20,8 @@
 #include "gist_sparse/tile.cuh"
 #include "gist_sparse/values.cuh"
 
-// T: the elements; for AsTheyAre, words of their size (Pair: 16 bytes). VALUES: codec of the
-// values.
+// T: the elements; for AsTheyAre, words of their size (Pair: 16 bytes).
+// VALUES: codec of the values.
 #ifndef CTO_T
 #define CTO_T u32
 #endif
@@ -56,7 +56,7 @@ constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<
 
 __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
 
-// ---- encoding -------------------------------------------------------------------------------------
+// ---- encoding -----------------------------------------------------------------------------------
 
 // Global scratch memory.
 struct Scratch {
@@ -173,9 +173,9 @@ __device__ __forceinline__ void store_values(const Encoding& call, const Packed&
     }
 }
 
-// Head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin of each tile's values},
-// filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin, the last one the
-// rest.
+// Head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin of each tile's
+// values}, filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin,
+// the last one the rest.
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
                                               i64 begin) {
     u8* const starts = call.y + HEAD_NBYTES;
@@ -197,8 +197,8 @@ __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& p
     if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
 }
 
-// Stores a tile's raw elements. If none is zero, packed.values are the elements; else x is read
-// again.
+// Stores a tile's raw elements. If none is zero, packed.values are the elements;
+// else x is read again.
 __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
                                           u32 count) {
     u8* const to = call.y + HEAD_NBYTES;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // blocks change from KEPT to COUNTED at the first tile that is not full.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// The way of a block at its first tile: KEPT if tile 0 is full, else SPARSE.
+// The way of a block at its first tile: KEPT if tile 0 is full (then it has no mark), else SPARSE.
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;
@@ -304,7 +304,7 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
     }
 }
 
-// ---- decoding -------------------------------------------------------------------------------------
+// ---- decoding -----------------------------------------------------------------------------------
 
 // y = tile `tile` of the code x. The code may be any bytes: a tile whose values do not lie inside
 // it is 0, or NaN for codecs with HAS_NAN. Mask and begins are loaded first, to hide their latency.

@@ -14,7 +14,7 @@ using namespace tile;
 using Counts = u32[WARP];
 static_assert(TILE_NBYTES == 16 * WARP * WARP);
 
-// ---- bits of elements -----------------------------------------------------------------------------
+// ---- bits of elements ---------------------------------------------------------------------------
 
 // True if element i of the 16 bytes `words` is not zero (-0 is not).
 template <class T>
@@ -72,8 +72,7 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
     return bits;
 }
 
-// ---- bits of a thread's vector: 2 bytes of mask for 16 elements, 1 byte or a part of it for fewer
-// ---
+// ---- bits of a thread's vector: 2 bytes of the mask, or 1 byte or a part of it ------------------
 
 // Stores `bits` of the thread's vector `row` in the tile's mask. Threads that share a byte combine
 // their bits by shuffles, and the first stores it.
@@ -93,8 +92,8 @@ __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     }
 }
 
-// The bits of the thread's vector `row` of a tile, from the mask of n elements; 0 past element n -
-// 1.
+// The bits of the thread's vector `row` of a tile, from the mask of n elements;
+// 0 past element n - 1.
 template <class T, int ROWS>
 __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
     constexpr int WIDTH = vec::WIDTH<T>;
@@ -105,11 +104,11 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
     return bits & ((1u << (n - first < WIDTH ? n - first : WIDTH)) - 1);
 }
 
-// ---- ranks ----------------------------------------------------------------------------------------
+// ---- ranks --------------------------------------------------------------------------------------
 
-// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums several rows,
-// in fields of a word. A field has room for the sum of 31 lanes; if 32 overflow it, `- own` undoes
-// that.
+// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums
+// several rows, in fields of a word. A field has room for the sum of 31 lanes; if 32
+// overflow it, `- own` undoes that.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
     constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;
@@ -145,7 +144,7 @@ __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32
     return __shfl_sync(ALL_LANES, up_to, WARP - 1);
 }
 
-// ---- elements by their bits -----------------------------------------------------------------------
+// ---- elements by their bits ---------------------------------------------------------------------
 
 // value[i] = the next element of packed, from packed[place] on, if bit i is set, else 0.
 template <class T>

@@ -17,7 +17,7 @@ constexpr int TILE = TILE_NBYTES / sizeof(T);  // elements of a tile
 __device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
 __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
 
-// ---- loads and stores at addresses of any alignment; aligned: at a multiple of sizeof(V) ------------
+// ---- loads and stores at addresses of any alignment; aligned: at a multiple of sizeof(V) --------
 
 template <class V>
 __device__ __forceinline__ V load_any(const u8* from, bool aligned) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_any(u8* to, const V& value, bool aligned) 
         to[i] = reinterpret_cast<const u8*>(&value)[i];
 }
 
-// ---- rows of a tile -------------------------------------------------------------------------------
+// ---- rows of a tile -----------------------------------------------------------------------------
 
 // Index in the array of the first element of the thread's vector `row`.
 template <class T, int ROWS>

@@ -89,8 +89,8 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
-    // The address of word j of dY's row for row `row` of dX, j may be outside of it; null for
-    // zeros.
+    // The address of word j of dY's row for row `row` of dX, j may be outside
+    // of it; null for zeros.
     __device__ const T* source_of(i64 row, i64 j) const {
         const i64 source = row_of(row);
         return source < 0 ? nullptr : dy + source * inner.count + j;
@@ -106,8 +106,8 @@ struct Unsliced {
         return loaded;
     }
 
-    // How many zeros follow from `column` on, if that is one: up to the run's start or the row's
-    // end.
+    // How many zeros follow from `column` on, if that is one: up to the run's
+    // start or the row's end.
     __device__ i64 zeros_from(i64 column) const {
         if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
@@ -115,8 +115,8 @@ struct Unsliced {
 };
 
 // SliceGrad for rows of whole vectors: a thread writes one vector of Tile::vecs rows, blockDim.y
-// apart, always at the same columns. These are dY's columns j, j + 1, ...; those outside of [begin,
-// end) do not exist and give 0. `column_blocks` blocks share a row.
+// apart, always at the same columns. These are dY's columns j, j + 1, ...; those outside of
+// [begin, end) do not exist and give 0. `column_blocks` blocks share a row.
 __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
                                            u32 column_blocks) {
     const u32 row_group = blockIdx.x / column_blocks;
@@ -161,7 +161,7 @@ struct Selected {
     }
 };
 
-// ---- PadAndUnflatten: output[row] = x[last k with indices[k] == row], else 0 ---------------------
+// ---- PadAndUnflatten: output[row] = x[last k with indices[k] == row], else 0 --------------------
 
 // True if `entry` of the table last_rows is valid for `target`. The table is never cleared; an
 // entry of an earlier call that passes this test is right, too.
@@ -177,8 +177,8 @@ struct Padded {
     const INDEX* indices;
     const i64* last_rows;
 
-    // The words from `position` to its row's end: x[last_rows[row]], zeros if that entry is not
-    // valid.
+    // The words from `position` to its row's end: x[last_rows[row]], zeros if
+    // that entry is not valid.
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = last_rows[cell.row], length = width.value - cell.column;
@@ -191,8 +191,8 @@ struct Padded {
 
 using namespace cto;
 
-// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0. A block writes a
-// tile.
+// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0.
+// A block writes a tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
@@ -238,8 +238,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// output[row] = input[last_rows[row]], zeros where that is no row of the input whose index is
-// `row`.
+// output[row] = input[last_rows[row]], zeros where that is no row of the input
+// whose index is `row`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {

@@ -33,8 +33,8 @@ struct Largest {
     }
 };
 
-// True if element i, between the first and the last element of window o, is in it: dilation leaves
-// gaps.
+// True if element i, between the first and the last element of window o, is in it:
+// dilation leaves gaps.
 __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[AXES],
                                       const i32 (&o)[AXES]) {
     bool all = true;
@@ -305,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// ---- 2-D windows known at compile time (tiles.cuh): one of n tiles a thread. Empty unless TILED ------
+// ---- 2-D windows known at compile time (tiles.cuh): one of n tiles a thread. Empty unless TILED -
 
 // y = the maximum of each window, indices = its number in X; either may be null. A thread has a
 // tile of TILE_ROWS x TILE_COLUMNS windows.

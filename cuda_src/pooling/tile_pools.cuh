@@ -8,7 +8,7 @@ namespace cto::pooling::tile_pools {
 
 using namespace tiles;
 
-// ---- means ------------------------------------------------------------------------------------------
+// ---- means --------------------------------------------------------------------------------------
 
 // x y + z, rounded once. In assembly, as -ftz=true makes fmaf flush subnormals.
 __device__ __forceinline__ float fused(float x, float y, float z) {
@@ -31,10 +31,10 @@ __device__ __forceinline__ float larger(float x, float y) {
 #endif
 }
 
-// sum / count, with the rounding of a division; inverse = 1 / count. One step of Newton: guess +
-// (sum - guess * count) * inverse. Quotients by small integers are never so near the middle between
-// two floats that the error of `inverse` matters; only a subnormal one exactly in the middle may
-// round either way.
+// sum / count, with the rounding of a division; inverse = 1 / count. One step of Newton: guess
+// + (sum - guess * count) * inverse. Quotients by small integers are never so near the middle
+// between two floats that the error of `inverse` matters; only a subnormal one exactly in the
+// middle may round either way.
 __device__ __forceinline__ float mean_of(float sum, float count, float inverse) {
     constexpr float LEAST = -3.4e38f;  // replaces the NaN that an infinite sum gives as remainder
     const float guess = multiply_subnormal(sum, inverse);
@@ -42,8 +42,8 @@ __device__ __forceinline__ float mean_of(float sum, float count, float inverse) 
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
 
-// count[w] = elements of window `first` + w along an axis that count, at least 1; inverse = 1 /
-// count.
+// count[w] = elements of window `first` + w along an axis that count, at least
+// 1; inverse = 1 / count.
 template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
@@ -117,7 +117,7 @@ __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, 
         });
 }
 
-// ---- gradients --------------------------------------------------------------------------------------
+// ---- gradients ----------------------------------------------------------------------------------
 
 // The part of dX of a tile.
 template <class T>
@@ -219,7 +219,7 @@ __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64
         });
 }
 
-// ---- largest elements -------------------------------------------------------------------------------
+// ---- largest elements ---------------------------------------------------------------------------
 
 // Running maximum, and its number in the plane.
 template <class A>

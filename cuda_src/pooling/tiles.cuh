@@ -25,8 +25,8 @@ struct Axis {
     static constexpr int stride = STRIDE, kernel = KERNEL, pad = PAD;
     static constexpr int reach = (TILE - 1) * STRIDE + KERNEL;  // elements of X in a tile's windows
     static constexpr int made = TILE * STRIDE;                  // elements of a tile's part of dX
-    // Windows before and after the tile's that contain elements of that part; `around`: all of
-    // them.
+    // Windows before and after the tile's that contain elements of that part;
+    // `around`: all of them.
     static constexpr int before = (KERNEL - 1 - PAD) / STRIDE, behind = (PAD + STRIDE - 1) / STRIDE;
     static constexpr int around = before + TILE + behind;
 
@@ -211,8 +211,8 @@ __device__ __forceinline__ void store_rounded(E* to, i32 rest, const Acc<E> (&va
 
 // ---- what is read -------------------------------------------------------------------------------
 
-// XColumns: columns of X in a tile's windows. YColumns: columns of windows around a tile's part of
-// dX.
+// XColumns: columns of X in a tile's windows. YColumns: columns of windows
+// around a tile's part of dX.
 constexpr int REACHED = Across::reach - PAD_COLUMNS;
 constexpr int X_OWN = X_VECTORS ? Across::made : REACHED;
 using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;

@@ -107,8 +107,8 @@ __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
             }
 }
 
-// Calls visit(index of window o in the plane, o, n) for all windows around elements i, ..., i +
-// length - 1 along the last axis: windows o, ..., o + n - 1 along this axis, n <= RUN.
+// Calls visit(index of window o in the plane, o, n) for all windows around elements i, ..., i
+// + length - 1 along the last axis: windows o, ..., o + n - 1 along this axis, n <= RUN.
 template <class Visit>
 __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i32 (&i)[AXES],
                                               i32 length, Visit&& visit) {
