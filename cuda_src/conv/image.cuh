@@ -63,7 +63,7 @@ struct Place {
     i64 first_column, columns;
 };
 
-// Sets `place` for block `block`, but place.columns; called by threads 0 to 2, one for each axis.
+// Sets all of `place` except its columns. Threads 0 to 2 call it, each for the Line of one axis.
 __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
                                            int rows, int columns, Place& place) {
     const u32 rest = divide(block, layout.tiles);

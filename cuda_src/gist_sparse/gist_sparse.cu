@@ -216,7 +216,8 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // blocks change from KEPT to COUNTED at the first tile that is not full.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// The way of a block at its first tile: KEPT if tile 0 is full (then it has no mark), else SPARSE.
+// The way of a block at its first tile: KEPT if tile 0 is full (then its word has no mark), else
+// SPARSE; then the block of tile 0 writes that no tile is full, *full = 0.
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;
@@ -354,9 +355,9 @@ using namespace cto;
 //
 // mask, values: byte offsets of the mask and of the first value in the code.
 
-// y = sparse code of x; or raw elements or nothing yet where it may be no shorter (see above). The
-// code is complete after gist_sparse__finish. A block takes tiles by tickets, so that fewer blocks
-// than tiles may run; tickets and groups are zero before the launch.
+// y = sparse code of x, if tile 0 is not full; else the raw elements of the full tiles from tile 0
+// on, and no others. gist_sparse__finish completes y. Blocks take tiles by tickets, so that there
+// may be fewer blocks than tiles; tickets and groups are zero before the launch.
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
