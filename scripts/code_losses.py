@@ -24,13 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import click
 import numpy as np
 import torch
-from map_models import Llama
 from markdown_table import row_of, table
 from memory_map import about
 from memory_map_report import coded_bytes
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_models import GPT, ResNet
+from training_models import GPT, Llama, ResNet
 
 import cupy_training_ops as cto
 

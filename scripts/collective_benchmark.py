@@ -12,9 +12,9 @@ bandwidths are those of NCCL's own tests: of n ranks 2 (n - 1) / n bytes for an 
 steps: of 1.3 billion float32 parameters; a reduce-scatter, update and all-gather beside an
 all-reduce and a whole update, the updates alone, and bytes of moments.
 
-buckets: the backward pass of a GPT of torch_models.py, float32 gradients, without and with buckets,
-and the buckets alone; on GPUs the same of PyTorch's DistributedDataParallel. Hidden is what of the
-communication's own time the pass does not become longer by.
+buckets: the backward pass of a GPT, float32 gradients, without and with buckets, and the buckets
+alone; on GPUs the same of PyTorch's DistributedDataParallel. Hidden is what of the communication's
+own time the pass does not become longer by.
 
 Cases take turns; medians count, those of steps and buckets of the slowest rank. --quick has small
 sizes; on the CPU it shows that steps and buckets run.
@@ -272,7 +272,7 @@ class Training:
 
     def __init__(self, xp: Any, quick: bool) -> None:
         import torch
-        from torch_models import GPT, text
+        from training_models import GPT, text
 
         self._torch = torch
         self.device = torch.device("cpu" if xp is np else f"cuda:{xp.cuda.runtime.getDevice()}")

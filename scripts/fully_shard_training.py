@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import click
 import torch
 import torch.distributed as dist
-from map_models import Panel, gpt
 from markdown_table import head_of, row_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
+from training_models import Panel, gpt
 
 import cupy_training_ops as cto
 

@@ -349,7 +349,7 @@ def compressed() -> dict[str, Action]:
     """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
     not; steps of a small GPT, whose tensors are not too small here."""
     import torch
-    from map_models import gpt
+    from training_models import gpt
 
     from cupy_training_ops.torch import activations, saved
 
