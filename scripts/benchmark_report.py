@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Tables of what scripts/benchmark.py measured.
 
-    python scripts/benchmark_report.py FILE           of one run
-    python scripts/benchmark_report.py FILE FILE      of two, side by side
+    python scripts/benchmark_report.py FILE           prints them
     python scripts/benchmark_report.py --take FILE    takes its records into docs/benchmark.jsonl
 
-The third puts them in place of older ones of the same cases; scripts/generate_tables.py writes the
+The second puts them in place of older ones of the same cases; scripts/generate_tables.py writes the
 tables of docs/performance.md and docs/performance/ from there.
 """
 
@@ -109,21 +108,18 @@ NOTES = {
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.option("--family", help="Only this family's cases.")
 @click.option("--take", is_flag=True, help="Take FILE's records into docs/benchmark.jsonl.")
-def main(files: tuple[Path, ...], family: str | None, take: bool) -> None:
-    """Print the tables of FILES; or take records, and say which ones stay older."""
-    if len(files) > 2 - take:
-        raise click.UsageError("one file, or two to compare")
-    results = [records(path) for path in files]
-    if take:
-        merged, older = merge(records(RECORDS), results[0])
-        RECORDS.write_text("".join(json.dumps(r) + "\n" for r in merged), encoding="utf-8")
-        lines = iter([f"not measured: {len(older)}", *(f"  {name}" for name in older)])
-    else:
-        lines = single(*results, family) if len(results) == 1 else side_by_side(*results, family)
-    click.echo("\n".join(lines))
+def main(file: Path, family: str | None, take: bool) -> None:
+    """Print the tables of FILE; or take its records, and say which ones stay older."""
+    results = records(file)
+    if not take:
+        click.echo("\n".join(single(results, family)))
+        return
+    merged, older = merge(records(RECORDS), results)
+    RECORDS.write_text("".join(json.dumps(r) + "\n" for r in merged), encoding="utf-8")
+    click.echo(f"not measured: {len(older)}" + "".join(f"\n  {name}" for name in older))
 
 
 def records(path: Path) -> list[Record]:
@@ -222,17 +218,6 @@ def best(record: Record) -> tuple[str, float]:
 def bold(text: str, marked: bool) -> str:
     """Text, in bold where marked."""
     return f"**{text}**" if marked else text
-
-
-def side_by_side(before: list[Record], after: list[Record], family: str | None) -> Iterator[str]:
-    """The times of two runs and their ratio."""
-    yield f"before: {machine_line(before)}"
-    yield f"after: {machine_line(after)}"
-    yield ""
-    earlier = {r["case"]: r["ms"]["median"] for r in cases(before, family)}
-    pairs = [(r["case"], earlier.get(r["case"]), r["ms"]["median"]) for r in cases(after, family)]
-    rows = ([c, f"{old:.4f}", f"{new:.4f}", f"{new / old:.2f}"] for c, old, new in pairs if old)
-    yield table(("case", "before ms", "after ms", "after / before"), rows)
 
 
 # ---- the documents -------------------------------------------------------------------------------
