@@ -106,7 +106,7 @@ def sums(group: cto.ProcessGroup, tensors: list[Any]) -> Calls:
 
 def moves(op: Any, x: Any, size: int) -> Calls:
     """One array of each rank, and several."""
-    pieces, parts = owned(x, size), owned(x, 8 * size)
+    pieces, parts = parts_of(x, size), parts_of(x, 8 * size)
     return {"ours": lambda: op(pieces), "ours, 8 arrays a rank": lambda: op(parts)}
 
 
@@ -129,7 +129,7 @@ def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
     return each if len(arrays) == 1 else together
 
 
-def owned(x: Any, n: int) -> list[Any]:
+def parts_of(x: Any, n: int) -> list[Any]:
     """Views of x, one behind the other, of which each rank owns an equal part."""
     ours, each = cupy.from_dlpack(x), LARGE // n
     return [ours[i * each : (i + 1) * each - (i == n - 1)] for i in range(n)]
@@ -152,7 +152,7 @@ def seconds(call: Call) -> tuple[float, float]:
     return start.elapsed_time(end) / 1e3 / BATCH, host / BATCH
 
 
-def rotated(names: list[str], i: int) -> list[str]:
+def rotate(names: list[str], i: int) -> list[str]:
     """Another one first in each round: behind another case the host's caches have nothing of it."""
     return names[i % len(names) :] + names[: i % len(names)]
 
@@ -169,7 +169,7 @@ def call_rows(xp: Any, group: cto.ProcessGroup, _: bool, rounds: int) -> Iterato
         found = cases(group)
         for i in range(rounds + 2):
             for case, (calls, _, _) in found.items():
-                for who in rotated(list(calls), i):
+                for who in rotate(list(calls), i):
                     times.setdefault((case, who), []).append(seconds(calls[who]))
         for (case, who), taken in times.items():
             _, nbytes, factor = found[case]
@@ -204,10 +204,10 @@ class Clock:
         """Milliseconds of one call, behind a call that is not counted."""
         before()
         self._meet(self._one)
-        self._done()
+        self._wait()
         began = time.perf_counter()
         call()
-        self._done()
+        self._wait()
         return (time.perf_counter() - began) * 1e3
 
     def slowest(self, own: list[float]) -> list[float]:
@@ -217,7 +217,7 @@ class Clock:
         (every,) = cto.nccl_all_reduce([every], group=self._group)
         return [float(ms) for ms in every.max(axis=0)]
 
-    def _done(self) -> None:
+    def _wait(self) -> None:
         if self._xp is not np:
             self._xp.cuda.Device().synchronize()
 
@@ -303,17 +303,17 @@ def bucket_rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> I
     training, clock = Training(xp, quick), Clock(xp, group)
     for megabytes in MEGABYTES:
         buckets = cto.torch.GradientBuckets(training.parameters, group, megabytes=megabytes)
-        yield from hidden(f"buckets of {megabytes:g} MB", clock, rounds, {
+        yield from overlap_rows(f"buckets of {megabytes:g} MB", clock, rounds, {
             "backward pass": (training.forward, lambda b=buckets: without(b, training.backward)),
             "with": (training.forward, lambda b=buckets: (training.backward(), b.wait())),
-            "alone": (pause, lambda b=buckets: sent(b, training.parameters)),
+            "alone": (pause, lambda b=buckets: send_all(b, training.parameters)),
         })  # fmt: skip
         buckets.close()
     if xp is not np and group.size > 1:
         yield from peer_rows(training, clock, rounds)
 
 
-def hidden(
+def overlap_rows(
     name: str, clock: Clock, rounds: int, calls: dict[str, tuple[Call, Call]]
 ) -> Iterator[Row]:
     """The times of three calls, and what is hidden."""
@@ -329,7 +329,7 @@ def without(buckets: Any, backward: Callable[[], None]) -> None:
         backward()
 
 
-def sent(buckets: Any, parameters: list[Any]) -> None:
+def send_all(buckets: Any, parameters: list[Any]) -> None:
     """All gradients at once, in the order of the buckets."""
     for place in itertools.chain.from_iterable(buckets._buckets._buckets):
         buckets._buckets.ready(place, parameters[place].grad)
@@ -358,7 +358,7 @@ def peer_rows(training: Training, clock: Clock, rounds: int) -> Iterator[Row]:
             for work in [dist.all_reduce(array, async_op=True) for array in arrays]:
                 work.wait()
 
-        yield from hidden(f"DistributedDataParallel, {megabytes:g} MB", clock, rounds, {
+        yield from overlap_rows(f"DistributedDataParallel, {megabytes:g} MB", clock, rounds, {
             "backward pass": (forward_alone, lambda d=wrapped: without_sync(d, training.backward)),
             "with": (lambda d=wrapped: training.forward(d), training.backward),
             "alone": (pause, alone),

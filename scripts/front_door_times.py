@@ -108,7 +108,7 @@ def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
                     found[way] = [f"longer than {limit:.0f} s", "", "", ""]
                 except BrokenProcessPool:
                     found[way] = ["the process ended", "", "", ""]
-                click.echo(row_of([name, way, *map(shown, found[way])]))
+                click.echo(row_of([name, way, *map(cell_text, found[way])]))
                 if any(isinstance(cell, str) for cell in found[way]):
                     workers.renew()
             ratios = (ratio(found, place) for place in range(2))
@@ -339,7 +339,7 @@ def names_of(name: str) -> list[str]:
 
 def cells_of(name: str, way: str, repeats: int) -> Cells:
     """The figures of one way."""
-    return measured(*ways_of(name)[way], repeats)
+    return figures(*ways_of(name)[way], repeats)
 
 
 def ratio(found: dict[str, Cells], place: int) -> str:
@@ -353,12 +353,12 @@ def _best(found: dict[str, Cells], place: int, *, is_ours: bool) -> float:
     return min((cell for cell in some if isinstance(cell, float)), default=0.0)
 
 
-def shown(cell: float | str) -> str:
+def cell_text(cell: float | str) -> str:
     """A number, or words."""
     return cell if isinstance(cell, str) else f"{cell:.3f}"
 
 
-def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
+def figures(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
     """Milliseconds called and captured, gigabytes; or why they are not there."""
 
     def step() -> None:
@@ -366,12 +366,12 @@ def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
         torch.autograd.grad(y, leaves, torch.ones_like(y))
 
     try:
-        ms, gb = called(step, repeats)
+        ms, gb = time_called(step, repeats)
         gbs = [gb, gb - sum(leaf.nbytes for leaf in leaves) / 1e9]
     except Exception as error:  # the other ways are measured all the same
         return [_words(error), "", "", ""]
     try:
-        return [ms, captured(step, repeats), *gbs]
+        return [ms, time_captured(step, repeats), *gbs]
     except Exception as error:
         return [ms, _words(error), *gbs]
 
@@ -381,7 +381,7 @@ def _words(error: Exception) -> str:
     return text.replace("|", "/")[:80]
 
 
-def called(step: Step, repeats: int) -> tuple[float, float]:
+def time_called(step: Step, repeats: int) -> tuple[float, float]:
     """Milliseconds, the median, and gigabytes beside what is there."""
     between_events(step, 3)
     before = torch.cuda.memory_allocated()
@@ -390,7 +390,7 @@ def called(step: Step, repeats: int) -> tuple[float, float]:
     return ms, (torch.cuda.max_memory_allocated() - before) / 1e9
 
 
-def captured(step: Step, repeats: int) -> float:
+def time_captured(step: Step, repeats: int) -> float:
     """Milliseconds of a replay, the median."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -445,7 +445,7 @@ def plain(parameters: Parameters, **given: Any) -> Step:
     return lambda: optimizer.step([p.grad for p in parameters], **given)
 
 
-def clipped(parameters: Parameters) -> Step:
+def plain_clipped(parameters: Parameters) -> Step:
     """The same with a loss scale and clipping."""
     return plain(parameters, loss_scale=torch.ones((), device="cuda"), max_norm=MAX_NORM)
 
@@ -466,36 +466,36 @@ def step_of(make: Optimizers) -> Callable[[Parameters], Step]:
     return lambda parameters: make(parameters).step
 
 
-def scaled(make: Optimizers) -> Callable[[Parameters], Step]:
+def with_scaler(make: Optimizers) -> Callable[[Parameters], Step]:
     """An optimizer as GradScaler steps it where nothing is to be unscaled before."""
 
-    def made(parameters: Parameters) -> Step:
+    def begin(parameters: Parameters) -> Step:
         optimizer: Any = make(parameters)
         optimizer.grad_scale = torch.ones((), device="cuda")
         optimizer.found_inf = torch.zeros((), device="cuda")
         return optimizer.step
 
-    return made
+    return begin
 
 
 def in_groups(make: Optimizers) -> Callable[[Parameters], Step]:
     """Vectors without decay, as is usual."""
 
-    def made(parameters: Parameters) -> Step:
+    def begin(parameters: Parameters) -> Step:
         matrices = [p for p in parameters if p.dim() > 1]
         vectors = [p for p in parameters if p.dim() == 1]
         return make([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]).step
 
-    return made
+    return begin
 
 
 adamw, fused = cto.torch.AdamW, partial(torch.optim.AdamW, fused=True)
 PAIRS: dict[str, tuple[Callable[[Parameters], Step], Callable[[Parameters], Step]]] = {
     "cto.AdamW, norm and step": (plain, step_of(fused)),
-    "cto.AdamW, unscaling, clipping": (clipped, fused_clipped),
+    "cto.AdamW, unscaling, clipping": (plain_clipped, fused_clipped),
     "cto.torch.AdamW": (step_of(adamw), step_of(fused)),
     "cto.torch.AdamW, two groups": (in_groups(adamw), in_groups(fused)),
-    "cto.torch.AdamW, GradScaler": (scaled(adamw), scaled(fused)),
+    "cto.torch.AdamW, GradScaler": (with_scaler(adamw), with_scaler(fused)),
     "cto.torch.AdamW, max_norm": (step_of(partial(adamw, max_norm=MAX_NORM)), fused_clipped),
 }
 LARGE: dict[str, Optimizers] = {

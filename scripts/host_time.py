@@ -182,7 +182,7 @@ def layer_norm_grad() -> Action:
     return partial(cto.layer_normalization_grad, *arrays(2), array(64), *arrays(2, 64, 1))
 
 
-def labelled(function: Any) -> Action:
+def loss_call(function: Any) -> Action:
     """A loss."""
     return partial(function, *arrays(1), array(64, dtype="i8"))
 
@@ -238,8 +238,8 @@ CALLS: dict[str, Callable[[], Action]] = {
     "layer_normalization": lambda: partial(cto.layer_normalization, *arrays(1), *arrays(2, 64)),
     "compress, msfp15": lambda: partial(cto.compress, *arrays(1), "msfp15"),
     "decompress, msfp15": lambda: cto.compress(*arrays(1), "msfp15").decompress,
-    "softmax_cross_entropy_loss": lambda: labelled(cto.softmax_cross_entropy_loss),
-    "cross_entropy_loss_and_grad": lambda: labelled(cto.cross_entropy_loss_and_grad),
+    "softmax_cross_entropy_loss": lambda: loss_call(cto.softmax_cross_entropy_loss),
+    "cross_entropy_loss_and_grad": lambda: loss_call(cto.cross_entropy_loss_and_grad),
     "ConcatTraining of 8": lambda: partial(cto.ConcatTraining(axis=0), arrays(8)),
     "sgd_optimizer": lambda: partial(cto.sgd_optimizer, array(1), *arrays(2)),
     "relu_grad": lambda: partial(cto.relu_grad, *arrays(2)),
@@ -262,7 +262,7 @@ def tensor_calls() -> dict[str, Action]:
     backend = HollowTensors()
     backend.driver.notes = False  # type: ignore[attr-defined]
     FOR_GOOD.enter_context(tensors_on(backend))
-    return {**functionals(), **nodes(), **steps(), **compressed()}
+    return {**functionals(), **nodes(), **steps(), **compression()}
 
 
 def functionals() -> dict[str, Action]:
@@ -287,11 +287,11 @@ def functionals() -> dict[str, Action]:
         (theirs, "gelu", ()),
     ):
         shown = name if module is ours else f"(torch) {name}"
-        found |= ways(shown, partial(_called, getattr(module, name), given))
+        found |= ways(shown, partial(_apply, getattr(module, name), given))
     return found
 
 
-def _called(function: Any, given: tuple[Any, ...], x: Any) -> Any:
+def _apply(function: Any, given: tuple[Any, ...], x: Any) -> Any:
     return function(x, *given)
 
 
@@ -331,7 +331,7 @@ def steps() -> dict[str, Action]:
     """A step of an optimizer over a model's parameters."""
     import torch
 
-    def made(kind: Any, **given: Any) -> Action:
+    def step_of(kind: Any, **given: Any) -> Action:
         some = [torch.nn.Parameter(torch.zeros(min(n, 64))) for n, *_ in SHAPES]
         for parameter in some:
             parameter.grad = torch.zeros_like(parameter)
@@ -339,13 +339,13 @@ def steps() -> dict[str, Action]:
         return step
 
     return {
-        "AdamW.step, 292 parameters": made(cto.torch.AdamW),
-        "AdamW.step, 8bit": made(cto.torch.AdamW, state="8bit"),
-        "AdamW.step, max_norm": made(cto.torch.AdamW, max_norm=1.0),
+        "AdamW.step, 292 parameters": step_of(cto.torch.AdamW),
+        "AdamW.step, 8bit": step_of(cto.torch.AdamW, state="8bit"),
+        "AdamW.step, max_norm": step_of(cto.torch.AdamW, max_norm=1.0),
     }
 
 
-def compressed() -> dict[str, Action]:
+def compression() -> dict[str, Action]:
     """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
     not; steps of a small GPT, whose tensors are not too small here."""
     import torch
@@ -366,12 +366,12 @@ def compressed() -> dict[str, Action]:
     made = torch.randn(1 << 16, requires_grad=True) * 2
     parameter, one = torch.nn.Parameter(torch.randn(1 << 16)), torch.ones(1)
 
-    def kept() -> None:
+    def pack_and_unpack() -> None:
         packed = always.pack(made)
         always._known.clear()  # else it is the same tensor still
         always.unpack(packed)
 
-    def told() -> None:
+    def products_in_mode() -> None:
         with default._thread.mode:
             products()
 
@@ -390,10 +390,10 @@ def compressed() -> dict[str, Action]:
     return {
         "(torch) step of a GPT": lambda: step(contextlib.nullcontext()),
         "step of a GPT, compressed": lambda: step(default),
-        "pack and unpack": kept,
+        "pack and unpack": pack_and_unpack,
         "pack and unpack, a parameter": lambda: default.unpack(default.pack(parameter)),
         "(torch) ten products": products,
-        "ten products, told of": told,
+        "ten products, told of": products_in_mode,
     }
 
 
