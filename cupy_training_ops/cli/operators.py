@@ -102,7 +102,7 @@ def verify(names: tuple[str, ...], as_json: bool, seed: int) -> None:
     outcomes = []
     with progress(samples.items(), "operators", lambda item: item[0]) as steps:
         for name, of_op in steps:
-            outcomes.append(_verified(name, of_op, seed, xp))
+            outcomes.append(_verify_samples(name, of_op, seed, xp))
             if lines:
                 lines.write("operator", **_fields(outcomes[-1]))
     if not as_json:
@@ -127,7 +127,7 @@ def _report(outcomes: Sequence[Verified]) -> None:
     click.echo(f"{len(outcomes)} operators, {passed} samples passed, {failed} failed")
 
 
-def _verified(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Verified:
+def _verify_samples(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Verified:
     outcome = Verified(name)
     for sample in samples:
         failure = mismatch(sample, seed, xp)
