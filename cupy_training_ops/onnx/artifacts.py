@@ -65,8 +65,9 @@ def make(
     loss: as of `with_loss`. trainable: names of initializers, by default all real ones of one
     dimension or more but those of `frozen`.
     """
-    graph = with_loss(read_inferred(model, OPSET), loss)
-    parameters = _parameters(graph)
+    graph, initializers = read_inferred(model, OPSET)
+    graph = with_loss(graph, loss)
+    parameters = _parameters(graph, initializers, trainable)
     names = _trained(parameters, trainable, frozen)
     value = graph.outputs[0].name
     training, gradients = add_gradients(in_training(graph), value, names)
@@ -88,8 +89,11 @@ def make(
     )
 
 
-def _parameters(graph: Graph) -> list[str]:
-    """The initializers that can be trained: real ones with a dimension, no running statistics."""
+def _parameters(
+    graph: Graph, initializers: Collection[str], named: Collection[str] | None
+) -> list[str]:
+    """The initializers that can be trained: real ones, single numbers if they are named, but no
+    running statistics."""
     updated = {
         name
         for node in graph.nodes
@@ -99,7 +103,11 @@ def _parameters(graph: Graph) -> list[str]:
     return [
         name
         for name, array in graph.constants.items()
-        if array.ndim and array.size and array.dtype.kind not in "biu" and name not in updated
+        if name in initializers
+        and (array.ndim or name in (named or ()))
+        and array.size
+        and array.dtype.kind not in "biu"
+        and name not in updated
     ]
 
 

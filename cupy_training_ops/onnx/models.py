@@ -53,8 +53,12 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
     return _graph(proto, folder, problems), proto, problems
 
 
-def read_inferred(model: Source, least_opset: int) -> Graph:
-    """The graph of a model with the types and shapes that ONNX infers, in this opset or a newer."""
+def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
+    """The graph of a model, and the names of its initializers.
+
+    It is in this opset or a newer one, has the types and shapes that ONNX infers, and what Constant
+    nodes make among its constants.
+    """
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
@@ -66,9 +70,11 @@ def read_inferred(model: Source, least_opset: int) -> Graph:
     except Exception as error:  # of ONNX's C++ code
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
-    graph = without_constants(_graph(proto, folder, problems), problems)
+    graph = _graph(proto, folder, problems)
+    whole = without_constants(graph, problems)
     problems.refuse()
-    return graph
+    inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
+    return replace(whole, inputs=inputs), frozenset(graph.constants)
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:

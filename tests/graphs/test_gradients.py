@@ -10,6 +10,8 @@ from onnx import TensorProto, helper
 
 import cupy_training_ops as cto
 
+from .one_operator import check_gradients
+
 torch = pytest.importorskip("torch")
 
 
@@ -40,3 +42,40 @@ def test_a_network_of_two_layers_is_trained_as_by_pytorch(rng: np.random.Generat
             array.data -= 0.125 * gradient
     for i, array in enumerate(ours):
         np.testing.assert_allclose(session.parameters[f"w{i}"], array.detach(), atol=1e-12)
+
+
+ELEMENTWISE = ["Abs", "Cos", "Erf", "Exp", "Neg", "Relu", "Sigmoid", "Sin", "Softplus", "Tanh"]
+
+
+@pytest.mark.parametrize("op_type", ELEMENTWISE)
+def test_gradients_of_elementwise_operators(op_type, rng) -> None:
+    check_gradients(op_type, [rng.standard_normal((3, 4))], rng)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("op_type", ["Add", "Div", "Mul", "Sub"])
+@pytest.mark.parametrize(
+    "shapes", [((2, 3), (2, 3)), ((2, 3), (3,)), ((3, 1), (2, 1, 4)), ((), (2,))]
+)
+def test_gradients_are_summed_over_repeats(op_type, shapes, is_dynamic, rng) -> None:
+    a, b = (rng.uniform(1, 2, shape) for shape in shapes)
+    check_gradients(op_type, [a, b], rng, is_dynamic=is_dynamic)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 3), (3, 4)),
+        ((3,), (3, 4)),
+        ((2, 3), (3,)),
+        ((3,), (3,)),
+        ((5, 2, 3), (3, 4)),
+        ((5, 2, 3), (5, 3, 4)),
+        ((6, 1, 2, 3), (5, 3, 4)),
+        ((3,), (5, 3, 4)),
+        ((5, 2, 3), (3,)),
+        ((2, 3), (5, 3, 4)),
+    ],
+)
+def test_gradients_of_products(shapes, rng) -> None:
+    check_gradients("MatMul", [rng.standard_normal(s) for s in shapes], rng)

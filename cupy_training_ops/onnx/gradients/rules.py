@@ -21,6 +21,7 @@ import numpy as np
 from ...dtypes import Dtype, HostArray
 from ...errors import ArgumentError, cut
 from ..graph import Extent, Node
+from ..models import onnx_package
 from .writer import Writer
 
 MICROSOFT = "com.microsoft"
@@ -233,6 +234,11 @@ class Site:
     def value(self, x: Term | None) -> HostArray | None:
         """The array of a constant; None of another value."""
         return None if x is None else self._writer.constants.get(x.name)
+
+
+def onnx_type(dtype: Dtype) -> int:
+    """The number of a type in ONNX, as Cast takes it."""
+    return int(onnx_package().helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def _repeated(whole: Sequence[Extent], part: Sequence[Extent]) -> tuple[int, ...] | None:
