@@ -23,7 +23,7 @@ from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
-from .passes import STATE
+from .passes import STATE, without_constants
 from .standard import NEWEST
 
 MOST_BYTES = 1 << 31  # of a protobuf
@@ -51,6 +51,30 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
     proto, folder, name = parse(model)
     problems = Problems(name)
     return _graph(proto, folder, problems), proto, problems
+
+
+def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
+    """The graph of a model, and the names of its initializers.
+
+    It is in this opset or a newer one, has the types and shapes that ONNX infers, and what Constant
+    nodes make among its constants.
+    """
+    onnx = onnx_package()
+    proto, folder, name = parse(model)
+    problems = Problems(name)
+    version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
+    try:
+        if version < least_opset:
+            proto = onnx.version_converter.convert_version(proto, least_opset)
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception as error:  # of ONNX's C++ code
+        pass_on(error)
+        raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
+    graph = _graph(proto, folder, problems)
+    whole = without_constants(graph, problems)
+    problems.refuse()
+    inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
+    return replace(whole, inputs=inputs), frozenset(graph.constants)
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:

@@ -45,7 +45,7 @@ CONSTANTS = {
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
     """The graph with constants in place of Constant nodes, shapes for gradients that need them, and
     states for nodes that draw."""
-    graph = _with_shapes(_without_constants(graph, problems), problems)
+    graph = _with_shapes(without_constants(graph, problems), problems)
     return _with_states(_with_early_shapes(graph), problems, seed)
 
 
@@ -103,7 +103,8 @@ def _state_place(node: Node) -> int | None:
     return place if len(node.inputs) <= place else None
 
 
-def _without_constants(graph: Graph, problems: Problems) -> Graph:
+def without_constants(graph: Graph, problems: Problems) -> Graph:
+    """The graph with the values of Constant nodes among its constants."""
     constants = {}
     for node in filter(_is_constant, graph.nodes):
         try:
