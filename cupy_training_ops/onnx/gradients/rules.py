@@ -122,7 +122,7 @@ class Site:
     @property
     def dy(self) -> Term:
         """The gradient of the first output; that of another is refused."""
-        for name, other in zip(self.node.outputs[1:], self.dys[1:], strict=True):
+        for name, other in zip(self.node.outputs[1:], self.dys[1:], strict=False):
             if other is not None:
                 raise ArgumentError(f"the gradient of its output {cut(name)!r} is not known")
         first: Term = self.dys[0]
@@ -258,6 +258,16 @@ class Site:
         outputs[place] = name
         self.replace_node(outputs=tuple(outputs))
         return Term(self, name)
+
+    def name_node(self) -> None:
+        """Give the node a name that no other has."""
+        names = [node.name for node in self._writer.forward]
+        if not self.node.name or names.count(self.node.name) > 1:
+            taken = set(names)
+            name = self.node.outputs[0]
+            while name in taken:
+                name += "_"
+            self.replace_node(name=name)
 
     def replace_node(self, **changes: Any) -> None:
         """Change the forward node."""
