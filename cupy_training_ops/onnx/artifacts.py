@@ -10,15 +10,20 @@ session trains both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..codecs.atomic_file import atomic_write
+from ..codecs.numpy_file import StrPath
+from ..declare.schema import finite
 from ..dtypes import FLOAT32, Dtype
 from ..errors import cut, refuse, shown
-from .checkpoint import Checkpoint
+from .checkpoint import FILES, Checkpoint, checkpoint_bytes
 from .checks import BUFFER
 from .gradients import add_gradients, in_evaluation, in_training
 from .gradients.rules import INT64, MICROSOFT
@@ -32,15 +37,14 @@ RESET = "lazy_reset_grad"
 OUT = "_grad.accumulation.out"
 BOOL = np.dtype(bool)
 FLAG = "onnx::update_completed::0"  # the optimizer's output
-ADAM_W = {
-    "adam_mode": 0,
-    "alpha": 0.9,
-    "beta": 0.999,
-    "correct_bias": 1,
-    "epsilon": 1e-8,
-    "weight_decay": 0.01,
+OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
+    "AdamW": (
+        "AdamWOptimizer",
+        {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 0.01},
+        ("first_order_moments", "second_order_moments"),
+    ),
+    "SGD": ("SGDOptimizerV2", {}, ()),
 }
-MOMENTS = ("first_order_moments", "second_order_moments")
 
 
 class Artifacts(NamedTuple):
@@ -52,6 +56,44 @@ class Artifacts(NamedTuple):
     checkpoint: Checkpoint
 
 
+def make_artifacts(
+    model: Source,
+    folder: StrPath,
+    *,
+    loss: Any,
+    trainable: Collection[str] | None = None,
+    frozen: Collection[str] | None = None,
+    optimizer: str = "AdamW",
+    clip_norm: float | None = None,
+    prefix: str = "",
+    **numbers: float,
+) -> None:
+    """Write what trains an inference model, as `generate_artifacts` of ONNX Runtime does.
+
+    folder: is made; gets training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint,
+    with `prefix` before each name. Files that are there are replaced. Other arguments as of
+    `TrainingSession.from_model`. onnxruntime-training 1.19.2 trains the files as well where it has
+    the operators; it reads models up to opset 21, and Adam's step there is of float32 alone.
+    """
+    made = make(
+        model,
+        loss=loss,
+        trainable=trainable,
+        frozen=frozen,
+        optimizer=optimizer,
+        clip_norm=clip_norm,
+        **numbers,
+    )
+    if not isinstance(folder, str | os.PathLike):
+        refuse("make_artifacts", "folder", "the path of a folder", shown(folder))
+    data = [proto.SerializeToString() for proto in made[:3]]
+    data.append(checkpoint_bytes(made.checkpoint))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, content in zip(FILES, data, strict=True):
+        with atomic_write(Path(folder) / f"{prefix}{name}") as stream:
+            stream.write(content)
+
+
 def make(
     model: Source,
     *,
@@ -59,12 +101,10 @@ def make(
     trainable: Collection[str] | None = None,
     frozen: Collection[str] | None = None,
     optimizer: str = "AdamW",
+    clip_norm: float | None = None,
+    **numbers: float,
 ) -> Artifacts:
-    """The artifacts of an inference model.
-
-    loss: as of `with_loss`. trainable: names of initializers, by default all real ones of one
-    dimension or more but those of `frozen`.
-    """
+    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
     graph, initializers = read_inferred(model, OPSET)
     graph = with_loss(graph, loss)
     parameters = _parameters(graph, initializers, trainable)
@@ -84,7 +124,7 @@ def make(
     return Artifacts(
         model_of(training, "training"),
         model_of(evaluation, "evaluation"),
-        model_of(_optimizer(optimizer, dtype), "optimizer"),
+        model_of(_optimizer(optimizer, dtype, clip_norm, numbers), "optimizer"),
         checkpoint,
     )
 
@@ -152,18 +192,31 @@ def _with_sums(graph: Graph, names: Sequence[str], gradients: dict[str, str]) ->
     )
 
 
-def _optimizer(name: str, dtype: Dtype) -> Graph:
+def _optimizer(
+    name: str, dtype: Dtype, clip_norm: float | None, numbers: Mapping[str, float]
+) -> Graph:
     """The graph of an optimizer's step over lists."""
-    kinds = {"AdamW": ("AdamWOptimizer", ADAM_W), "SGD": ("SGDOptimizerV2", {})}
-    if name not in kinds:
-        refuse("make_artifacts", "optimizer", " or ".join(map(repr, kinds)), shown(name))
-    op_type, attributes = kinds[name]
-    moments = MOMENTS if name == "AdamW" else ()
-    step = ("step",) if name == "AdamW" else ()
+    if name not in OPTIMIZERS:
+        refuse("make_artifacts", "optimizer", " or ".join(map(repr, OPTIMIZERS)), shown(name))
+    op_type, known, moments = OPTIMIZERS[name]
+    unknown = sorted(numbers.keys() - known.keys())
+    if unknown:
+        expected = f"numbers among {', '.join(known)}" if known else f"no numbers of {name}"
+        refuse("make_artifacts", unknown[0], expected, shown(numbers[unknown[0]]))
+    attributes = {**known, **{key: finite(value) for key, value in numbers.items()}}
     lists = ("params", "gradients", *moments)
     inputs = [Value("learning_rate", FLOAT32, (1,)), Value("step", INT64, (1,))]
     inputs += [Value(each, dtype, None, is_sequence=True) for each in lists]
-    node = Node(
-        op_type, MICROSOFT, 1, ("learning_rate", *step, *lists), (FLAG,), attributes, op_type
-    )
-    return Graph((node,), tuple(inputs), (Value(FLAG, BOOL, (1,)),), {})
+    nodes, gradients = [], "gradients"
+    if clip_norm is not None:
+        gradients = "onnx::clip_grad_norm_output::0"
+        limit = {"max_norm": finite(clip_norm)}
+        nodes.append(
+            Node(
+                "InplaceClipGradNorm", MICROSOFT, 1, ("gradients",), (gradients,), limit, gradients
+            )
+        )
+    numbers_read = ("learning_rate", *(["step"] if moments else []))
+    names = (*numbers_read, "params", gradients, *moments)
+    nodes.append(Node(op_type, MICROSOFT, 1, names, (FLAG,), attributes, op_type))
+    return Graph(tuple(nodes), tuple(inputs), (Value(FLAG, BOOL, (1,)),), {})

@@ -15,14 +15,13 @@ from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..device.marks import Marks
 from ..errors import ArgumentError, cut, refuse, shown
-from .checkpoint import Checkpoint, read_checkpoint
+from .checkpoint import FILES, Checkpoint, read_checkpoint
 from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
 from .models import Source, model_outputs, part_of, write_part
 from .session import Notes, Session
 from .training_state import Point, Transactional, exclusive, read_state, write_state
 
-FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 RESET = "lazy_reset_grad"
 DEFAULT_LR = 1e-3  # upstream's
 MOMENTS = ("first_order_moments", "second_order_moments")
@@ -90,11 +89,13 @@ class TrainingSession(Transactional):
         trainable: Collection[str] | None = None,
         frozen: Collection[str] | None = None,
         optimizer: str = "AdamW",
+        clip_norm: float | None = None,
         xp: Any = np,
         seed: int | None = None,
         activations: str | None = None,
         tf32: bool = False,
         graph: bool = False,
+        **numbers: float,
     ) -> TrainingSession:
         """A session that trains an inference model.
 
@@ -102,7 +103,9 @@ class TrainingSession(Transactional):
         the classes along axis 1 of the first output), "mse", "l1", "bce_with_logits", or the name
         of an output that is one number. trainable: the names of initializers that are trained; by
         default all real ones of one dimension or more. frozen: those that are not. optimizer:
-        "AdamW" or "SGD". Other arguments as of TrainingSession.
+        "AdamW", with `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD".
+        clip_norm: the largest norm of all gradients together. Other arguments as of
+        TrainingSession.
 
             session = TrainingSession.from_model("model.onnx", loss="cross_entropy")
             loss = session.step(x, labels)
@@ -111,7 +114,15 @@ class TrainingSession(Transactional):
         """
         from .artifacts import make
 
-        made = make(model, loss=loss, trainable=trainable, frozen=frozen, optimizer=optimizer)
+        made = make(
+            model,
+            loss=loss,
+            trainable=trainable,
+            frozen=frozen,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+            **numbers,
+        )
         session = cls.__new__(cls)
         options: dict[str, Any] = {
             "seed": seed,
