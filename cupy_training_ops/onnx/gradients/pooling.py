@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ...errors import ArgumentError
-from .rules import BOOL, INT64, Site, Term, gradient
+from .rules import INT64, Site, Term, gradient
 
 
 @gradient("MaxPool")
@@ -74,9 +74,7 @@ def _of_norm(site: Site, p: int) -> Term:
     """dy y^(1 - p), 0 where y is 0."""
     y = site.outputs[0]
     power = site.op("Pow", y, site.number(1 - p, y))
-    nothing = site.number(0, y)
-    is_zero = site.op("Equal", y, nothing, dtype=BOOL)
-    return site.op("Where", is_zero, nothing, site.dy * power, like=y)
+    return site.choose(site.compare("Equal", y, 0), 0, site.dy * power)
 
 
 def _slope(site: Site, x: Term, p: int) -> Term:

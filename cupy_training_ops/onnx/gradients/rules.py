@@ -27,8 +27,7 @@ from ..standard.table import HALVES
 from .writer import Writer
 
 MICROSOFT = "com.microsoft"
-INT64 = np.dtype(np.int64)
-BOOL = np.dtype(bool)
+INT64, BOOL = np.dtype(np.int64), np.dtype(bool)
 
 Rule = Callable[["Site"], "Sequence[Term | None]"]
 RULES: dict[str, Rule] = {}
@@ -57,29 +56,30 @@ class Term:
         self._site, self.name = site, name
 
     def __add__(self, other: Term | float) -> Term:
-        return self._site.op("Add", self, self._term(other))
+        return self._site.op("Add", self, self.beside(other))
 
     def __sub__(self, other: Term | float) -> Term:
-        return self._site.op("Sub", self, self._term(other))
+        return self._site.op("Sub", self, self.beside(other))
 
     def __rsub__(self, other: float) -> Term:
-        return self._site.op("Sub", self._term(other), self)
+        return self._site.op("Sub", self.beside(other), self)
 
     def __mul__(self, other: Term | float) -> Term:
-        return self._site.op("Mul", self, self._term(other))
+        return self._site.op("Mul", self, self.beside(other))
 
     def __truediv__(self, other: Term | float) -> Term:
-        return self._site.op("Div", self, self._term(other))
+        return self._site.op("Div", self, self.beside(other))
 
     def __rtruediv__(self, other: float) -> Term:
-        return self._site.op("Div", self._term(other), self)
+        return self._site.op("Div", self.beside(other), self)
 
     def __neg__(self) -> Term:
         return self._site.op("Neg", self)
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def _term(self, other: Term | float) -> Term:
+    def beside(self, other: Term | float) -> Term:
+        """Another value as a Term; a number becomes a constant of this one's type."""
         return other if isinstance(other, Term) else self._site.number(other, self)
 
 
@@ -169,6 +169,21 @@ class Site:
         )
         return tuple(Term(self, name) for name in names)
 
+    def compare(self, op_type: str, a: Term, b: Term | float) -> Term:
+        """A comparison of two values, or of a value and a number: "Less", "Equal", ..."""
+        return self.op(op_type, a, a.beside(b), dtype=BOOL)
+
+    def choose(self, condition: Term, a: Term | float, b: Term | float) -> Term:
+        """a where the condition holds, else b; one of them is a Term."""
+        like = a if isinstance(a, Term) else b
+        assert isinstance(like, Term)
+        dtype = self._writer.types.get(like.name)
+        return self.op("Where", condition, like.beside(a), like.beside(b), dtype=dtype)
+
+    def cast(self, x: Term, dtype: Dtype) -> Term:
+        """A value in another type."""
+        return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
+
     def constant(self, value: HostArray) -> Term:
         """An array that stands in the graph."""
         return Term(self, self._writer.constant(f"{self._title}_Grad/constant", value))
@@ -241,10 +256,6 @@ class Site:
         added: x[places[j]] += value[j]. n: a list of one number."""
         shape = self.op("ScatterElements", self.shape(value), self.ints(axis), n, axis=0)
         return self.own("GatherGrad", shape, places, value, axis=axis, like=value)
-
-    def cast(self, x: Term, dtype: Dtype) -> Term:
-        """A value in another type."""
-        return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
 
     def extra_output(self, place: int, dtype: Dtype | None = None) -> Term:
         """An output of the node, which it has from now on, and its type, if that is known."""
@@ -334,8 +345,10 @@ class Site:
         return array
 
     def value(self, x: Term | None) -> HostArray | None:
-        """The array of a constant; None of another value."""
-        return None if x is None else self._writer.constants.get(x.name)
+        """The array of a constant; None of another value, as of a parameter."""
+        if x is None or x.name in self._writer.parameters:
+            return None
+        return self._writer.constants.get(x.name)
 
 
 def onnx_type(dtype: Dtype) -> int:

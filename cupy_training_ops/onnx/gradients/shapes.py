@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .rules import BOOL, BY_BODY, INT64, UNDEFINED, ZERO, Site, Term, gradient
+from .rules import BY_BODY, INT64, UNDEFINED, ZERO, Site, Term, gradient
 
 ZERO |= {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 UNDEFINED["Unique"] = "which elements are equal changes from place to place"
@@ -254,22 +254,21 @@ def _of_product(site: Site, places: _Scatter) -> Sequence[Term | None]:
     p / factor where no other one is 0.
     """
     x, _, updates = site.inputs
-    is_zero = [site.op("Equal", each, site.number(0, each), dtype=BOOL) for each in (x, updates)]
-    factors = [
-        site.op("Where", where, site.number(1, each), each, like=each)
-        for where, each in zip(is_zero, (x, updates), strict=True)
-    ]
+    is_zero = [site.compare("Equal", each, 0) for each in (x, updates)]
+    pairs = zip(is_zero, (x, updates), strict=True)
+    factors = [site.choose(where, 1, each) for where, each in pairs]
     zeros = [site.cast(where, site.dtype(x)) for where in is_zero]
     product, n = (
         places.write(factors[0], factors[1], "mul"),
         places.write(zeros[0], zeros[1], "add"),
     )
-    others_x = site.op("Equal", n, zeros[0], dtype=BOOL)
-    others_u = site.op("Equal", places.read(n), zeros[1], dtype=BOOL)
-    nothing = site.number(0, x)
-    dx = site.op("Where", others_x, site.dy * product / factors[0], nothing, like=x)
+    dx = site.dy * product / factors[0]
     du = places.read(site.dy * product) / factors[1]
-    return [dx, None, site.op("Where", others_u, du, nothing, like=x)]
+    return [
+        site.choose(site.compare("Equal", n, zeros[0]), dx, 0),
+        None,
+        site.choose(site.compare("Equal", places.read(n), zeros[1]), du, 0),
+    ]
 
 
 def _of_extremes(site: Site, places: _Scatter) -> Sequence[Term | None]:
@@ -277,7 +276,7 @@ def _of_extremes(site: Site, places: _Scatter) -> Sequence[Term | None]:
     x, _, updates = site.inputs
     y = site.outputs[0]
     dtype = site.dtype(x)
-    own = site.cast(site.op("Equal", x, y, dtype=BOOL), dtype)
-    others = site.cast(site.op("Equal", updates, places.read(y), dtype=BOOL), dtype)
+    own = site.cast(site.compare("Equal", x, y), dtype)
+    others = site.cast(site.compare("Equal", updates, places.read(y)), dtype)
     part = site.dy / places.write(own, others, "add")
     return [part * own, None, places.read(part) * others]
