@@ -333,7 +333,7 @@ def _bind(
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:
-    if "to" in node.attributes and node.op_type == "Cast":
+    if "to" in node.attributes and node.op_type in ("Cast", "BitCast"):
         return to_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":
         return getattr(node.attributes.get("value"), "dtype", FLOAT32)
