@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from . import bits, elementwise, old_opsets, reductions, shapes, slices
+from . import bits, elementwise, old_opsets, quantization, reductions, shapes, slices
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "elementwise",
     "find",
     "old_opsets",
+    "quantization",
     "reductions",
     "shapes",
     "slices",

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from ...dtypes import dtype_name, to_dtype
+from ...dtypes import UINT8
 from ...errors import DtypeError
+from ..stored import graph_dtype, n_bits, of_codes, type_name
 from .elementwise import refuse_mixed
 from .table import Array, Function, Module, standard
 
@@ -36,8 +37,10 @@ def bit_shift(xp: Module, x: Array, y: Array, *, direction: str) -> Array:
 
 @standard("BitCast", since=26, view=True)
 def bit_cast(xp: Module, x: Array, *, to: int) -> Array:
-    dtype = to_dtype(to)
-    if dtype.itemsize != x.itemsize:
-        names = dtype_name(dtype), dtype_name(x.dtype)
+    dtype = graph_dtype(to)
+    if n_bits(dtype) != n_bits(x.dtype):
+        names = type_name(dtype), type_name(x.dtype)
         raise DtypeError(f"to: expected as many bits as {names[1]}, got {names[0]}")
+    if n_bits(dtype) < 8:
+        return of_codes(x.view(UINT8) & UINT8.type(2 ** n_bits(dtype) - 1), dtype)
     return x.view(dtype)
