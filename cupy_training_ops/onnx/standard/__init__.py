@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from . import bits, elementwise, old_opsets, quantization, reductions, shapes, slices
+from . import bits, elementwise, old_opsets, quantization, recurrent, reductions, shapes, slices
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "find",
     "old_opsets",
     "quantization",
+    "recurrent",
     "reductions",
     "shapes",
     "slices",

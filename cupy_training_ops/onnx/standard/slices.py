@@ -63,7 +63,7 @@ def reverse_sequence(
     n, batch = x.shape[time_axis], x.shape[batch_axis]
     if lengths.shape != (batch,):
         raise ArgumentError(f"sequence_lens: expected shape ({batch},), got {lengths.shape}")
-    _refuse_beyond("sequence_lens", lengths, n)
+    refuse_beyond("sequence_lens", lengths, n)
     time = xp.arange(n)[:, None]
     places = xp.where(time < lengths, lengths - 1 - time, time)
     rows = xp.moveaxis(x, (time_axis, batch_axis), (0, 1))
@@ -71,7 +71,7 @@ def reverse_sequence(
     return xp.moveaxis(y, (0, 1), (time_axis, batch_axis))
 
 
-def _refuse_beyond(name: str, values: Array, most: int) -> None:
+def refuse_beyond(name: str, values: Array, most: int) -> None:
     """Refuse values that are not from 0 to `most`, where they are on the host."""
     if isinstance(values, np.ndarray) and values.size:
         wrong = values[(values < 0) | (values > most)]
@@ -104,7 +104,7 @@ def tensor_scatter(
         if starts.shape != (batch,):
             raise ArgumentError(f"write_indices: expected shape ({batch},), got {starts.shape}")
         if mode == "linear":
-            _refuse_beyond("write_indices", starts, room - n)
+            refuse_beyond("write_indices", starts, room - n)
         places = places + starts[:, None]
     if mode == "circular":
         places = places % max(room, 1)
