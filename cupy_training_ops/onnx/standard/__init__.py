@@ -3,7 +3,19 @@
 
 from __future__ import annotations
 
-from . import bits, elementwise, old_opsets, quantization, recurrent, reductions, shapes, slices
+from . import (
+    bits,
+    boxes,
+    elementwise,
+    old_opsets,
+    pools,
+    quantization,
+    recurrent,
+    reductions,
+    sampling,
+    shapes,
+    slices,
+)
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
@@ -11,12 +23,15 @@ __all__ = [
     "TABLE",
     "Standard",
     "bits",
+    "boxes",
     "elementwise",
     "find",
     "old_opsets",
+    "pools",
     "quantization",
     "recurrent",
     "reductions",
+    "sampling",
     "shapes",
     "slices",
 ]

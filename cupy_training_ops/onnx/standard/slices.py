@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import ArgumentError
+from .shapes import extents
 from .table import Array, Module, axis_of, standard
 
 
@@ -110,4 +112,23 @@ def tensor_scatter(
         places = places % max(room, 1)
     y = cache.copy()
     xp.moveaxis(y, place, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, place, 1)
+    return y
+
+
+@standard("CenterCropPad", since=18, host=(1,), grows=True)
+def center_crop_pad(
+    xp: Module, x: Array, shape: Any, *, axes: Sequence[int] | None = None
+) -> Array:
+    """The middle of x, or x in the middle of zeros; of an odd rest more is behind."""
+    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
+    if len(set(chosen)) != len(chosen) or len(shape) != len(chosen):
+        raise ArgumentError(f"shape: expected an extent for each axis, got {len(shape)}")
+    whole = list(x.shape)
+    for axis, n in zip(chosen, shape, strict=True):
+        whole[axis] = int(n)
+    y = xp.zeros(extents(whole), x.dtype)
+    pairs = list(zip(x.shape, whole, strict=True))
+    source = tuple(slice(max(n - m, 0) // 2, max(n - m, 0) // 2 + min(n, m)) for n, m in pairs)
+    target = tuple(slice(max(m - n, 0) // 2, max(m - n, 0) // 2 + min(n, m)) for n, m in pairs)
+    y[target] = x[source]
     return y
