@@ -3,7 +3,35 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, shapes
+from . import (
+    bits,
+    boxes,
+    elementwise,
+    old_opsets,
+    pools,
+    quantization,
+    recurrent,
+    reductions,
+    sampling,
+    shapes,
+    slices,
+)
 from .table import NEWEST, TABLE, Standard, find
 
-__all__ = ["NEWEST", "TABLE", "Standard", "elementwise", "find", "reductions", "shapes"]
+__all__ = [
+    "NEWEST",
+    "TABLE",
+    "Standard",
+    "bits",
+    "boxes",
+    "elementwise",
+    "find",
+    "old_opsets",
+    "pools",
+    "quantization",
+    "recurrent",
+    "reductions",
+    "sampling",
+    "shapes",
+    "slices",
+]
