@@ -16,8 +16,10 @@ import numpy as np
 
 from ..onnx import TrainingSession
 from ..onnx.artifacts import OPTIMIZERS, make_artifacts
+from ..onnx.bodies import with_bodies
 from ..onnx.checkpoint import FILES
 from ..onnx.checks import check_types
+from ..onnx.control import runner as control_runner
 from ..onnx.graph import Graph, Node, Value
 from ..onnx.losses import LOSSES
 from ..onnx.models import read_model
@@ -146,8 +148,8 @@ def _list(model: Path, with_table: bool) -> bool:
     """Print what runs a model's nodes, as a table where something does not; True if all are run."""
     with reading(str(model)):
         graph, _, problems = read_model(model)
-    graph = prepare(graph, problems, None)
-    runners = node_runners(graph, problems)
+    graph = prepare(with_bodies(graph, problems), problems, None)
+    runners = node_runners(graph, problems, own=control_runner)
     check_types(graph, runners, problems)
     n_nodes = len(graph.nodes)
     say(f"{model}: {n_nodes} node{'s' * (n_nodes != 1)}")

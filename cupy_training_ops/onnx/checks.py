@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
-from .graph import Extent, Graph, Node, Problems, may_repeat_to
+from .graph import Extent, Graph, Node, Problems, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS
 from .runner import Run, Runner, declared_places
@@ -222,20 +223,27 @@ Known = Mapping[str, Dtype]
 
 
 def check_types(
-    graph: Graph, runners: Mapping[int, Runner], problems: Problems, on_host: bool = True
+    graph: Graph,
+    runners: Mapping[int, Runner],
+    problems: Problems,
+    on_host: bool = True,
+    around: Known = MappingProxyType({}),
 ) -> None:
     """Follow types from inputs and constants on; values of unknown type are not refused.
 
-    on_host: False if a device computes, which has no array of some types.
+    on_host: False if a device computes, which has no array of some types. around: the types of a
+    subgraph's inputs.
     """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
+    known |= around
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
         dtypes: Sequence[Dtype | None] = ()
         try:
             _check_outputs(node)
-            op = runners[i].op if i in runners else None
-            dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+            for part in subgraphs(node).values():
+                check_types(part, {}, problems, on_host, part_types(node, part, known))
+            dtypes = output_types(node, known, runners[i].op if i in runners else None)
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):
@@ -253,9 +261,37 @@ def check_types(
             problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
 
 
+def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dtype | None]:
+    """The types of a node's outputs, by those of its inputs; inputs that do not fit are refused.
+
+    op: the operator of this package that runs the node, whose declaration decides.
+    """
+    if op is not None:
+        return _by_declaration(op, node, known)
+    parts = subgraphs(node)
+    dtypes = _by_schema(node, known)
+    if not parts:
+        return dtypes
+    first = next(iter(parts.values())).outputs[node.op_type == "Loop" :]  # behind a condition
+    return [item.dtype for item in first]
+
+
+def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
+    """The types of a subgraph's inputs: as it declares them, and of the values around it."""
+    known = {item.name: item.dtype for item in part.inputs if item.dtype}
+    if part.n_captured:
+        names = [item.name for item in part.inputs[-part.n_captured :]]
+        around = node.inputs[-part.n_captured :]
+        pairs = zip(names, around, strict=True)
+        known |= {name: types[outer] for name, outer in pairs if outer in types}
+    return known
+
+
 def check_divisors(graph: Graph, problems: Problems) -> None:
     """Refuse a constant 0 that integers are divided by."""
     for node in graph.nodes:
+        for part in subgraphs(node).values():
+            check_divisors(part, problems)
         if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
             divisor = graph.constants.get(node.inputs[1])
             try:
@@ -315,7 +351,9 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     if schema is None:
         return []
     bound: dict[str, Dtype | None] = {}
-    for k, name in enumerate(node.inputs if schema.inputs else ()):
+    n_captured = max((part.n_captured for part in subgraphs(node).values()), default=0)
+    own = node.inputs[: len(node.inputs) - n_captured]
+    for k, name in enumerate(own if schema.inputs else ()):
         if name in known:
             _bind(node, schema, k, known[name], bound)
     only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
@@ -327,8 +365,9 @@ def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
     name, variable, is_one = schema.input(k)
-    kinds = schema.allowed.get(variable, {variable})
-    if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
+    kinds = schema.allowed.get(variable, frozenset({variable}))
+    form = _type_string(dtype)
+    if kinds.isdisjoint((form, f"seq({form})", f"optional({form})", f"optional(seq({form}))")):
         got = type_name(dtype)
         raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
     if variable in schema.allowed and is_one:

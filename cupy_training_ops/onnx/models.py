@@ -22,7 +22,7 @@ from .. import limits
 from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
-from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
+from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
 from .passes import STATE, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
@@ -124,7 +124,9 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     constants = dict(_initializers(graph, folder, problems))
-    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))]
+    nodes = [
+        read_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))
+    ]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
@@ -138,7 +140,7 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
         if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
     declared = (*map(_value, graph.value_info), *inputs, *outputs)
-    types = {v.name: v.dtype for v in declared if v.dtype and not v.is_sequence}
+    types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
@@ -193,7 +195,8 @@ def _initializers(
             problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
 
 
-def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+    """A node; what its subgraphs read of the graph around them stands behind its own inputs."""
     domain = _domain(proto.domain)
     node = Node(
         _text(proto.op_type),
@@ -209,11 +212,44 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
         problems.add(node.title, f"attribute {cut(name)!r} is given twice")
     for item in proto.attribute:
         try:
-            attributes[_text(item.name)] = attribute_value(item)
+            if item.type == type(item).GRAPH:
+                attributes[_text(item.name)] = _subgraph(item.g, versions, problems)
+            else:
+                attributes[_text(item.name)] = attribute_value(item)
         except OpError as error:
             problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
-    object.__setattr__(node, "attributes", attributes)
-    return node
+    return with_captures(replace(node, attributes=attributes))
+
+
+def with_captures(node: Node) -> Node:
+    """The node with all that its subgraphs read of the graph around them, as inputs of both."""
+    parts = subgraphs(node)
+    names = tuple(dict.fromkeys(name for part in parts.values() for name in part.free_names()))
+    captures = tuple(Value(name, None, None) for name in names)
+    wider = {
+        name: replace(part, inputs=(*part.inputs, *captures), n_captured=len(names))
+        for name, part in parts.items()
+    }
+    return replace(node, inputs=(*node.inputs, *names), attributes={**node.attributes, **wider})
+
+
+def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> Graph:
+    """A graph in an attribute; what it reads of the graph around it is not among its inputs yet."""
+    constants = dict(_initializers(graph, None, problems))
+    nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
+    inputs, outputs = tuple(map(_value, graph.input)), tuple(map(_value, graph.output))
+    _check_types((*graph.input, *graph.output), problems)
+    part = Graph(tuple(nodes), inputs, outputs, constants)
+    known = {item.name for item in inputs} | constants.keys() | {*part.free_names()}
+    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    return replace(
+        part,
+        nodes=sort_nodes(nodes, known, problems),
+        types={
+            v.name: v.dtype for v in declared if v.dtype and not (v.is_sequence or v.is_optional)
+        },
+        shapes={v.name: v.shape for v in declared if v.shape is not None},
+    )
 
 
 def _domain(name: Any) -> str:
@@ -234,6 +270,8 @@ def attribute_value(item: Proto) -> Any:
         return array_of(item.t, None)
     single = {kinds.FLOAT: "f", kinds.INT: "i", kinds.STRING: "s"}
     several = {kinds.FLOATS: "floats", kinds.INTS: "ints", kinds.STRINGS: "strings"}
+    if item.type == kinds.TYPE_PROTO:
+        return _value_of_type("", item.tp)
     if item.type in single:
         return _text(getattr(item, single[item.type]))
     if item.type in several:
@@ -349,13 +387,20 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
 
 
 def _value(proto: Proto) -> Value:
-    kind = proto.type.WhichOneof("value")
-    if kind == "sequence_type":
-        inner = proto.type.sequence_type.elem_type.tensor_type
-        return Value(_text(proto.name), dtype_or_none(inner.elem_type), None, is_sequence=True)
-    tensor = proto.type.tensor_type
+    return _value_of_type(_text(proto.name), proto.type)
+
+
+def _value_of_type(name: str, kind: Proto) -> Value:
+    form = kind.WhichOneof("value")
+    if form == "optional_type":
+        inner = _value_of_type(name, kind.optional_type.elem_type)
+        return inner._replace(shape=None, is_optional=True)
+    if form == "sequence_type":
+        inner = kind.sequence_type.elem_type.tensor_type
+        return Value(name, dtype_or_none(inner.elem_type), None, is_sequence=True)
+    tensor = kind.tensor_type
     shape = tuple(map(_extent, tensor.shape.dim)) if tensor.HasField("shape") else None
-    return Value(_text(proto.name), dtype_or_none(tensor.elem_type), shape)
+    return Value(name, dtype_or_none(tensor.elem_type), shape)
 
 
 def _extent(dim: Proto) -> Extent:
@@ -369,11 +414,13 @@ def _extent(dim: Proto) -> Extent:
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
     """Gather inputs and outputs whose types are not computed here, where the model says any."""
     for item in items:
-        form = item.type.WhichOneof("value")
+        is_optional = item.type.WhichOneof("value") == "optional_type"
+        kind = item.type.optional_type.elem_type if is_optional else item.type
+        form = kind.WhichOneof("value")
         if form not in (None, "tensor_type", "sequence_type"):
             words = f"values of {form.removesuffix('_type')} type are not read here"
             problems.add(f"value {cut(_text(item.name))!r}", words)
-        kind = item.type.sequence_type.elem_type if form == "sequence_type" else item.type
+        kind = kind.sequence_type.elem_type if form == "sequence_type" else kind
         number = kind.tensor_type.elem_type
         if number and dtype_or_none(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"
@@ -463,13 +510,13 @@ def write_part(
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
     onnx = onnx_package()
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
-    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
     inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
     _cut_statistics(copy.graph.node)
-    wanted = {name for node in copy.graph.node for name in node.input}
+    wanted = {name for node in copy.graph.node for name in _reads(node)}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
     unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
@@ -479,10 +526,17 @@ def write_part(
     _keep_if(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
     for name, array in arrays.items():
         if name in wanted and not name.endswith(STATE):
-            copy.graph.initializer.append(_tensor(onnx, name, array))
+            copy.graph.initializer.append(tensor_of(onnx, name, array))
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
     with atomic_write(path, sync) as stream:
         stream.write(data)
+
+
+def _reads(node: Proto) -> tuple[str, ...]:
+    """The inputs of a node, and all names that its subgraphs read, their own among them."""
+    parts = [item.g for item in node.attribute if item.HasField("g")]
+    inner = [name for part in parts for each in part.node for name in _reads(each)]
+    return (*node.input, *inner, *(item.name for part in parts for item in part.output))
 
 
 def _cut_statistics(nodes: Iterable[Any]) -> None:
@@ -494,7 +548,8 @@ def _cut_statistics(nodes: Iterable[Any]) -> None:
             del node.output[1:]
 
 
-def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
+def tensor_of(onnx: Any, name: str, array: HostArray) -> Proto:
+    """An array as ONNX writes it."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
 

@@ -21,7 +21,7 @@ import numpy as np
 from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
-from .graph import Graph, Node, Problems, check_attributes
+from .graph import Graph, Node, Problems, check_attributes, subgraphs
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # pools by their gradients
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
@@ -45,8 +45,27 @@ CONSTANTS = {
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
     """The graph with constants in place of Constant nodes, shapes for gradients that need them, and
     states for nodes that draw."""
-    graph = _with_shapes(without_constants(graph, problems), problems)
-    return _with_states(_with_early_shapes(graph), problems, seed)
+    return _with_states(_prepare_part(graph, problems), problems, seed)
+
+
+def _prepare_part(graph: Graph, problems: Problems) -> Graph:
+    """A graph or subgraph, its own subgraphs first."""
+    nodes = []
+    for node in graph.nodes:
+        parts = subgraphs(node)
+        for name, part in parts.items():
+            parts[name] = _prepare_part(part, problems)
+            for inner in filter(_draws, parts[name].nodes):
+                problems.add(inner.title, "it draws random numbers inside of a subgraph")
+        attributes = {**node.attributes, **parts}
+        nodes.append(replace(node, attributes=attributes) if parts else node)
+    graph = _with_shapes(without_constants(graph.with_nodes(nodes), problems), problems)
+    return _with_early_shapes(graph)
+
+
+def _draws(node: Node) -> bool:
+    """Return True if a node may draw: all that can, but for a Dropout that does nothing."""
+    return _state_place(node) is not None and (node.op_type != "Dropout" or any(node.inputs[2:3]))
 
 
 def _with_early_shapes(graph: Graph) -> Graph:

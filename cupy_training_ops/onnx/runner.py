@@ -19,7 +19,7 @@ from ..call.op import Op
 from ..declare.schema import Input, gives
 from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
 from ..registry import REGISTRY
-from .graph import Node, check_attributes
+from .graph import EMPTY, Node, check_attributes
 from .models import attribute_value, onnx_package
 from .standard import NEWEST, TABLE, Standard, find
 from .standard.table import dense
@@ -73,6 +73,13 @@ def runner_of(node: Node) -> Runner:
             raise ArgumentError(f"not in opset {node.version}")
     domain = f"domain {cut(node.domain)!r}" if node.domain else "ONNX's own domain"
     raise ArgumentError(f"unknown operator {cut(node.op_type)} of {domain}")
+
+
+def is_known(node: Node) -> bool:
+    """Return True if something here runs the operator in the node's opset."""
+    if node.op_type == "Constant" or _operator(node) is not None:
+        return True
+    return node.domain in _CONTRIB and find(node.op_type, node.version) is not None
 
 
 def _operator(node: Node) -> type[Op] | None:
@@ -359,10 +366,10 @@ def _module(arrays: Sequence[Any]) -> Any:
 
 
 def each(function: Callable[[Any], Any], value: Any) -> Any:
-    """The value of an array, or of each in a sequence; None of an input that is left out."""
+    """The value of an array, or of each in a sequence; what is left out, or empty, stays so."""
     if isinstance(value, list):
         return [function(item) for item in value]
-    return None if value is None else function(value)
+    return value if value is None or value is EMPTY else function(value)
 
 
 def reference_ops() -> list[type]:

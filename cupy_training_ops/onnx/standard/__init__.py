@@ -13,6 +13,7 @@ from . import (
     recurrent,
     reductions,
     sampling,
+    sequences,
     shapes,
     slices,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "recurrent",
     "reductions",
     "sampling",
+    "sequences",
     "shapes",
     "slices",
 ]

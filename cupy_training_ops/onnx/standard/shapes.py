@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ...dtypes import FLOAT32, HostArray, to_dtype
 from ...errors import ArgumentError, shown
 from ...registry import get_op
 from ..stored import convert, graph_dtype
+from .filters import ROUND, TRANSFORMATIONS, positions, scales_of, taps, weigh, within
 from .reductions import Axes, places
 from .table import Array, Module, axis_of, standard, wide
 
@@ -402,58 +403,7 @@ def non_zero(xp: Module, x: Array) -> Array:
     return xp.stack(xp.nonzero(x)).astype(np.int64)
 
 
-@standard("SequenceConstruct", keeps=True)
-def sequence_construct(xp: Module, *arrays: Array) -> list[Array]:
-    return list(arrays)
-
-
-@standard("SequenceAt", host=(1,), view=True)
-def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
-    return arrays[int(place)]
-
-
 # ---- Resize: each output is a sum of a few pixels, whose places are made on the host -------------
-
-ROUND: dict[str, Callable[[HostArray], HostArray]] = {
-    "round_prefer_floor": lambda s: np.ceil(s - 0.5),
-    "round_prefer_ceil": lambda s: np.floor(s + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-TRANSFORMATIONS = (
-    "half_pixel",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "half_pixel_symmetric",
-)
-
-
-def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
-    """Where the m outputs of an axis lie among its n pixels."""
-    o = np.arange(m, dtype=np.float64)
-    if transformation == "align_corners":
-        return o * ((n - 1) / (m - 1) if m > 1 else 0)
-    if transformation == "asymmetric":
-        return o / scale
-    if transformation == "pytorch_half_pixel" and m <= 1:
-        return np.zeros_like(o)
-    if transformation in ("half_pixel", "pytorch_half_pixel"):
-        return (o + 0.5) / scale - 0.5
-    return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
-
-
-def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
-    """The pixels of each output, and their weights: arrays of (taps, outputs)."""
-    low = np.floor(s)
-    t = s - low
-    if mode == "linear":
-        return np.stack([low, low + 1]), np.stack([1 - t, t])
-    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
-    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
-    weights = [far[0], near[0], near[1], far[1]]
-    return low + np.arange(-1, 3)[:, None], np.stack(weights)
-
 
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
 _MOST = 4096
@@ -471,8 +421,7 @@ def on_device(xp: Module, array: HostArray) -> Array:
 
 
 ONLY = {
-    "antialias": (False,),
-    "keep_aspect_ratio_policy": ("stretch",),
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     "mode": ("nearest", "linear", "cubic"),
     "nearest_mode": tuple(ROUND),
     "coordinate_transformation_mode": TRANSFORMATIONS,
@@ -497,35 +446,33 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
-    has_sizes = sizes is not None and len(sizes) > 0
-    for i, axis in enumerate(chosen):
-        n = x.shape[axis]
-        scale = int(sizes[i]) / max(n, 1) if has_sizes else float(scales[i])
-        m = int(sizes[i]) if has_sizes else int(np.floor(n * np.float32(scale)))
-        if m == n and scale == 1:
+    chosen = [axis_of(axis, x.ndim) for axis in (range(x.ndim) if axes is None else axes)]
+    extents_of = [x.shape[axis] for axis in chosen]
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    if crops and (roi is None or len(roi) != 2 * len(chosen)):
+        got = "none" if roi is None else str(len(roi))
+        raise ArgumentError(f"roi: expected {2 * len(chosen)} numbers, got {got}")
+    beyond = None  # outputs that lie beyond the pixels of an axis
+    for i, (scale, m) in enumerate(scales_of(extents_of, scales, sizes, keep_aspect_ratio_policy)):
+        axis, n = chosen[i], extents_of[i]
+        part = (float(roi[i]), float(roi[i + len(chosen)])) if crops else (0.0, 1.0)
+        if m == n and scale == 1 and part == (0, 1):
             continue
-        s = positions(n, m, scale, coordinate_transformation_mode)
+        s = positions(n, m, scale, coordinate_transformation_mode, part)
+        if crops:
+            outside = ((s < 0) | (s > n - 1)).reshape(
+                [-1 if k == axis else 1 for k in range(x.ndim)]
+            )
+            beyond = outside if beyond is None else beyond | outside
         if mode == "nearest":
-            x = xp.take(x, on_device(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
+            x = xp.take(x, on_device(xp, within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
-            x = _sum_taps(xp, x, axis, *_weigh(mode, s, n, cubic_coeff_a, exclude_outside))
-    return x
-
-
-def _within(pixels: HostArray, n: int) -> HostArray:
-    return np.clip(pixels, 0, n - 1).astype(np.int64)
-
-
-def _weigh(
-    mode: str, s: HostArray, n: int, a: float, exclude_outside: int
-) -> tuple[HostArray, HostArray]:
-    """Pixels beyond an end are the last one's, or have no weight."""
-    pixels, weights = taps(mode, s, a)
-    if exclude_outside:
-        weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
-        weights = weights / weights.sum(axis=0)
-    return _within(pixels, n), weights
+            width = max(1.0, 1 / scale) if antialias else 1.0
+            pixels, weights = taps(mode, s, cubic_coeff_a, width)
+            x = _sum_taps(xp, x, axis, *weigh(pixels, weights, n, exclude_outside))
+    if beyond is None or not beyond.any():
+        return x
+    return xp.where(on_device(xp, beyond), x.dtype.type(extrapolation_value), x)
 
 
 def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
