@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .artifacts import make_artifacts as make_artifacts
     from .runner import call as call
     from .runner import reference_ops as reference_ops
     from .session import Session as Session
@@ -19,6 +20,7 @@ _NAMES = {
     "Session": ".session",
     "TrainingSession": ".training",
     "call": ".runner",
+    "make_artifacts": ".artifacts",
     "reference_ops": ".runner",
 }
 

@@ -13,14 +13,15 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from .. import limits
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut
-from .models import MOST_BYTES, from_bytes, read_bounded, read_part
+from .models import MOST_BYTES, from_bytes, onnx_package, read_bounded, read_part
 
 T = TypeVar("T")
+FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 IDENTIFIER = b"ODTC"
 _SLACK = 1 << 16  # bytes beyond twice the size, for small buffers that share names
 _INSIDE = -1  # the external offset of a tensor whose bytes are in the checkpoint
@@ -212,3 +213,109 @@ class Table:
         self.buffer.bytes(start + 4, 4 * n)  # they are there
         places = range(start + 4, start + 4 + 4 * n, 4)
         return [read(Table(self.buffer, self.buffer.offset(place))) for place in places]
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+VERSION = 2  # of the checkpoint's format
+ALIGNMENT = 8  # of tables and tensors' bytes
+
+
+def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
+    """A checkpoint as a flatbuffer."""
+    module = [
+        ("tables", [_tensor_fields(name, array) for name, array in checkpoint.trained.items()]),
+        ("tables", [_tensor_fields(name, array) for name, array in checkpoint.frozen.items()]),
+    ]
+    kinds: dict[type, list[Any]] = {int: [], float: [], str: []}
+    for name, value in checkpoint.properties.items():
+        number = ("text", value) if isinstance(value, str) else ("qf"[type(value) is float], value)
+        kinds[type(value)].append([("text", name), number])
+    properties = [("tables", rows) for rows in kinds.values()]
+    groups = [_group_fields(group) for group in checkpoint.groups]
+    writer = _Writer()
+    writer.root([("i", VERSION), ("table", module), ("tables", groups), ("table", properties)])
+    return bytes(writer.data)
+
+
+def _tensor_fields(name: str, array: HostArray) -> list[Any]:
+    kind = int(onnx_package().helper.np_dtype_to_tensor_dtype(array.dtype))
+    dims = struct.pack(f"<{array.ndim}q", *array.shape)
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return [("text", name), None, ("vector", dims, 8), ("i", kind), ("vector", data, 1)]
+
+
+def _group_fields(group: Group) -> list[Any]:
+    states = [
+        [("text", name), ("tables", [_tensor_fields(*item) for item in moments.items()])]
+        for name, moments in group.moments.items()
+    ]
+    return [("text", group.name), ("q", group.step), ("f", group.initial_lr), ("tables", states)]
+
+
+class _Writer:
+    """Writes a flatbuffer front to back: each table, then what it points to.
+
+    A table is a list of fields by number, each None or a pair: "i", "q", "f" and a number; "text";
+    "table" and a table; "tables" and a list of them; "vector", bytes, and bytes an element.
+    """
+
+    SIZES: ClassVar[dict[str, int]] = {"i": 4, "q": 8, "f": 4}
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def root(self, fields: list[Any]) -> None:
+        """Write the file's header and its table."""
+        self.data += bytes(4) + IDENTIFIER
+        self._point(0, self._table(fields))
+
+    def _table(self, fields: list[Any]) -> int:
+        """Write a table and what it points to; its place."""
+        places, size = [], 4
+        for each in fields:
+            n = 0 if each is None else self.SIZES.get(each[0], 4)
+            size += -size % n if n else 0
+            places.append(size if n else 0)
+            size += n
+        self._pad(4 + 2 * len(fields))
+        entries = struct.pack(f"<{2 + len(fields)}H", 4 + 2 * len(fields), size, *places)
+        self.data += entries
+        start = len(self.data)
+        self.data += struct.pack("<i", len(entries)) + bytes(size - 4)
+        for each, place in zip(fields, places, strict=True):
+            if each is not None:
+                self._field(start + place, *each)
+        return start
+
+    def _field(self, at: int, kind: str, value: Any, itemsize: int = 1) -> None:
+        if kind in self.SIZES:
+            struct.pack_into(f"<{kind}", self.data, at, value)
+        elif kind == "table":
+            self._point(at, self._table(value))
+        elif kind == "tables":
+            self._point(at, self._tables(value))
+        else:
+            data = value.encode() if kind == "text" else value
+            self._point(at, self._vector(data, itemsize, b"\0" if kind == "text" else b""))
+
+    def _tables(self, rows: list[Any]) -> int:
+        self._pad(0, 4)
+        start = len(self.data)
+        self.data += struct.pack("<I", len(rows)) + bytes(4 * len(rows))
+        for i, row in enumerate(rows):
+            self._point(start + 4 + 4 * i, self._table(row))
+        return start
+
+    def _vector(self, data: bytes, itemsize: int, end: bytes) -> int:
+        self._pad(4)
+        start = len(self.data)
+        self.data += struct.pack("<I", len(data) // itemsize) + data + end
+        return start
+
+    def _pad(self, before: int, alignment: int = ALIGNMENT) -> None:
+        """Add zeros, so that what comes `before` bytes later is aligned."""
+        self.data += bytes(-(len(self.data) + before) % alignment)
+
+    def _point(self, at: int, place: int) -> None:
+        struct.pack_into("<I", self.data, at, place - at)

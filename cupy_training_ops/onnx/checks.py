@@ -22,13 +22,14 @@ import numpy as np
 from ..call import checks as call_checks
 from ..call.op import Op
 from ..declare.schema import Input
-from ..dtypes import FLOAT32, Dtype, HostArray, element_type, to_dtype
+from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
 from .graph import Extent, Graph, Node, Problems, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS
 from .runner import Run, Runner, declared_places
 from .standard.elementwise import refuse_zeros
+from .stored import BY_DTYPE, graph_dtype, type_name
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "SparseSoftmaxCrossEntropy")
 CLASSES_LAST = LOSSES[2:]
@@ -225,11 +226,13 @@ def check_types(
     graph: Graph,
     runners: Mapping[int, Runner],
     problems: Problems,
+    on_host: bool = True,
     around: Known = MappingProxyType({}),
 ) -> None:
     """Follow types from inputs and constants on; values of unknown type are not refused.
 
-    around: the types of a subgraph's inputs.
+    on_host: False if a device computes, which has no array of some types. around: the types of a
+    subgraph's inputs.
     """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
     known |= around
@@ -239,7 +242,7 @@ def check_types(
         try:
             _check_outputs(node)
             for part in subgraphs(node).values():
-                check_types(part, {}, problems, part_types(node, part, known))
+                check_types(part, {}, problems, on_host, part_types(node, part, known))
             dtypes = output_types(node, known, runners[i].op if i in runners else None)
         except OpError as error:
             problems.add(node.title, error)
@@ -248,10 +251,13 @@ def check_types(
             dtype = dtype or graph.types.get(name)
             if dtype is not None and name:
                 known[name] = dtype
+    for name, dtype in () if on_host else known.items():
+        if dtype in BY_DTYPE:
+            problems.add(f"value {cut(name)!r}", f"elements of {type_name(dtype)} need NumPy")
     for item in graph.outputs:
         dtype = known.get(item.name)
         if item.dtype and dtype and item.dtype != dtype:
-            names = element_type(item.dtype).name, element_type(dtype).name
+            names = type_name(item.dtype), type_name(dtype)
             problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
 
 
@@ -362,12 +368,12 @@ def _bind(
     kinds = schema.allowed.get(variable, frozenset({variable}))
     form = _type_string(dtype)
     if kinds.isdisjoint((form, f"seq({form})", f"optional({form})", f"optional(seq({form}))")):
-        got = element_type(dtype).name
+        got = type_name(dtype)
         raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
     if variable in schema.allowed and is_one:
         earlier = bound.setdefault(variable, dtype) or dtype
         if earlier != dtype:
-            names = element_type(earlier).name, element_type(dtype).name
+            names = type_name(earlier), type_name(dtype)
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
@@ -375,8 +381,8 @@ def _bind(
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:
-    if "to" in node.attributes and node.op_type == "Cast":
-        return to_dtype(node.attributes["to"])
+    if "to" in node.attributes and node.op_type in ("Cast", "BitCast"):
+        return graph_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":
         return getattr(node.attributes.get("value"), "dtype", FLOAT32)
     if not schema.outputs:
@@ -403,7 +409,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
 
 
 def _type_string(dtype: Dtype) -> str:
-    name = element_type(dtype).name
+    name = type_name(dtype)
     return f"tensor({_NAMES.get(name, name)})"
 
 

@@ -183,7 +183,7 @@ def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dic
 
 
 _WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text", Value: "a type"}
-_LISTS = {int: "a list of integers", float: "a list of floats"}
+_LISTS = {int: "a list of integers", float: "a list of floats", str: "a list of texts"}
 
 
 def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:

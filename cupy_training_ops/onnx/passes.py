@@ -59,7 +59,7 @@ def _prepare_part(graph: Graph, problems: Problems) -> Graph:
                 problems.add(inner.title, "it draws random numbers inside of a subgraph")
         attributes = {**node.attributes, **parts}
         nodes.append(replace(node, attributes=attributes) if parts else node)
-    graph = _with_shapes(_without_constants(graph.with_nodes(nodes), problems), problems)
+    graph = _with_shapes(without_constants(graph.with_nodes(nodes), problems), problems)
     return _with_early_shapes(graph)
 
 
@@ -122,7 +122,8 @@ def _state_place(node: Node) -> int | None:
     return place if len(node.inputs) <= place else None
 
 
-def _without_constants(graph: Graph, problems: Problems) -> Graph:
+def without_constants(graph: Graph, problems: Problems) -> Graph:
+    """The graph with the values of Constant nodes among its constants."""
     constants = {}
     for node in filter(_is_constant, graph.nodes):
         try:

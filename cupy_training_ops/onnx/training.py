@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,14 +15,13 @@ from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import finite
 from ..device.marks import Marks
 from ..errors import ArgumentError, cut, refuse, shown
-from .checkpoint import Checkpoint, read_checkpoint
+from .checkpoint import FILES, Checkpoint, read_checkpoint
 from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
-from .models import model_outputs, part_of, write_part
+from .models import Source, model_outputs, part_of, write_part
 from .session import Notes, Session
 from .training_state import Point, Transactional, exclusive, read_state, write_state
 
-FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 RESET = "lazy_reset_grad"
 DEFAULT_LR = 1e-3  # upstream's
 MOMENTS = ("first_order_moments", "second_order_moments")
@@ -67,21 +66,95 @@ class TrainingSession(Transactional):
         tf32: bool = False,
         graph: bool = False,
     ) -> None:
-        if graph:
-            _refuse_uncapturable(xp, activations)
         if not isinstance(artifacts, str | os.PathLike):
             refuse("TrainingSession", "artifacts", "the path of a folder", shown(artifacts))
+        paths = {name: Path(artifacts) / f"{prefix}{name}" for name in FILES}
+        training, evaluation, optimizer = [paths[name] for name in FILES[:3]]
+        checkpoint = read_checkpoint(paths["checkpoint"])
+        models = training, *(path if path.exists() else None for path in (evaluation, optimizer))
+        options: dict[str, Any] = {
+            "seed": seed,
+            "activations": activations,
+            "tf32": tf32,
+            "graph": graph,
+        }
+        self._open(models, checkpoint, xp, **options)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Source,
+        *,
+        loss: Any,
+        trainable: Collection[str] | None = None,
+        frozen: Collection[str] | None = None,
+        optimizer: str = "AdamW",
+        clip_norm: float | None = None,
+        xp: Any = np,
+        seed: int | None = None,
+        activations: str | None = None,
+        tf32: bool = False,
+        graph: bool = False,
+        **numbers: float,
+    ) -> TrainingSession:
+        """A session that trains an inference model.
+
+        model: a path, the bytes of a file, or an onnx.ModelProto. loss: "cross_entropy" (labels of
+        the classes along axis 1 of the first output), "mse", "l1", "bce_with_logits", or the name
+        of an output that is one number. trainable: the names of initializers that are trained; by
+        default all real ones of one dimension or more. frozen: those that are not. optimizer:
+        "AdamW", with `numbers` alpha=0.9, beta=0.999, epsilon=1e-8 and weight_decay=0.01, or "SGD".
+        clip_norm: the largest norm of all gradients together. Other arguments as of
+        TrainingSession.
+
+            session = TrainingSession.from_model("model.onnx", loss="cross_entropy")
+            loss = session.step(x, labels)
+
+        Batch norms have their statistics of the batch in training, Dropout drops.
+        """
+        from .artifacts import make
+
+        made = make(
+            model,
+            loss=loss,
+            trainable=trainable,
+            frozen=frozen,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+            **numbers,
+        )
+        session = cls.__new__(cls)
+        options: dict[str, Any] = {
+            "seed": seed,
+            "activations": activations,
+            "tf32": tf32,
+            "graph": graph,
+        }
+        session._open(made[:3], made.checkpoint, xp, **options)
+        return session
+
+    def _open(
+        self,
+        models: Sequence[Source],
+        checkpoint: Checkpoint,
+        xp: Any,
+        *,
+        seed: int | None,
+        activations: str | None,
+        tf32: bool,
+        graph: bool,
+    ) -> None:
+        """Open the models of training, evaluation and the optimizer, of which the last two may be
+        None."""
+        if graph:
+            _refuse_uncapturable(xp, activations)
         super().__init__()
         self.xp = xp
-        paths = {name: Path(artifacts) / f"{prefix}{name}" for name in FILES}
-        checkpoint = read_checkpoint(paths["checkpoint"])
-        self._training = Session(
-            paths["training_model.onnx"], xp, seed=seed, activations=activations, tf32=tf32
-        )
-        evaluation, optimizer = paths["eval_model.onnx"], paths["optimizer_model.onnx"]
-        self._eval = Session(evaluation, xp, tf32=tf32) if evaluation.exists() else None
+        training, evaluation, optimizer = models
+        self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
+        self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
         arrays = NUMBERS if graph else ()
-        self._optimizer = Session(optimizer, xp, arrays=arrays) if optimizer.exists() else None
+        self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
         self._load_checkpoint(checkpoint)
         self.properties = checkpoint.properties
         self._training.extents.names_hold = True  # extents of one name have to be equal

@@ -3,16 +3,37 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, sequences, shapes
+from . import (
+    bits,
+    boxes,
+    elementwise,
+    old_opsets,
+    pools,
+    quantization,
+    recurrent,
+    reductions,
+    sampling,
+    sequences,
+    shapes,
+    slices,
+)
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
     "NEWEST",
     "TABLE",
     "Standard",
+    "bits",
+    "boxes",
     "elementwise",
     "find",
+    "old_opsets",
+    "pools",
+    "quantization",
+    "recurrent",
     "reductions",
+    "sampling",
     "sequences",
     "shapes",
+    "slices",
 ]

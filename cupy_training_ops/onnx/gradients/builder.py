@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of a scalar with respect to other values of a graph, as nodes behind it.
+
+loss = sum(x w)                         a graph, its loss
+y_grad = 1, w_grad = sum(x y_grad)      nodes that are added, for w
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from ...dtypes import FLOAT32
+from ...errors import ArgumentError
+from ..graph import Graph, Node, Problems
+from .rules import RULES, UNDEFINED, ZERO, Rule, Site
+from .writer import Writer
+
+SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
+
+
+def add_gradients(
+    graph: Graph,
+    loss: str,
+    names: Sequence[str],
+    parameters: Collection[str] = (),
+    model: str = "the model",
+) -> tuple[Graph, dict[str, str]]:
+    """The graph with the gradients of `loss`, one number, and their names by those of `names`.
+
+    parameters: the constants that may change, those of `names` or more. A value that the loss does
+    not depend on has none. ArgumentError names all nodes on the way whose operator has no gradient.
+    """
+    backward = _Backward(graph, names, {*names, *parameters}, model)
+    gradients = backward.run(loss)
+    return backward.writer.result(), {name: gradients[name] for name in names if name in gradients}
+
+
+class _Backward:
+    """One pass from the loss to the parameters."""
+
+    def __init__(
+        self, graph: Graph, names: Sequence[str], parameters: Collection[str], model: str
+    ) -> None:
+        self.writer, self.problems = Writer(graph, parameters), Problems(model)
+        self.moving = _dependents(graph, names)
+        self.parts: dict[str, list[str]] = {}  # of a value's gradient, to be added up
+
+    def run(self, loss: str) -> dict[str, str]:
+        """The names of gradients by value."""
+        dtype = self.writer.types.get(loss, FLOAT32)
+        self.parts[loss] = [self.writer.constant(loss + SUFFIX, np.ones((), dtype))]
+        gradients: dict[str, str] = {}
+        for place in reversed(range(len(self.writer.forward))):
+            self._node(place, gradients)
+        self.problems.refuse()
+        return gradients | {name: self._sum(name) for name in self.parts if name not in gradients}
+
+    def _node(self, place: int, gradients: dict[str, str]) -> None:
+        node = self.writer.forward[place]
+        for name in node.outputs:
+            if name in self.parts:
+                gradients[name] = self._sum(name)
+        wanted = tuple(name in self.moving for name in node.inputs)
+        if not any(wanted) or not any(name in gradients for name in node.outputs):
+            return
+        try:
+            dys = [gradients.get(name, "") for name in node.outputs]
+            results = _rule_of(node)(Site(self.writer, place, dys, wanted))
+        except ArgumentError as error:
+            self.problems.add(node.title, error)
+            return
+        for name, is_wanted, result in zip(node.inputs, wanted, results, strict=False):
+            if is_wanted and result is not None:
+                self.parts.setdefault(name, []).append(result.name)
+
+    def _sum(self, name: str) -> str:
+        """The gradient of a value, the sum of its parts."""
+        parts = self.parts[name]
+        if len(parts) == 1:
+            return parts[0]
+        return self.writer.add("Sum", parts, name + SUFFIX)[0]
+
+
+def _dependents(graph: Graph, names: Collection[str]) -> set[str]:
+    """The values that move with those of `names`, these included; whole numbers do not move."""
+    moving = set(names)
+    for node in graph.nodes:
+        if moving.isdisjoint(node.inputs) or node.op_type in ZERO:
+            continue
+        moving.update(name for name in node.outputs if name and _is_real(graph, name))
+    return moving
+
+
+def _is_real(graph: Graph, name: str) -> bool:
+    dtype = graph.types.get(name)
+    return dtype is None or dtype.kind not in "biu"
+
+
+def _rule_of(node: Node) -> Rule:
+    rule = RULES.get(node.op_type)
+    if rule is not None:
+        return rule
+    reason = UNDEFINED.get(node.op_type, "no gradient of this operator is known")
+    raise ArgumentError(reason)
