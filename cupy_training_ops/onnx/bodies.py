@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..dtypes import Dtype
+import numpy as np
+
+from ..dtypes import FLOAT32, FLOAT64, Dtype
 from ..errors import ArgumentError, OpError, cut, pass_on
 from .checks import output_types, part_types
 from .graph import Extent, Graph, Node, Problems, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .runner import is_known
 
+_FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
+_FLOATS = ("value_float", "value_floats")
 Wanted = Callable[[Node], bool]
 
 
@@ -61,6 +65,8 @@ class _Expansion:
                 nodes.append(node)
                 types.update(_types(node, types, graph.types))
                 continue
+            if _is_double(node, types):
+                body.nodes = [_widened(inner) for inner in body.nodes]
             inside = _put_in_place(node, body, names)
             around = (*around, node.op_type)
             waiting.extend((each, around) for each in reversed(inside))
@@ -156,6 +162,33 @@ def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
         )
         for inner in body.nodes
     ]
+
+
+def _is_double(node: Node, types: Mapping[str, Dtype]) -> bool:
+    """Return True if a node takes float64, and no float32."""
+    dtypes = {types.get(name) for name in node.inputs}
+    return FLOAT64 in dtypes and FLOAT32 not in dtypes
+
+
+def _widened(node: Node) -> Node:
+    """A body's node with float64 in place of float32, in which bodies compute means and scales:
+    what is float64 stays so."""
+    attributes = {name: _wide_value(value) for name, value in node.attributes.items()}
+    if node.op_type == "Cast" and attributes.get("to") == _FLOAT:
+        attributes["to"] = _DOUBLE
+    elif node.op_type == "ConstantOfShape":
+        attributes.setdefault("value", np.zeros(1))
+    elif node.op_type == "Constant" and not attributes.keys().isdisjoint(_FLOATS):
+        (value,) = attributes.values()
+        attributes = {"value": np.array(value, np.float64)}
+    return replace(node, attributes=attributes)
+
+
+def _wide_value(value: Any) -> Any:
+    if isinstance(value, Graph):
+        inner = {name: _wide_value(array) for name, array in value.constants.items()}
+        return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)
+    return value.astype(FLOAT64) if getattr(value, "dtype", None) == FLOAT32 else value
 
 
 def _without_end(names: tuple[str, ...]) -> tuple[str, ...]:

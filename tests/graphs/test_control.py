@@ -182,3 +182,23 @@ def test_errors_of_a_run_name_the_node_inside() -> None:
     text = IF.replace("a = Add (b, w)", "i = Constant <value_ints = [5]> () a = Gather (b, i)")
     with pytest.raises(cto.ArgumentError, match="Gather"):
         cto.onnx.Session(model_of(text)).run({"c": np.array(True), "x": np.ones(3, np.float32)})
+
+
+def test_a_node_by_itself_runs_its_graphs(rng) -> None:
+    node = model_of(LOOP).graph.node[1]
+    x = rng.random(2).astype(np.float32)
+    state, rows = cto.onnx.call(without_captures(node), [np.array(2), np.array(True), x])
+    np.testing.assert_allclose(state, x + 1, rtol=1e-6)
+    np.testing.assert_allclose(rows, [x, x + 1], rtol=1e-6)
+    with pytest.raises(cto.ArgumentError, match="reads its inputs alone, got one that reads x"):
+        cto.onnx.call(node, [np.array(2), np.array(True), x])
+
+
+def without_captures(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The loop, whose body stacks its states."""
+    own = onnx.NodeProto()
+    own.CopyFrom(node)
+    multiply = own.attribute[0].g.node[2]
+    del multiply.input[1]
+    multiply.op_type = "Identity"
+    return own
