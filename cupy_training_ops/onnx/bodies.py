@@ -14,15 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOAT32, FLOAT64, Dtype
+from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray
 from ..errors import ArgumentError, OpError, cut, pass_on
 from .checks import output_types, part_types
-from .graph import Extent, Graph, Node, Problems, subgraphs
+from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .runner import is_known
 
 _FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
 _FLOATS = ("value_float", "value_floats")
+_KINDS: Mapping[str, Any] = {
+    "INT": int,
+    "FLOAT": float,
+    "STRING": str,
+    "TENSOR": HostArray,
+    "INTS": tuple[int, ...],
+    "FLOATS": tuple[float, ...],
+    "STRINGS": tuple[str, ...],
+    "GRAPH": Graph,
+    "TYPE_PROTO": Value,
+}
 Wanted = Callable[[Node], bool]
 
 
@@ -92,14 +103,16 @@ class _Expansion:
         schema = _schema(node)
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
-        if subgraphs(node):
-            return None  # a body that is made of the node's own graphs
+        if subgraphs(node) or not any(node.outputs):
+            return None  # a body that is made of the node's own graphs, or is for nothing
         try:
-            function = _function(schema, node, types, shapes)
+            _check(node, schema)
+            body = _Body(_function(schema, node, types, shapes), schema, node, self._problems)
+            body.check_outputs(node)
         except OpError as error:
             self._problems.add(node.title, error)
             return None
-        return _Body(function, schema, node, self._problems)
+        return body
 
 
 def _types(
@@ -139,6 +152,13 @@ class _Body:
             _fill_in(item, {**defaults, **given})
             inner = read_node(item, node.place, versions, problems)
             self.nodes.append(replace(inner, name=node.name))
+
+    def check_outputs(self, node: Node) -> None:
+        """Refuse a node with an output that the body does not make."""
+        computed = {name for inner in self.nodes for name in inner.outputs}
+        for k, name in enumerate(node.outputs):
+            if name and (k >= len(self.outputs) or self.outputs[k] not in computed):
+                raise ArgumentError(f"its output {k} is not computed for these inputs")
 
 
 def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
@@ -234,6 +254,25 @@ def _schema(node: Node) -> Any:
     return _get_schema(node.op_type, node.version, node.domain)
 
 
+def _check(node: Node, schema: Any) -> None:
+    """Refuse inputs and attributes that the schema does not have, or that are of another type."""
+    n = len(node.inputs)
+    if not schema.min_input <= n <= schema.max_input:
+        expected = f"from {schema.min_input} to {schema.max_input} inputs"
+        raise ArgumentError(f"expected {expected}, got {n}")
+    for k, item in enumerate(schema.inputs):
+        if item.option.name == "Single" and not (k < n and node.inputs[k]):
+            raise ArgumentError(f"its input {item.name} is missing")
+    unknown = sorted(node.attributes.keys() - schema.attributes.keys())
+    if unknown:
+        raise ArgumentError(f"unknown attributes {cut(', '.join(unknown))}")
+    kinds = {name: _KINDS[item.type.name] for name, item in schema.attributes.items()}
+    check_attributes(node.attributes, kinds)
+    for name, item in schema.attributes.items():
+        if item.required and name not in node.attributes:
+            raise ArgumentError(f"its attribute {name} is missing")
+
+
 def _function(
     schema: Any,
     node: Node,
@@ -292,7 +331,7 @@ def node_proto(node: Node) -> Proto:
     schema = _schema(node)
     for name, value in node.attributes.items():
         known = schema.attributes.get(name) if schema is not None else None
-        if hasattr(value, "dtype"):
+        if isinstance(value, np.ndarray):
             value = tensor_of(onnx, name, value)
         kind = int(known.type) if known is not None and value == () else None
         result.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))

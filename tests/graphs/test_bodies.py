@@ -223,3 +223,32 @@ def test_a_node_by_itself_runs_by_its_body(rng) -> None:
     np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=1e-13)
     with pytest.raises(cto.ArgumentError, match="unknown operator Frob"):
         cto.onnx.call(helper.make_node("Frob", ["x"], ["y"]), [x])
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "words"),
+    [
+        ("Attention <is_causal=0.5>", "qkv", "is_causal: expected an integer, got 0.5"),
+        ("Attention <q_num_heads=[1]>", "qkv", "q_num_heads: expected an integer"),
+        ("Attention <heads=2>", "qkv", "unknown attributes heads"),
+        ("Attention", "qk", "expected from 3 to 6 inputs, got 2"),
+        ("Attention", "qk-", "its input V is missing"),
+        ("MeanVarianceNormalization <axes=[0.5]>", "q", "axes: expected a list of integers"),
+        ("AffineGrid <align_corners=1>", "q-", "its input size is missing"),
+    ],
+)
+def test_nodes_that_do_not_fit_their_schema_are_refused(node, inputs, words) -> None:
+    """Though a body might be computed."""
+    arrays = {n if n != "-" else "": np.ones((1, 2, 3, 4)) if n != "-" else None for n in inputs}
+    with pytest.raises(cto.ArgumentError, match=words):
+        cto.onnx.Session(model_of(node, arrays, 23))
+
+
+def test_an_output_that_a_body_does_not_make_is_refused() -> None:
+    model = model_of("Attention", {n: np.ones((1, 2, 3, 4)) for n in "qkv"}, 23)
+    model.graph.node[0].output.extend(["a", "b", "c", "d"])
+    with pytest.raises(cto.ArgumentError, match="its output 4 is not computed for these inputs"):
+        cto.onnx.Session(model)
+    del model.graph.node[0].output[:]
+    with pytest.raises(cto.ArgumentError, match="expected at least 1 outputs"):
+        cto.onnx.Session(model)
