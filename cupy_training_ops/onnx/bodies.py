@@ -48,6 +48,8 @@ def expand(graph: Graph, wanted: Wanted, problems: Problems | None = None) -> Gr
     Nodes without a body stay; so do those whose body depends on a type that is not known, which are
     problems.
     """
+    if not any(wanted(node) or subgraphs(node) for node in graph.nodes):
+        return graph
     known = {item.name: item.dtype for item in graph.inputs if item.dtype}
     return _Expansion(wanted, problems or Problems("the model")).graph(graph, known)
 
