@@ -151,7 +151,7 @@ def test_optional_values(arrays) -> None:
         ("(seq(float[2]) s) => (float[2] y) { y = Neg (s) }", "expected an array, got a sequence"),
         ("(float[2] x, int64 i) => (float y) { y = SequenceAt (x, i) }", "got an array"),
         (
-            "(float[2] x) => (float[2] y) { s = SequenceConstruct (x) t = Identity (s) y = Abs(t) }",
+            "(float[2] x) => (float[2] y) { s = SequenceConstruct (x) t = Identity (s) y = Abs(t)}",
             "expected an array, got a sequence",
         ),
         (
