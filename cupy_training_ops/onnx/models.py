@@ -23,7 +23,7 @@ from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
-from .passes import STATE, without_constants
+from .passes import STATE, split_sequences, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
@@ -72,7 +72,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
     graph = _graph(proto, folder, problems)
-    whole = without_constants(graph, problems)
+    whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
     return replace(whole, inputs=inputs), frozenset(graph.constants)
