@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Modules of a model by this package's in their place, and a report of what was swapped."""
+"""Replace modules of a model by this package's, and report which."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import refuse, shown
 from . import functional, nn
 
-# ReLU is not among them: most models keep its result anyway, for what comes next.
+# Without ReLU: most models save its result anyway, for the next layer.
 _SERVED = {
     getattr(torch.nn, cls.__name__): cls
     for cls in (
@@ -30,7 +30,7 @@ _SERVED = {
     )
 }
 
-_RMS_NORM = "RMSNorm"  # how classes of transformers end
+_RMS_NORM = "RMSNorm"  # the end of class names in the library transformers
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
 
 
 def _reason(served: Any, module: torch.nn.Module) -> str:
-    """Why a module is left, in words; empty where it need not be."""
+    """Return why a module is not replaced, or ""."""
     lacks: Callable[[Any], Any] = getattr(served, "lacks", lambda _: None)
     lack = lacks(module)
     if lack is None:
@@ -91,7 +91,7 @@ def _reason(served: Any, module: torch.nn.Module) -> str:
 
 
 def _of_transformers(module: torch.nn.Module) -> Any:
-    """Return the class for an RMS norm of transformers; None for a module that is none."""
+    """Return the replacement of an RMS norm of the library transformers, or None."""
     cls = type(module)
     is_theirs = cls.__module__.startswith("transformers.") and cls.__name__.endswith(_RMS_NORM)
     has_form = {"variance_epsilon", "weight"} <= {*vars(module), *module._parameters}
@@ -100,7 +100,7 @@ def _of_transformers(module: torch.nn.Module) -> Any:
 
 @functools.cache
 def _rms_norm_of(cls: Any) -> Any:
-    """A subclass whose forward pass is `functional.rms_norm`: weight times the normalised input."""
+    """Make a subclass whose forward pass is `functional.rms_norm`."""
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
@@ -109,7 +109,7 @@ def _rms_norm_of(cls: Any) -> Any:
         return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-        """Pickle by the module's own class: no module has this class under its name."""
+        """Pickle by the original class: this one is in no module's namespace."""
         _, _, *state = cls.__reduce_ex__(self, protocol)
         return _blank, (cls,), *state
 
@@ -118,7 +118,7 @@ def _rms_norm_of(cls: Any) -> Any:
 
 
 def _blank(cls: Any) -> torch.nn.Module:
-    """An empty RMS norm, for a copy or an unpickler to put its state into."""
+    """Make an RMS norm without state, for copy and pickle."""
     subclass = _rms_norm_of(cls)
     module: torch.nn.Module = subclass.__new__(subclass)
     return module

@@ -2,8 +2,8 @@
 """PyTorch's modules by their names and arguments, over this package's functions.
 
 Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same. In compiled
-regions norms, activations and dropouts are PyTorch's: a compiler fuses them with what is around
-them, which it cannot do with an operator. Results have the type that they have elsewhere.
+regions norms, activations and dropouts are PyTorch's, which a compiler fuses with the operations
+around them. Results have the same dtype as in eager mode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ is_compiling = torch.compiler.is_compiling
 
 
 class Replacement:
-    """Base of the modules here: why a module with some arguments is refused."""
+    """Base of the modules here; refuses arguments that this package does not support."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -47,7 +47,7 @@ class Replacement:
 
     @staticmethod
     def lacks(_: Any) -> tuple[str, str, str] | None:
-        """The argument of PyTorch's module that is not served, what is, and what it is."""
+        """Return an unsupported argument as (name, expected, got), or None."""
         return None
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""`activation_codes`: options of torch.compile, the partitioner behind them, and its account.
+"""`activation_codes`: options of torch.compile, their partitioner, and its report.
 
-PyTorch's own partitioner chooses what is saved, and codes stand in for what they may.
+PyTorch's partitioner chooses what is saved; codes replace saved values as the policy allows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py"))
 
 
 class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """Splits a joint graph for Inductor, and lets activations wait as codes."""
+    """Splits a joint graph for Inductor, with activations saved as codes."""
 
     def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
         self.policy, self.budget, self.least = policy, budget, least
@@ -37,18 +37,18 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
         self._has_warned = False
 
     def __deepcopy__(self, _: object) -> CodesPartitioner:
-        """Itself, as PyTorch copies its settings and the account is one."""
+        """Return self: PyTorch copies its settings, but there is one account."""
         return self
 
     def uuid(self) -> object:
-        """All that a compiled graph depends on, for the caches of compiled code."""
+        """Return a key of all that a compiled graph depends on, for caches of compiled code."""
         settings = f"{self.policy.name} {self.budget} {self.least}"
         return get_hash_for_files(SOURCES, settings)
 
     def __call__(
         self, gm: GraphModule, joint_inputs: object, **settings: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """The forward and the backward graph; PyTorch's own ones where this PyTorch is another."""
+        """Return the forward and the backward graph, PyTorch's own ones after an error."""
         try:
             return self._partition(gm, joint_inputs, settings)
         except Exception as error:  # of whatever kind: training goes on without codes

@@ -69,7 +69,7 @@ class SGD(Optimizer):
 
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and a step finds the norm
+KINDS: dict[tuple[bool, bool], Any] = {  # by (moments are codes, the step computes the norm)
     (False, False): AdamWUpdateWithRates,
     (False, True): AdamWStepWithRates,
     (True, False): AdamWCodedUpdateWithRates,
@@ -132,7 +132,7 @@ class AdamW(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # that of PyTorch's Adam says otherwise
+        for group in self.param_groups:  # a state of PyTorch's Adam has False
             group["decoupled_weight_decay"] = True
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
@@ -185,8 +185,8 @@ class AdamW(Optimizer):
         """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
         super().load_state_dict(_decode(state_dict, self._parameters()))
 
-    def _take(self, state_dict: dict[str, Any]) -> None:
-        super()._take(state_dict)
+    def _adopt_state(self, state_dict: dict[str, Any]) -> None:
+        super()._adopt_state(state_dict)
         if self.is_coded:
             for parameter, own in self.state.items():
                 for name in codes.SIGNED.keys() & own.keys():
@@ -195,12 +195,12 @@ class AdamW(Optimizer):
 
 
 def _is_plain(parameter: Tensor) -> bool:
-    """Return True if the elements are all here, in the order of their indices."""
+    """Return True if a parameter is contiguous and no DTensor."""
     return parameter.is_contiguous() and not is_distributed(parameter)
 
 
 def _decode(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """A state_dict with numbers in place of the moments' codes."""
+    """Return a state_dict with the moments' codes decoded."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers
