@@ -15,7 +15,7 @@ from ..call.backends import info
 from ..call.bound import CheckedCall
 from ..call.checks import is_number
 from ..call.interop import Lent, is_tensor
-from ..call.keys import Known
+from ..call.keys import SameArrays
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Shape, finite
 from ..device.streams import Cuda, Streams
@@ -141,7 +141,7 @@ def slice_of(array: Any, start: int, stop: int) -> Any:
 class Cut(NamedTuple):
     """This rank's parts of gradients that may come again, and the updates by them."""
 
-    known: Known | None  # None where none of them can be known again
+    known: SameArrays | None  # None if arrays have no keys
     places: Places
     parts: list[Any]
     updates: Updates

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What hooks store: `Form` and `Kind` for all tensors alike, an `Entry` for each, `Statistics`.
+"""Data of hooks: `Form` and `Kind` for all tensors alike, an `Entry` for each, `Statistics`.
 
 A Form is a tensor's metadata and the node that computed it. A Kind is a Form and a Use, who saves
 the tensor for what; it has the codec, or the reason why the tensor is not compressed.

@@ -315,7 +315,7 @@ def _address_order(
     for result in call.prepared.results:
         places.append(n if result.spec is not None else -1)
         n += result.spec is not None
-    order = [places[place] for place in sorted(call.ready.taken)]
+    order = [places[place] for place in sorted(call.ready.direct)]
     if order == list(range(n)):
         return None
     if -1 not in order:
