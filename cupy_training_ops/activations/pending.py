@@ -151,16 +151,17 @@ class Step:
         self.nbytes = self.code_nbytes = 0
 
     def room_beside(self, step: Step) -> int:
-        """Bytes that may wait in a later step, whose codes all come; early layers need memory."""
+        """Return bytes that may be undecided in `step`: a share of this step's, and half of the
+        bytes of codes that are still to come."""
         return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0) // 2
 
 
 class PendingChecks(Locked):
-    """Checks of the newest arrays, a bounded number of bytes; and behind them closed ones, whose
-    decision nothing changes any more, until the device has told it."""
+    """Undecided checks: open ones, of the newest arrays up to a limit of bytes, which a later norm
+    may change; and older, closed ones, which wait only for their numbers."""
 
     def __init__(self, limit: int = LIMIT, last: Step | None = None) -> None:
-        """last: the step before the first, which tells how many codes are to come."""
+        """last: the previous step, from which the bytes of this one's codes are estimated."""
         super().__init__()
         self._limit = limit
         self._open: deque[PendingCheck] = deque()

@@ -76,7 +76,7 @@ class StashEntry(Entry):
 
     def copy_codes(self, nbytes: int) -> Any:
         """Copy into memory of the side stream."""
-        return self.streams.beside(self.code[:nbytes].copy)
+        return self.streams.on_side(self.code[:nbytes].copy)
 
     def reject(self, check: PendingCheck, failure: str) -> None:
         """Store the array instead of codes; raise if it has indices out of range."""
@@ -118,8 +118,8 @@ class ActivationStash:
             hidden = stash.get("hidden")
 
     policy: `lossless`; `default`, which is lossless where it can be and MSFP15 elsewhere; `small`,
-    with FP10 of what is not zero; or a function of name, dtype's name, shape and need that gives a
-    codec's name, or None for an array that is not compressed.
+    with FP10 of what is not zero; or a function of name, dtype's name, shape and need that returns
+    a codec's name, or None for an array that is not compressed.
 
     NumPy arrays are encoded and decoded at once, CuPy arrays on a side stream; only lengths of
     sparse codes and measured errors are copied to the host. Drop your own reference after `put`,
@@ -142,7 +142,8 @@ class ActivationStash:
         self._pending = PendingChecks()
         self.statement: Callable[[], object] | None = None  # of the next `with`
         self._entered: Callable[[], object] | None = None  # of the last `with`
-        self._is_open, self._is_over = False, True
+        self._is_open = False  # between __enter__ and __exit__
+        self._is_over = True  # `_end` has run without an exception
         self._begin()
 
     def _begin(self) -> None:
@@ -155,7 +156,9 @@ class ActivationStash:
 
     def __enter__(self) -> ActivationStash:
         statement, self.statement = self.statement, None
-        if statement is not None and statement() is None:  # of a subclass's own `__exit__`
+        if (
+            statement is not None and statement() is None
+        ):  # freed: a subclass has its own `__exit__`
             statement = None
         if self._is_inside():
             raise ArgumentError(f"{NAME}: expected one `with` at a time, got another inside of it")
@@ -294,15 +297,15 @@ class ActivationStash:
         encoder, entry.decoder = coders(codec.name, *about)
         measures = check.measure == TILES
         streams.fork()
-        results = streams.beside(lambda: encoder(x, out=(out, None) if measures else out))
+        results = streams.on_side(lambda: encoder(x, out=(out, None) if measures else out))
         entry.code, numbers = results if measures else (results, None)
         if check.measure == RANGE:
             three = Spec((3,), FLOAT64)
-            numbers = streams.beside(
+            numbers = streams.on_side(
                 lambda: measure_range(x, backend.empty(three, entry.device), check.need)
             )
         if check.measure == INDEX:
-            numbers = streams.beside(lambda: ((x < 0) | (x > 15)).any().reshape(1))
+            numbers = streams.on_side(lambda: ((x < 0) | (x > 15)).any().reshape(1))
         if self._keep_buffers:
             self._buffers[entry.place] = entry.code
         if codec.leaves_room and entry.code.nbytes:
@@ -374,7 +377,7 @@ class ActivationStash:
         decoder, code, streams = entry.decoder, entry.code, entry.streams
         entry.target = target = self._new(entry) if out is None else out
         streams.fork()
-        streams.beside(lambda: decoder(code, out=target))
+        streams.on_side(lambda: decoder(code, out=target))
         entry.mark = streams.mark()
         entry.decoded = target
 

@@ -20,11 +20,11 @@ from ..errors import ArgumentError, ProviderError, cut, pass_on, refuse
 from . import checks, interop
 from .backends import BACKENDS, are_known, cuda_backend
 from .checks import convert_value, is_number
-from .interop import Lent
+from .interop import ForeignArrays
 from .prepared import Arguments
 
 
-def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
+def adopt_input(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
     """Adopt or freeze one input, so that it has a key."""
     if value is None:
         return None
@@ -37,40 +37,44 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
         checks.within(op, item.name, limits.of_list(len(value)))
     if item.memory == "host" or (item.memory == "either" and is_number(value)):
         return (
-            tuple([_frozen(op, item, v, lent) for v in value])
+            tuple([_frozen(op, item, v, foreign) for v in value])
             if item.variadic
-            else _frozen(op, item, value, lent)
+            else _frozen(op, item, value, foreign)
         )
     if item.variadic:
-        if lent.is_native or are_known(value):
+        if foreign.is_native or are_known(value):
             return tuple(value)
         names = [f"{item.name}[{i}]" for i in range(len(value))]
-        return tuple([_borrow(op, n, v, lent) for n, v in zip(names, value, strict=True)])
+        return tuple(
+            [_adopt_and_note(op, n, v, foreign) for n, v in zip(names, value, strict=True)]
+        )
     number = "a number or " if item.memory == "either" else ""
-    return value if lent.is_native else _borrow(op, item.name, value, lent, number)
+    return value if foreign.is_native else _adopt_and_note(op, item.name, value, foreign, number)
 
 
-def adopt_out(op: str, value: object, lent: Lent) -> object:
+def adopt_out(op: str, value: object, foreign: ForeignArrays) -> object:
     """Adopt one item of `out`, so that it has a key."""
     if isinstance(value, tuple):  # the arrays of a list, as b and c in out=(a, (b, c))
-        return tuple([adopt_out(op, item, lent) for item in checks.entries(op, "out", value)])
+        return tuple([adopt_out(op, item, foreign) for item in checks.entries(op, "out", value)])
     if isinstance(value, np.generic):  # only its copy would be written
         refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")
-    return value if lent.is_native else _borrow(op, "out", value, lent)
+    return value if foreign.is_native else _adopt_and_note(op, "out", value, foreign)
 
 
-def _borrow(op: str, name: str, value: object, lent: Lent, or_else: str = "") -> object:
-    """Adopt an array, and note its owner in `lent`; or_else: as of `adopt`."""
+def _adopt_and_note(
+    op: str, name: str, value: object, foreign: ForeignArrays, or_else: str = ""
+) -> object:
+    """Adopt an array, and note its owner in `foreign`; or_else: as of `adopt`."""
     array = adopt(op, name, value, or_else)
-    if array is not value and not lent.detaches:
+    if array is not value and not foreign.detaches:
         interop.refuse_gradients(op, [name], [value])
-    return lent.note(value, array)
+    return foreign.note(value, array)
 
 
-def _frozen(op: str, item: Input, value: Any, lent: Lent) -> object:
+def _frozen(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
     is_on_host = interop.is_tensor(value) and value.device.type == "cpu"
     if is_on_host or isinstance(value, np.ma.MaskedArray):
-        if not lent.detaches:
+        if not foreign.detaches:
             interop.refuse_gradients(op, [item.name], [value])
         value = adopt(op, item.name, value)  # refuses a mask
     checks.host(op, item.name, value)

@@ -21,7 +21,7 @@ from ..errors import pass_on, refuse
 from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .checks import is_number
-from .interop import NONE_LENT, Lent, is_tensor, refuse_gradients
+from .interop import NO_FOREIGN, ForeignArrays, is_tensor, refuse_gradients
 from .keys import Reader, reader
 from .operator import Operator
 from .overlap import RepeatedOverlap
@@ -41,9 +41,9 @@ def bind(
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = op.lend(inputs, out)
-    with lent.stream():
-        return _bind(op, inputs, out, outputs, workspace, lent)
+    foreign = op.foreign_arrays(inputs, out)
+    with foreign.stream():
+        return _bind(op, inputs, out, outputs, workspace, foreign)
 
 
 def _bind(
@@ -52,10 +52,10 @@ def _bind(
     out: Arguments,
     outputs: Outputs,
     workspace: object,
-    lent: Lent,
+    foreign: ForeignArrays,
 ) -> BoundCall:
     """Bind a call without open inputs."""
-    call, adopted, own_out = op.prepared_call(inputs, out, outputs, lent)
+    call, adopted, own_out = op.prepared_call(inputs, out, outputs, foreign)
     if call.makes_arrays:  # allocate results once, and pass them as out=
         every, flat, arrays = call.unpack(adopted, own_out)
         results = call.complete(arrays, flat, call.values(every))
@@ -63,13 +63,13 @@ def _bind(
             None if r.value is not None or (r.alias is not None and a is arrays[r.alias]) else a
             for r, a in zip(call.prepared.results, results, strict=True)
         )
-        if lent:
-            lent.keep(new)
+        if foreign:
+            foreign.keep(new)
         out = group(new, call.prepared.counts) if call.prepared.groups_outputs else new
-        call, adopted, own_out = op.prepared_call(adopted, out, outputs, lent)
-    if lent:
-        return LendingCall(op, call, adopted, own_out, workspace, lent)
-    return BoundCall(op, call, adopted, own_out, workspace, lent)
+        call, adopted, own_out = op.prepared_call(adopted, out, outputs, foreign)
+    if foreign:
+        return LendingCall(op, call, adopted, own_out, workspace, foreign)
+    return BoundCall(op, call, adopted, own_out, workspace, foreign)
 
 
 class AtAddresses:
@@ -94,16 +94,16 @@ class BoundCall(AtAddresses):
         inputs: Arguments,
         out: Arguments,
         workspace: object,
-        lent: Lent,
+        foreign: ForeignArrays,
     ) -> None:
-        self._op, self._lent = op, lent
+        self._op, self._foreign = op, foreign
         self.call = call
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.unpack(inputs, out)
         if call.records:
             call.refuse_gradients(self._arrays + self._out)
         self.placed = call.place(self._arrays, self._out)
-        self._unchanged = Unchanged(call, self._arrays + self._out, lent)
+        self._unchanged = Unchanged(call, self._arrays + self._out, foreign)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # if each call has the same
         self.answer: Any = None  # what each call returns in that case
@@ -139,13 +139,13 @@ class LendingCall(BoundCall):
 
     def __call__(self, **values: object) -> Any:
         """Launch as a bound call does; returns the caller's own objects."""
-        if not self._lent.detaches:
+        if not self._foreign.detaches:
             self._unchanged.refuse_gradients()
-        with self._lent.stream():
+        with self._foreign.stream():
             result = super().__call__(**values)
             if not self.call.has_tensors:
-                self._lent.raise_versions(self.call.writes, self._arrays + self._out)
-            return self._lent.give_back(result)
+                self._foreign.raise_versions(self.call.writes, self._arrays + self._out)
+            return self._foreign.give_back(result)
 
 
 def opened(bound: BoundCall | OpenCall) -> OpenCall:
@@ -183,7 +183,7 @@ class OpenCall(AtAddresses):
         self._bound_arguments = _BoundArguments(op, closed, out, outputs, workspace, places)
         self._forms: dict[bool, _ClosedInputs] = {}
         self._watches = True
-        self._form(op.lend(closed, out).is_native)
+        self._form(op.foreign_arrays(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
@@ -192,10 +192,10 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.launch(values, changing, addresses)
-        form, every, borrowed = self._borrow(values)
-        with borrowed.stream():
-            call, adopted = form.call_with(every, borrowed)
-            return borrowed.give_back(call.launch(adopted, changing, lent=borrowed))
+        form, every, foreign = self._fitting_form(values)
+        with foreign.stream():
+            call, adopted = form.call_with(every, foreign)
+            return foreign.give_back(call.launch(adopted, changing, foreign=foreign))
 
     def checked(self, **arguments: object) -> CheckedCall:
         """Check the call with these arrays without launching it.
@@ -207,8 +207,8 @@ class OpenCall(AtAddresses):
         if match is not None:
             call, addresses = match
             return call.prepare(values, changing, addresses)
-        form, every, borrowed = self._borrow(values)
-        call, adopted = form.call_with(every, borrowed)
+        form, every, foreign = self._fitting_form(values)
+        call, adopted = form.call_with(every, foreign)
         return call.prepare(adopted, changing)
 
     @property
@@ -242,14 +242,16 @@ class OpenCall(AtAddresses):
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
         return [arguments.pop(name) for name in self._open], arguments
 
-    def _borrow(self, values: Sequence[object]) -> tuple[_ClosedInputs, Arguments, Lent]:
+    def _fitting_form(
+        self, values: Sequence[object]
+    ) -> tuple[_ClosedInputs, Arguments, ForeignArrays]:
         """Return closed inputs in the form that fits, all inputs, and notes of foreign arrays."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, values)
-        borrowed = bound.op.lend(every, bound.out)
-        form = self._form(borrowed.is_native)
-        borrowed.include(form.lent)
-        return form, every, borrowed
+        foreign = bound.op.foreign_arrays(every, bound.out)
+        form = self._form(foreign.is_native)
+        foreign.include(form.foreign)
+        return form, every, foreign
 
     def _form(self, is_native: bool) -> _ClosedInputs:
         form = self._forms.get(is_native)
@@ -267,9 +269,9 @@ class _ClosedInputs:
     def __init__(self, bound: _BoundArguments, is_native: bool) -> None:
         op, pairs = bound.op, zip(bound.op.inputs, bound.inputs, strict=True)
         arguments, detaches = (op.inputs, bound.inputs, bound.out), op.detaches
-        self.lent = lent = Lent(*arguments, natively=is_native, detaches=detaches)
-        inputs = tuple([adopt_input(op.name, item, v, lent) for item, v in pairs])
-        out = tuple([adopt_out(op.name, value, lent) for value in bound.out])
+        self.foreign = foreign = ForeignArrays(*arguments, natively=is_native, detaches=detaches)
+        inputs = tuple([adopt_input(op.name, item, v, foreign) for item, v in pairs])
+        out = tuple([adopt_out(op.name, value, foreign) for value in bound.out])
         self._bound_arguments = bound._replace(inputs=inputs, out=out)
         self._readers = [reader(op.inputs[place]) for place in bound.places]
         self._calls: dict[object, _PartialCall] = {}
@@ -280,28 +282,30 @@ class _ClosedInputs:
         """The last checked call."""
         return None if self._last is None else self._last[1]
 
-    def call_with(self, every: Sequence[object], lent: Lent) -> tuple[_PartialCall, Sequence[Any]]:
+    def call_with(
+        self, every: Sequence[object], foreign: ForeignArrays
+    ) -> tuple[_PartialCall, Sequence[Any]]:
         """Return a checked call, cached or new, and its open inputs adopted.
 
-        every: all inputs. lent: notes which of them are other libraries'.
+        every: all inputs. foreign: notes which of them are other libraries'.
         """
         op, places = self._bound_arguments.op, self._bound_arguments.places
-        adopted = [adopt_input(op.name, op.inputs[p], every[p], lent) for p in places]
+        adopted = [adopt_input(op.name, op.inputs[p], every[p], foreign) for p in places]
         pairs = zip(self._readers, adopted, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
         last = self._last
         if last is None or last[0] != key:  # faster than its hash
-            call = self._calls.get(key) or self._prepare(key, adopted, lent)
+            call = self._calls.get(key) or self._prepare(key, adopted, foreign)
             self._last = last = key, call
-        last[1].refuse_unwritable(adopted, lent)
+        last[1].refuse_unwritable(adopted, foreign)
         last[1].refuse_others()
         return last[1], adopted
 
-    def _prepare(self, key: object, adopted: Sequence[Any], lent: Lent) -> _PartialCall:
+    def _prepare(self, key: object, adopted: Sequence[Any], foreign: ForeignArrays) -> _PartialCall:
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, adopted)
-        call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, lent)
-        partial_call = _PartialCall(call, bound._replace(inputs=inputs, out=out), self.lent)
+        call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, foreign)
+        partial_call = _PartialCall(call, bound._replace(inputs=inputs, out=out), self.foreign)
         if len(self._calls) >= _MAX_CALLS:
             self._calls.clear()
         self._calls[key] = partial_call
@@ -311,7 +315,7 @@ class _ClosedInputs:
 class _PartialCall:
     """A checked call that lacks only its open inputs, which `launch` and `prepare` take."""
 
-    def __init__(self, call: Call, bound: _BoundArguments, lent: Lent) -> None:
+    def __init__(self, call: Call, bound: _BoundArguments, foreign: ForeignArrays) -> None:
         # `places` are indices of declared inputs, `at` of arrays, lists flattened: inputs
         # (x, [a, b], y) with the list open have places (1,), and `at` is [1, 2].
         op, inputs, out, _, workspace, places = bound
@@ -324,7 +328,7 @@ class _PartialCall:
         closed = list(arrays)
         for i in at:
             closed[i] = None
-        self._unchanged = Unchanged(call, (*closed, *flat), lent)
+        self._unchanged = Unchanged(call, (*closed, *flat), foreign)
         known = (*closed, *flat) if call.has_out else closed
         # Addresses of all arrays and, after them, of `out`; a call fills those at `_at`, here 0.
         self._known = np.array(call.backend.pointers(known), np.int64)
@@ -341,12 +345,12 @@ class _PartialCall:
         if not self._op.declaration.detaches:
             self._unchanged.refuse_gradients()
 
-    def refuse_unwritable(self, values: Sequence[Any], lent: Lent) -> None:
+    def refuse_unwritable(self, values: Sequence[Any], foreign: ForeignArrays) -> None:
         """Refuse an open input that the call writes but is read-only."""
-        if lent.has_unwritable:
+        if foreign.has_unwritable:
             inputs = _fill(self._inputs, self._places, values)
             _, out, arrays = self.call.unpack(inputs, self._out)
-            lent.refuse_unwritable(self.call.prepared, (*arrays, *out))
+            foreign.refuse_unwritable(self.call.prepared, (*arrays, *out))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
         """Return addresses of open inputs if this call fits them; None if arrays are no tensors."""
@@ -357,15 +361,15 @@ class _PartialCall:
         values: Sequence[Any],
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
-        lent: Lent = NONE_LENT,
+        foreign: ForeignArrays = NO_FOREIGN,
     ) -> Any:
-        """Run the call with values of open inputs; lent: notes which are other libraries'."""
+        """Run the call with values of open inputs; foreign: notes which are other libraries'."""
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.unpack(inputs, self._out)
         result = call.finish(inputs, arrays, out, self._workspace, placed)
-        if lent and not call.has_tensors:
-            lent.raise_versions(call.writes, arrays + out)
+        if foreign and not call.has_tensors:
+            foreign.raise_versions(call.writes, arrays + out)
         return result
 
     def prepare(
@@ -508,7 +512,7 @@ def _save_closed(
 
 
 # By `detaches`: numbers are adopted without notes of foreign arrays.
-_NOTHING = {True: NONE_LENT, False: Lent((), (), (), detaches=False)}
+_NOTHING = {True: NO_FOREIGN, False: ForeignArrays((), (), (), detaches=False)}
 
 
 def with_values(
@@ -538,11 +542,11 @@ class Unchanged:
     tensor's memory the tensor is compared.
     """
 
-    def __init__(self, call: Call, arrays: Arrays, lent: Lent) -> None:
+    def __init__(self, call: Call, arrays: Arrays, foreign: ForeignArrays) -> None:
         """arrays: the call's, then `out`; None is ignored."""
         named = zip(call.prepared.names, arrays, strict=False)
         present = {name: array for name, array in named if array is not None}
-        owners = {name: lent.owner(array) for name, array in present.items()}
+        owners = {name: foreign.owner(array) for name, array in present.items()}
         tensors = {name: owner for name, owner in owners.items() if is_tensor(owner)}
         own = () if call.backend.runs_kernels else present
         others = {name: present[name] for name in own if present[name] is owners[name]}

@@ -86,7 +86,7 @@ def as_tensor(array: Any) -> Any:
     return tensor if bits is array else tensor.view(torch.bfloat16)
 
 
-class Lent:
+class ForeignArrays:
     """Notes of a call's foreign arrays: which adopted array stands for which of them."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Lent:
             self._unwritable[id(array)] = value
         return array
 
-    def include(self, before: Lent) -> None:
+    def include(self, before: ForeignArrays) -> None:
         """Add the notes of arrays that were adopted earlier."""
         self._owners.update(before._owners)
         self._unwritable.update(before._unwritable)
@@ -232,7 +232,7 @@ def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Argu
 
 def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
     """Return True if all arrays are tensors on a GPU that need not be adopted."""
-    return Lent(declared, inputs, out, natively=True).is_native
+    return ForeignArrays(declared, inputs, out, natively=True).is_native
 
 
 def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
@@ -370,4 +370,4 @@ def _host_exchanged(value: Any) -> HostArray:
         raise
 
 
-NONE_LENT = Lent((), (), ())  # without arrays
+NO_FOREIGN = ForeignArrays((), (), ())  # without arrays

@@ -56,7 +56,9 @@ def host_key(value: Any) -> object:
     if kind is list:
         return Marked(host_key(tuple(value)), list)
     if kind is np.ndarray and value.size <= _MOST and not value.dtype.hasobject:
-        numbers = tuple(value.tolist()) if value.ndim == 1 else None  # as converters make of it
+        numbers = (
+            tuple(value.tolist()) if value.ndim == 1 else None
+        )  # converters flatten no other arrays
         return Marked(numbers, (value.shape, value.dtype, value.tobytes()))
     if kind in _SCALARS:
         return Marked(value.item(), (kind, value.tobytes()))

@@ -21,7 +21,7 @@ from .backends import BACKENDS, TENSORS, ForeignError, info
 from .bound import BoundCall, OpenCall, bind
 from .checks import frozen_attributes
 from .help import Help
-from .interop import Lent
+from .interop import ForeignArrays
 from .operator import Operator
 from .prepare import prepare, select_outputs
 from .prepared import Arguments
@@ -140,7 +140,7 @@ class Op(Operator):
         or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
         Operators that work element by element take any dense layout that all arrays share; arrays
         of batch normalisation and of convolutions may have their channels last. Where all arrays
-        are PyTorch's, the results are too; what was given in `out` comes back itself. While
+        are PyTorch's, the results are too; arrays in `out` are returned themselves. While
         autograd records, tensors that require gradients are data to encoders and optimizers, and
         refused by others.
 
@@ -206,19 +206,19 @@ class Op(Operator):
 
         It is cached by the key of its arguments as they were, too.
         """
-        lent = self.lend(inputs, out)
-        with lent.stream():
-            call, adopted, out = self.prepared_call(inputs, out, outputs, lent)
+        foreign = self.foreign_arrays(inputs, out)
+        with foreign.stream():
+            call, adopted, out = self.prepared_call(inputs, out, outputs, foreign)
             old = self.declaration.other_outputs  # deprecated names, which warn at each call
-            if key is not None and not lent and old.keys().isdisjoint(outputs or ()):
+            if key is not None and not foreign and old.keys().isdisjoint(outputs or ()):
                 self._remember(key, call)
-            if self._has_lists and not lent:
+            if self._has_lists and not foreign:
                 return self._run_lists(call, adopted, out, outputs, workspace)
             result = call(adopted, out, workspace)
-            if lent and call.writes:
+            if foreign and call.writes:
                 _, flat, arrays = call.unpack(adopted, out)
-                lent.raise_versions(call.writes, arrays + flat)
-            return lent.give_back(result)
+                foreign.raise_versions(call.writes, arrays + flat)
+            return foreign.give_back(result)
 
     def bound(
         self,
@@ -231,9 +231,9 @@ class Op(Operator):
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
-        An input given as `...` stays open: each call of the object gives it by name, and checks it.
+        An input `...` stays open: each call of the object passes it by name, and checks it.
         The object also takes, by name, values that change from call to call (a learning rate, a
-        step); the others stay what they were here. Arrays, also new outputs, are kept as long as
+        step); others stay as bound. Arrays, also new outputs, live as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
@@ -255,20 +255,24 @@ class Op(Operator):
         if by_name:
             inputs = in_order(self.declaration, inputs, by_name)
         arrays = out if type(out) is tuple else (out,)
-        call, *_ = self.prepared_call(inputs, arrays, outputs, self.lend(inputs, arrays))
+        call, *_ = self.prepared_call(inputs, arrays, outputs, self.foreign_arrays(inputs, arrays))
         return call.workspace_nbytes
 
     def prepared_call(
-        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
+        self,
+        inputs: Arguments,
+        out: Arguments,
+        outputs: Sequence[str] | None,
+        foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        inputs, out, key = self._adopt(inputs, out, outputs, lent)
+        inputs, out, key = self._adopt(inputs, out, outputs, foreign)
         call = self._remembered.get(key)
         if call is None:
             call = prepare(self._without_cache(), *key[:3])
             self._remember(key, call)
-        if lent.has_unwritable:
+        if foreign.has_unwritable:
             _, flat, arrays = call.unpack(inputs, out)
-            lent.refuse_unwritable(call.prepared, (*arrays, *flat))
+            foreign.refuse_unwritable(call.prepared, (*arrays, *flat))
         return call, inputs, out
 
     def _remember(self, key: object, call: Call) -> None:
@@ -287,13 +291,17 @@ class Op(Operator):
         return twin
 
     def _adopt(
-        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
+        self,
+        inputs: Arguments,
+        out: Arguments,
+        outputs: Sequence[str] | None,
+        foreign: ForeignArrays,
     ) -> tuple[Arguments, Arguments, Key]:
         """Adopt inputs and `out`; return them, and the key of the call."""
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
-        inputs = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
-        out = tuple([adopt_out(self.name, value, lent) for value in out])
+        inputs = tuple([adopt_input(self.name, item, value, foreign) for item, value in pairs])
+        out = tuple([adopt_out(self.name, value, foreign) for value in out])
         names = None if outputs is None else select_outputs(self.declaration, outputs)
         return inputs, out, self._call_key(inputs, out, names)
 

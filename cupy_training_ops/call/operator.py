@@ -14,7 +14,7 @@ from ..device.source import Source, load
 from ..device.workspace import Workspaces
 from ..errors import ArgumentError
 from ..plan import Device, Plan
-from .interop import Lent
+from .interop import ForeignArrays
 from .prepared import Arguments, Prepared
 from .run import Call
 
@@ -78,9 +78,11 @@ class Operator(Declares):
         """Return True if tensors need not be adopted; `check_values` needs CuPy's arrays."""
         return self.takes_tensors and not self._looks_at_values
 
-    def lend(self, inputs: Arguments, out: Arguments) -> Lent:
+    def foreign_arrays(self, inputs: Arguments, out: Arguments) -> ForeignArrays:
         """Return the notes of foreign arrays of a call with these arguments."""
-        return Lent(self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches)
+        return ForeignArrays(
+            self.inputs, inputs, out, natively=self.knows_tensors, detaches=self.detaches
+        )
 
     @classmethod
     def source(cls) -> Source:
@@ -107,7 +109,11 @@ class Operator(Declares):
         return bool(vars(self).get("check"))
 
     def prepared_call(
-        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
+        self,
+        inputs: Arguments,
+        out: Arguments,
+        outputs: Sequence[str] | None,
+        foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
         """Return the cached or new call for these arguments, and the arguments adopted."""
         raise NotImplementedError

@@ -403,14 +403,17 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
 
 
 def _plan_spec(
-    prepared: Prepared, result: Result, given: ArrayInfo | None, place: int, may_lie: bool
+    prepared: Prepared, result: Result, info: ArrayInfo | None, place: int, may_lie: bool
 ) -> Spec | Changing | None:
-    """The spec of the array that a result is written into, with its true alignment."""
+    """Return the spec of the array that a result is written to, with its alignment.
+
+    info: of the caller's output.
+    """
     if result.spec is None or isinstance(result.value, Changing):
         return None
-    if given is not None:
-        is_last = may_lie and given.strides is not None
-        return replace(given.spec, place=place, channels_last=is_last)
+    if info is not None:
+        is_last = may_lie and info.strides is not None
+        return replace(info.spec, place=place, channels_last=is_last)
     aliased = None if result.alias is None else prepared.arrays[result.alias].info
     if aliased is not None:
         return replace(aliased.spec, in_place=True, place=place)

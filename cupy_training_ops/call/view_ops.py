@@ -103,6 +103,7 @@ class DelegatedCall(Call):
             yield
 
     def _adopt_results(self, results: Sequence[object]) -> Arrays:
+        """Adopt all results, and check their number."""
         op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
             refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
@@ -142,7 +143,7 @@ class ViewOp(Op):
     provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
 
     def own_call(self, prepared: Prepared) -> Call:
-        """Views of the input's memory."""
+        """Return a call that makes views."""
         return ViewCall(prepared)
 
 
@@ -164,5 +165,5 @@ class DelegatingOp(Op):
         yield self.delegate(*inputs)
 
     def own_call(self, prepared: Prepared) -> Call:
-        """The callable's results, never copied."""
+        """Return a call of the callable."""
         return DelegatedCall(prepared, self.delegation, self.callee, self.runs_functions)

@@ -78,12 +78,10 @@ class Packed:
         return self._decoder()(self.code, out=out)
 
     def trimmed(self, nbytes: int | None = None) -> Packed:
-        """This array with a copy of its codes alone, where a sparse codec left room behind them.
+        """Return this array with its codes cut to their length, for sparse codecs on a GPU.
 
-        nbytes: the codes' length; None reads it from their first eight bytes, for which a copy from
-        a GPU waits. Another length is refused, but on a GPU, where nothing is read, only one that
-        no code of such an array has. The codes of other codecs, and of `compress` on the host, have
-        no such room. Raises ArgumentError.
+        nbytes: that length; None reads it from the codes, and waits for a GPU. A wrong length is
+        refused, but on a GPU, where nothing is read, only an impossible one. Raises ArgumentError.
         """
         checked = None if nbytes is None else self._checked_length(nbytes)
         if not get_codec(self.codec).leaves_room:
@@ -150,8 +148,8 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
     for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
     with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
-    no copy between host and device. A sparse codec's codes have room behind them on a GPU, which
-    knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
+    no copy between host and device. On a GPU a sparse codec's codes are in a buffer of
+    maximum size: `trimmed` cuts it. Raises ArgumentError and DtypeError.
     """
     row = get_codec(codec)
     encoder = row.encoding(**options)

@@ -259,7 +259,7 @@ class DynamicArgument:
     """An argument that depends on changing values. `of` caches it for the last value."""
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
-        self.dtype, self.anew, self.places = dtype, make, changing.places
+        self.dtype, self.make, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)
 
@@ -268,7 +268,7 @@ class DynamicArgument:
         picked = self._pick(values)
         known, argument = self._last  # read once: another thread may replace it
         if picked is not known:  # several values are a new tuple in each call: never cached
-            argument = self.anew(values)
+            argument = self.make(values)
             self._last = picked, argument
         return argument
 
@@ -278,12 +278,12 @@ def renew(
 ) -> Callable[[object], list[object]]:
     """Return a function from the value at `place` to all arguments: those that do not depend on
     it are `known`."""
-    dependent = [(i, each.anew) for i, each in enumerate(dynamic) if place in each.places]
+    dependent = [(i, each.make) for i, each in enumerate(dynamic) if place in each.places]
 
     def with_value(value: object) -> list[object]:
         arguments, values = known.copy(), {place: value}
-        for i, anew in dependent:
-            arguments[i] = anew(values)
+        for i, make in dependent:
+            arguments[i] = make(values)
         return arguments
 
     return with_value

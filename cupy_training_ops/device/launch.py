@@ -368,7 +368,7 @@ class Builder:
         return (function, step.config.grid, step.config.block, shared_nbytes), places, step
 
     def _shared_nbytes(self, step: Launch) -> int:
-        """Dynamic shared memory, which the device has."""
+        """Return a launch's dynamic shared memory; refuse more than the device has."""
         wanted = step.config.shared_nbytes
         if wanted > SHARED_NBYTES:
             most = self._backend.device(self._device).max_shared_nbytes

@@ -62,10 +62,10 @@ class Streams:
     def fork(self) -> None:
         """Let the side stream wait for the caller's."""
 
-    def behind(self, stream: int) -> Any:
+    def side_after(self, stream: int) -> Any:
         """Let the side stream wait for a stream, by its address; return it."""
 
-    def beside(self, function: Callable[[], T]) -> T:
+    def on_side(self, function: Callable[[], T]) -> T:
         """Call a function with the side stream current."""
         return function()
 
@@ -99,7 +99,7 @@ class Cuda(Streams):
         """Let the side stream wait for the caller's, by an event."""
         self._side.wait_event(self._record(self.current()))
 
-    def behind(self, stream: int) -> Any:
+    def side_after(self, stream: int) -> Any:
         """Wait by an event that is recorded again each time; earlier waits stay valid."""
         runtime = self._cuda.runtime
         with self._cuda.Device(self._device):  # stream 0 is the current device's
@@ -108,7 +108,7 @@ class Cuda(Streams):
             runtime.streamWaitEvent(self._side.ptr, self._event.ptr)
         return self._side
 
-    def beside(self, function: Callable[[], T]) -> T:
+    def on_side(self, function: Callable[[], T]) -> T:
         """Call a function on the side stream, which its allocations belong to."""
         with self._cuda.Device(self._device), on_stream(self._side):
             return function()

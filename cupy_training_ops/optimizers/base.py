@@ -16,7 +16,7 @@ from ..call.arguments import adopt
 from ..call.backends import are_known, info, to_host
 from ..call.bound import CheckedCall, OpenCall, opened
 from ..call.checks import is_number
-from ..call.interop import Lent, are_native, is_tensor, refuse_unwritable
+from ..call.interop import ForeignArrays, are_native, is_tensor, refuse_unwritable
 from ..call.keys import SameArrays, reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
@@ -318,7 +318,7 @@ class Optimizer:
         if step is not None and step.over_tensors:
             step.launch(given, self._whole)
             return
-        with Lent(EVERY, (*given, self.parameters), ()).stream():
+        with ForeignArrays(EVERY, (*given, self.parameters), ()).stream():
             step = self._new_step(given)
             if step is not None:
                 step.launch(given, self._whole)

@@ -25,8 +25,8 @@ from ..errors import ProviderError
 from .coding import ALIGNED, Stream, current_stream
 from .error_checks import ErrorChecks, empty_numbers, is_captured
 from .modes import (
+    ExposedMemory,
     Hook,
-    LentMemory,
     ThreadMode,
     is_compiled,
     is_trusted,
@@ -95,8 +95,8 @@ class CompressedActivations:
         self._argument, self._policy, self._check = policy, policy_of(policy), check
         self._forms = forms_of(self._policy)
         self._statistics = Statistics()
-        self._lent: LentMemory = {}
-        self._thread = ThreadMode(self._lent)
+        self._exposed: ExposedMemory = {}
+        self._thread = ThreadMode(self._exposed)
         self._entered = ThreadStatements()
         # By address + size: the garbage collector counts tuples, not integers.
         self._known: dict[int, weakref.ref[Entry]] = {}
@@ -157,15 +157,15 @@ class CompressedActivations:
             self._entered.statements.pop()
 
     def report(self) -> dict[str, object]:
-        """Counts and bytes since this object was made.
+        """Return counts and bytes since this object was created.
 
-        `tensors` were encoded, from `before` to `after` bytes; `shared` were saved once more while
-        their codes were there. `peak` is the most bytes of codes at a time, `held` those that are
-        there now, `window` the most bytes of originals that waited for a decision. `names` is the
-        same by what made them, `consumers` by what saved them, each with the codec; `passed` the
-        bytes of tensors that were left as they are, by the reason, and `untouched` those that were
-        left for what saved them, by its name. `failed` counts tensors whose codes would not have
-        been good enough, by what saved them and the test; `failed_later` those of captured steps.
+        `tensors` were encoded, from `before` to `after` bytes; `shared` reused existing codes.
+        `held` are the bytes of codes now, `peak` their maximum, `window` the maximum of undecided
+        originals. `names` has these by the node that computed the tensors, `consumers` by the
+        function that saved them, each with the codec. `passed` are bytes that were not compressed,
+        by reason, `untouched` those that their consumer needs exactly, by its name. `failed` counts
+        tensors whose codes failed a check, by consumer and test; `failed_later` those of captured
+        steps.
         """
         self._lengths.trim_all()
         self._checks.pending.finish_all()
@@ -258,17 +258,17 @@ class CompressedActivations:
 
     def _hold(self, x: Tensor, kind: Kind, source: Any) -> Saved:
         """Store a tensor in a new entry, or share the entry that has its bits."""
-        form, storage, lends = kind.form, x.untyped_storage(), self._lent
+        form, storage, exposures = kind.form, x.untyped_storage(), self._exposed
         stream = current_stream(form.index)  # codes on another stream may not be ready
         history = None if source is None else source._sequence_nr()
-        lent_at = lends.get(weakref.ref(storage)) if lends else None
+        exposed_at = exposures.get(weakref.ref(storage)) if exposures else None
         sees_all, place = self._thread.mode.sees_all, x.data_ptr() + form.size
         known = self._known.get(place) if sees_all else None
         before = known() if known else None
-        if before and before.is_same(storage, x._version, form, stream, history, lent_at):
+        if before and before.is_same(storage, x._version, form, stream, history, exposed_at):
             self._share(before, x, kind)
             return before, form
-        entry = Entry(storage, x._version, kind, stream, history, lent_at, self._statistics)
+        entry = Entry(storage, x._version, kind, stream, history, exposed_at, self._statistics)
         self._fill(entry, x, kind)
         if sees_all:
             if len(self._known) >= MANY:
@@ -356,7 +356,7 @@ class CompressedActivations:
 def compressed_activations(
     policy: object = "default", *, check: bool = False
 ) -> CompressedActivations:
-    """A context for the forward pass: what autograd saves in it is kept as codes.
+    """A context for the forward pass, in which autograd saves activations as codes.
 
         activations = cto.torch.compressed_activations("default")
         with activations:
@@ -367,11 +367,11 @@ def compressed_activations(
     does not know; `wide`, with more of it in fewer bits; `lossless`; `plain_msfp15` and `small`,
     which compress whatever is saved, safe or not; or a function of the name of the operation that
     made a tensor (`ReluBackward0`), its dtype's name, shape and need (`value`, and `mask` of bools)
-    that gives a codec's name, or None for a tensor that stays as it is. A parameter `consumer` of
-    it is given the name of the torch function that saves the tensor, empty where it is not known.
+    that returns a codec's name, or None. If it has a parameter `consumer`, that is the name of the
+    torch function that saves the tensor, "" if unknown.
     One object may be entered again and again, and by several threads; `report()` says what it did.
-    check: hold every tensor and a copy of it, and refuse in the backward pass one that was written
-    without PyTorch's knowing, for whose sharing nobody answers. It is for tests.
+    check: for tests: keep every tensor and a copy, and refuse in the backward pass one that was
+    written without a change of its version.
 
     Parameters, their views and casts, leaves, log-probabilities, statistics of normalisation and
     attention, integers, small tensors and memory with gaps pass untouched, and an error says where

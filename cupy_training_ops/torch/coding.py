@@ -13,7 +13,7 @@ import torch
 
 from ..activations.policies import coders
 from ..call.backends import cuda_backend
-from ..call.interop import NONE_LENT
+from ..call.interop import NO_FOREIGN
 from ..call.op import Op
 from ..call.run import KernelCall
 from ..codecs.table import get_codec
@@ -108,7 +108,7 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
     places = [i * place for i in range(1, len(specs) + 1)]
     places[0] += offset
     x, *results = (_device_array(at, spec, device) for at, spec in zip(places, specs, strict=True))
-    call, _, _ = op.prepared_call((x,), tuple(results), None, NONE_LENT)
+    call, _, _ = op.prepared_call((x,), tuple(results), None, NO_FOREIGN)
     assert isinstance(call, KernelCall)
     assert call.ready.takes_addresses
     queue, nbytes, zeros = call.at, call.workspace_nbytes, call.ready.zeros_nbytes

@@ -16,7 +16,7 @@ from ..errors import refuse, shown
 from . import functional, nn
 
 # Without ReLU: most models save its result anyway, for the next layer.
-_SERVED = {
+_REPLACEMENTS = {
     getattr(torch.nn, cls.__name__): cls
     for cls in (
         nn.CrossEntropyLoss,
@@ -56,7 +56,7 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
     transformers; subclasses of others are not. Call it before the model is compiled or wrapped.
     skip: names of classes to leave, as "Dropout".
     """
-    conversion, names = Conversion(), {cls.__name__ for cls in _SERVED}
+    conversion, names = Conversion(), {cls.__name__ for cls in _REPLACEMENTS}
     is_module = isinstance(model, torch.nn.Module)
     if not is_module or isinstance(model, torch.jit.ScriptModule):
         got = f"a {type(model).__name__}" if is_module else shown(model)
@@ -70,23 +70,23 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
             continue
-        served = _SERVED.get(type(module)) or _of_transformers(module)
-        reason = served and _reason(served, module)
+        replacement = _REPLACEMENTS.get(type(module)) or _of_transformers(module)
+        reason = replacement and _reason(replacement, module)
         if reason:
             conversion.left[name] = reason
-        elif served is not None:
+        elif replacement is not None:
             conversion.swapped[name] = type(module).__name__
-            module.__class__ = served
+            module.__class__ = replacement
     return conversion
 
 
-def _reason(served: Any, module: torch.nn.Module) -> str:
+def _reason(replacement: Any, module: torch.nn.Module) -> str:
     """Return why a module is not replaced, or ""."""
-    lacks: Callable[[Any], Any] = getattr(served, "lacks", lambda _: None)
-    lack = lacks(module)
-    if lack is None:
+    unsupported: Callable[[Any], Any] = getattr(replacement, "unsupported", lambda _: None)
+    argument = unsupported(module)
+    if argument is None:
         return ""
-    name, expected, got = lack
+    name, expected, got = argument
     return f"{type(module).__name__} with {name}={got} (expected {expected})"
 
 

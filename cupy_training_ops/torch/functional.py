@@ -87,7 +87,7 @@ def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None
 
 
 def relu(input: Tensor) -> Tensor:
-    """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
+    """As torch.nn.functional.relu; saves a bit an element for the gradient."""
     try:
         return _relu(input) if _records(input) else torch.relu(input)
     except (AttributeError, TypeError) as error:
@@ -204,12 +204,11 @@ def cross_entropy(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """As torch.nn.functional.cross_entropy against classes; the gradient is made with the loss.
+    """As torch.nn.functional.cross_entropy against classes; computes the gradient with the loss.
 
-    inplace: it is written over the input, which holds it from then on, and through which no other
-    gradient goes any more; without gradients nothing is overwritten, nor in compiled code a part
-    of a tensor. A target out of range makes a
-    loss of NaN, and a mean of no row is 0. Under autocast the loss is float32.
+    inplace: the gradient overwrites the input, which no other operation may then use; not without
+    gradients, nor for a part of a tensor in compiled code. A target out of range makes the loss
+    NaN, a mean of no rows is 0. Under autocast the loss is float32.
     """
     if not isinstance(input, Tensor) or not isinstance(target, Tensor):
         _refuse_others("cross_entropy", input=input, target=target)
@@ -312,11 +311,11 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """cross_entropy(linear(hidden, weight, bias), target), whose scores are never there as a whole.
+    """cross_entropy(linear(hidden, weight, bias), target), without all scores in memory.
 
-    hidden: shape (..., features), target: shape (...). Rows go through in chunks, which hold their
-    scores and the gradient of these in one memory; gradients are ready with the loss. reduction:
-    'mean' or 'sum'.
+    hidden: shape (..., features), target: shape (...). Rows are processed in chunks, whose scores
+    are overwritten by their gradient; gradients are computed with the loss. reduction: 'mean' or
+    'sum'.
     """
     tensors = {"hidden": hidden, "weight": weight, "target": target}
     _refuse_others("linear_cross_entropy", {"bias": bias}, **tensors)

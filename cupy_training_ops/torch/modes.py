@@ -28,12 +28,12 @@ Arguments = tuple[Any, ...]
 Named = Mapping[str, Any] | None
 Call = tuple[Any, Arguments, Named]
 Hook = Callable[[Any], Any]
-LentMemory: TypeAlias = "dict[weakref.ref[torch.UntypedStorage], object]"
+ExposedMemory: TypeAlias = "dict[weakref.ref[torch.UntypedStorage], object]"
 
 # Functions that expose memory to writes without a version change. True: such writes end before the
 # next torch function (also kernels that are launched with an address); False: they may come at any
 # time. Setting `data` exposes the memory of both tensors.
-LENDING = {
+EXPOSING = {
     **dict.fromkeys((Tensor.data_ptr, Tensor.apply_, Tensor.map_), True),
     **dict.fromkeys(
         (
@@ -48,7 +48,7 @@ AT_ANY_TIME = object()
 # Python functions whose inner calls are noted, as these have save rules; what other functions
 # without a rule save is not compressed.
 LOOKED_THROUGH = frozenset({functional.multi_head_attention_forward})
-SPECIAL = LOOKED_THROUGH | LENDING.keys()
+SPECIAL = LOOKED_THROUGH | EXPOSING.keys()
 PLAIN = frozenset(
     itertools.chain.from_iterable(
         itertools.permutations((Tensor, torch.nn.Parameter), n) for n in range(3)
@@ -59,12 +59,12 @@ PLAIN = frozenset(
 class Consumers(TorchFunctionMode):  # type: ignore[misc]
     """Notes the torch function that a thread runs, and memory that may be written unseen.
 
-    lent: by storage, an object for the latest time it was exposed, or AT_ANY_TIME.
+    exposed: by storage, an object that identifies the latest exposure, or AT_ANY_TIME.
     """
 
-    def __init__(self, lent: LentMemory) -> None:
+    def __init__(self, exposed: ExposedMemory) -> None:
         self.call: Call | None = None
-        self.lent = lent  # shared by all threads
+        self.exposed = exposed  # shared by all threads
         self.sees_all = False  # it is on the stack, and all modes below are trusted
 
     def __torch_function__(
@@ -85,11 +85,11 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
             self.call = before
 
     def _special(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        """Call a function of LENDING, noting the memory, or the body of one of LOOKED_THROUGH."""
-        if func in LENDING:
+        """Call a function of EXPOSING, noting the memory, or the body of one of LOOKED_THROUGH."""
+        if func in EXPOSING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:
-                    lend(self.lent, x.untyped_storage(), LENDING[func])
+                    expose(self.exposed, x.untyped_storage(), EXPOSING[func])
         elif self.call is not None:
             self.call = None
             with self:
@@ -100,20 +100,20 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
 class ThreadMode(threading.local):
     """The mode of a thread."""
 
-    def __init__(self, lent: LentMemory) -> None:
-        self.mode = Consumers(lent)
+    def __init__(self, exposed: ExposedMemory) -> None:
+        self.mode = Consumers(exposed)
 
 
-def lend(lent: LentMemory, storage: torch.UntypedStorage, ends: bool) -> None:
+def expose(exposed: ExposedMemory, storage: torch.UntypedStorage, ends: bool) -> None:
     """Note that memory may be written unseen: until the call `ends`, or at any time."""
-    reference = weakref.ref(storage, functools.partial(_forget, lent))
-    if lent.get(reference) is not AT_ANY_TIME:
-        lent[reference] = object() if ends else AT_ANY_TIME
+    reference = weakref.ref(storage, functools.partial(_forget, exposed))
+    if exposed.get(reference) is not AT_ANY_TIME:
+        exposed[reference] = object() if ends else AT_ANY_TIME
 
 
-def _forget(lent: LentMemory, reference: weakref.ref[torch.UntypedStorage]) -> None:
+def _forget(exposed: ExposedMemory, reference: weakref.ref[torch.UntypedStorage]) -> None:
     """Forget freed memory."""
-    lent.pop(reference, None)
+    exposed.pop(reference, None)
 
 
 @functools.cache

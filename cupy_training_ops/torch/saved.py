@@ -244,13 +244,13 @@ class Entry(pending.Entry):
         kind: Kind,
         stream: Stream,
         history: int | None,
-        lent_at: object,
+        exposed_at: object,
         statistics: Statistics,
     ) -> None:
-        """history: sequence number of the tensor's node. lent_at: an object for the latest time at
-        which the memory was exposed to unseen writes (`modes.lend`), or None."""
+        """history: sequence number of the tensor's node. exposed_at: identifies the last call that
+        exposed the memory to unseen writes (`modes.expose`), or None."""
         self.storage, self.version, self.stream = weakref.ref(storage), version, stream
-        self.history, self.lent_at = history, lent_at
+        self.history, self.exposed_at = history, exposed_at
         self.kind, self.statistics = kind, statistics
         self.form = kind.form  # of the first tensor that was saved
 
@@ -261,7 +261,7 @@ class Entry(pending.Entry):
         form: Form,
         stream: Stream,
         history: int | None,
-        lent_at: object,
+        exposed_at: object,
     ) -> bool:
         """Return True if a tensor has this entry's bits, and the codes are ready on its stream.
 
@@ -273,7 +273,7 @@ class Entry(pending.Entry):
             self.storage() is storage
             and self.version == version
             and self.history == history
-            and self.lent_at is lent_at is not AT_ANY_TIME
+            and self.exposed_at is exposed_at is not AT_ANY_TIME
             and self.stream is stream
             and own.size == form.size
             and own.dtype is form.dtype

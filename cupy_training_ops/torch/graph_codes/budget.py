@@ -66,7 +66,7 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.bytes_waiting for one in self.plan if not one.is_there_anyway)
+        return sum(one.saved_nbytes for one in self.plan if not one.is_free)
 
 
 def budget_of(value: object) -> Budget | None:
@@ -115,14 +115,14 @@ def within(
         plan = planner.plan(forward.graph, backward.graph, num_outputs)
         if not plain:
             plain = {one.forward.name: one for one in plan}
-            limit = budget.limit(sum(one.nbytes for one in plan if not one.is_there_anyway))
+            limit = budget.limit(sum(one.nbytes for one in plan if not one.is_free))
             spent = _recomputing(forward, backward)
         seconds = _recomputing(forward, backward) - spent if best is not None else 0.0
         if best is not None and best.nbytes <= limit and seconds >= best.seconds:
             break  # smaller budgets take longer
         names = {one.forward.name for one in plan}
         again = tuple(one.forward for name, one in plain.items() if name not in names)
-        option = _within(limit, Partition(forward, backward, plan, seconds, again))
+        option = _encode_to_limit(limit, Partition(forward, backward, plan, seconds, again))
         if best is None or _is_better(option, best, limit):
             best = option
     assert best is not None
@@ -136,20 +136,20 @@ def _is_better(one: Partition, other: Partition, limit: float) -> bool:
     return one.nbytes < other.nbytes
 
 
-def _within(limit: float, partition: Partition) -> Partition:
-    """Encode values until the limit is met, in the order of time for a saved byte."""
+def _encode_to_limit(limit: float, partition: Partition) -> Partition:
+    """Encode values until the limit is met, cheapest for a saved byte first."""
     plan = partition.plan
     coded = [i for i, one in enumerate(plan) if one.format is not None or one.is_dropped]
     costs = {i: _coding(plan[i]) for i in coded}
-    left = sum(one.nbytes for one in plan if not one.is_there_anyway)
+    left = sum(one.nbytes for one in plan if not one.is_free)
     seconds = partition.seconds
     chosen = list(plan)
-    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].bytes_waiting, 1)):
-        is_alone = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
-        if left <= limit and costs[i] >= 0 and is_alone:
-            chosen[i] = plan[i].as_it_is("within the budget")
+    for i in sorted(coded, key=lambda i: costs[i] / max(plan[i].nbytes - plan[i].saved_nbytes, 1)):
+        is_optional = plan[i].source is not None or not (plan[i].is_dropped or plan[i].absorbs)
+        if left <= limit and costs[i] >= 0 and is_optional:
+            chosen[i] = plan[i].without_codes("within the budget")
         else:
-            left -= plan[i].nbytes - plan[i].bytes_waiting
+            left -= plan[i].nbytes - plan[i].saved_nbytes
             seconds += costs[i]
     return replace(partition, plan=chosen, seconds=seconds)
 
@@ -161,13 +161,13 @@ def _coding(one: Saved) -> float:
     if one.is_dropped:
         return 0.0
     moved = (
-        one.bytes_waiting
+        one.saved_nbytes
         if torch.Tag.pointwise in getattr(one.forward.target, "tags", ())
-        else (one.bytes_waiting + one.nbytes)
+        else (one.saved_nbytes + one.nbytes)
     )
     if any(_is_heavy(user) for user in one.point.users):
-        return (moved + one.bytes_waiting + one.nbytes) / BYTES
-    return (moved + one.bytes_waiting - one.nbytes) / BYTES
+        return (moved + one.saved_nbytes + one.nbytes) / BYTES
+    return (moved + one.saved_nbytes - one.nbytes) / BYTES
 
 
 def _is_heavy(node: Node) -> bool:

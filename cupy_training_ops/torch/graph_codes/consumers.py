@@ -74,7 +74,7 @@ SMOOTH = packets(
     *("hardswish", "hardswish_backward", "elu", "elu_backward", "log_sigmoid_forward"),
     *("log_sigmoid_backward", "sin", "cos"),
 )
-UNEVEN = packets(
+EXACT_OPERATORS = packets(
     *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "exp"),
     *("logsumexp", "log", "log1p", "log2", "log10", "expm1", "exp2", "reciprocal", "rsqrt", "sqrt"),
     *("nll_loss_forward", "nll_loss_backward", "cumprod", "prod", "acos", "asin", "acosh", "atanh"),
@@ -114,7 +114,7 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def is_uneven(node: Node) -> bool:
+def needs_exact_results(node: Node) -> bool:
     """Return True if small results of a node matter beside large ones, as of an exponential or a
     quotient; a tile's scale would round them away."""
     source = origin(node)
@@ -122,7 +122,7 @@ def is_uneven(node: Node) -> bool:
         return False
     if aten.div in (source, packet(node.target)):
         return node.op == "call_function" and len(node.all_input_nodes) > 1 and _is_full(node)
-    return source in UNEVEN or packet(node.target) in UNEVEN
+    return source in EXACT_OPERATORS or packet(node.target) in EXACT_OPERATORS
 
 
 def _is_full(quotient: Node) -> bool:
@@ -229,7 +229,7 @@ class Backward:
         target, name = packet(user.target), name_of(user)
         if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)
-        if source in UNEVEN or target in UNEVEN:
+        if source in EXACT_OPERATORS or target in EXACT_OPERATORS:
             return Uses(Need.EXACT, reason=name)
         if target in PRODUCTS:
             return Uses(Need.LINEAR, reason=name)

@@ -20,8 +20,8 @@ from .consumers import (
     Uses,
     is_blind_to_means,
     is_tensor,
-    is_uneven,
     name_of,
+    needs_exact_results,
     packet,
 )
 from .formats import BITS, FLOATS, TILE, Format
@@ -49,7 +49,7 @@ class Saved:
     absorbs: bool = False  # its codes are of a sum with dropped values
     source: Node | None = None  # the parameter that is cast again
 
-    def as_it_is(self, reason: str) -> Saved:
+    def without_codes(self, reason: str) -> Saved:
         """Return a plan without codes."""
         return Saved(self.forward, self.backward, self.nbytes, self.backward, None, reason)
 
@@ -59,12 +59,12 @@ class Saved:
         return self.point is self.backward
 
     @property
-    def is_there_anyway(self) -> bool:
-        """Return True if the caller keeps it alive: a parameter or an input."""
+    def is_free(self) -> bool:
+        """Return True if saving it costs no memory: a parameter or an input."""
         return self.reason in ANYWAY
 
     @property
-    def bytes_waiting(self) -> int:
+    def saved_nbytes(self) -> int:
         """Bytes saved for the backward pass."""
         if self.is_dropped:
             return 0
@@ -153,7 +153,7 @@ class Planner:
             reason = "mask"
         elif value.dtype not in FLOATS:
             chosen, reason = None, "dtype"
-        elif uses.need < Need.EXACT and is_uneven(producer):
+        elif uses.need < Need.EXACT and needs_exact_results(producer):
             chosen, reason = None, f"made by {name_of(producer)}"
         elif any(_is_near_batch_norm(_producer(x, x)) for x in self._saved_operands(node, point)):
             chosen, reason = None, "a sum before a batch norm"
@@ -257,7 +257,7 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
 
     If a and b are read only in a + b, the sum is encoded: a absorbs b, which is dropped.
     """
-    saved = [min(options, key=lambda option: option.bytes_waiting) for options in choices]
+    saved = [min(options, key=lambda option: option.saved_nbytes) for options in choices]
     by_point: dict[Node, dict[int, Saved]] = {}
     for i, options in enumerate(choices):
         for option in options:
@@ -267,8 +267,8 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
         first, *others = members
         if any(saved[i].is_dropped for i in members):
             continue
-        apart = sum(saved[i].bytes_waiting for i in members)
-        if members[first].bytes_waiting < apart or any(
+        separate = sum(saved[i].saved_nbytes for i in members)
+        if members[first].saved_nbytes < separate or any(
             saved[i].point is members[i].point for i in members
         ):
             saved[first] = replace(members[first], absorbs=bool(others))
@@ -290,4 +290,4 @@ def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
         shared = [one for one in saved if one.format and _storage(one.forward) in alive]
         if not shared:
             return saved
-        saved = [one.as_it_is(SHARED) if one in shared else one for one in saved]
+        saved = [one.without_codes(SHARED) if one in shared else one for one in saved]

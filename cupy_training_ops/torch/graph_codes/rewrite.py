@@ -64,19 +64,19 @@ def rewrite(
 
 
 def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[Node, ...]:
-    """Encode one value in the forward graph and decode it in the backward graph; its codes."""
+    """Encode a value in the forward graph and decode it in the backward graph; return the codes."""
     value, chosen = one.point.meta["val"], one.format
     assert chosen is not None
 
     def encode(x: Tensor) -> Parts:
-        return chosen.encode(x.permute(one.order).contiguous())  # compilers keep codes as they lie
+        return chosen.encode(x.permute(one.order).contiguous())  # fixes the codes' layout
 
     def decode(*parts: Tensor) -> Tensor:
         back = [one.order.index(dim) for dim in range(value.dim())]
         decoded = cast(chosen.decode(*parts), value.dtype)
         if back == sorted(back):
             return decoded
-        return decoded.permute(back).clone()  # else Inductor lays out what is behind the view
+        return decoded.permute(back).clone()  # else Inductor changes the layout of later nodes
 
     parts = record(forward, source.next, encode, source)
     codes = []

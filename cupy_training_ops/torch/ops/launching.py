@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...call.backends import TENSORS, tensor_backend
-from ...call.interop import Lent
+from ...call.interop import ForeignArrays
 from ...call.keys import CHANGES, exact_key, is_plain
 from ...call.op import Op
 from ...call.run import KernelCall
@@ -36,7 +36,7 @@ EVERY, FIRST, JOINED = range(3)
 
 
 class Bypass(NamedTuple):
-    """How a launcher reads a body's own arguments, in place of the body."""
+    """Settings of a launcher that takes the arguments of a body, and replaces it."""
 
     fallback: Callable[[Sequence[Any]], Any]  # if a tensor is unaligned or empty
     has_none: bool  # whether the address 0 follows those of tensors
@@ -44,7 +44,7 @@ class Bypass(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A launcher of an operator's inputs, and what it was made from."""
+    """A launcher of an operator's inputs, its call, and the indices of arrays."""
 
     run: Runner  # of inputs, tensors, and their addresses if they are known
     call: KernelCall
@@ -355,13 +355,13 @@ def _prepare(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
 ) -> Ready | None:
     """Make a call's launcher; None if the call is more than launches over tensors of one GPU."""
-    lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
-    call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
+    foreign = ForeignArrays(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
+    call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, foreign)
     if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
         return None
     n_computed = sum(result.spec is not None for result in call.prepared.results)
     is_checked = call.checks or call.check_numbers is not None
-    if lent or is_checked or call.supplied is not None or len(call.makers) < n_computed:
+    if foreign or is_checked or call.supplied is not None or len(call.makers) < n_computed:
         return None
     arrays = [place for place, _ in call.array_places]
 
@@ -380,13 +380,12 @@ def compute(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVE
 def trace(
     body: Callable[..., Any], arguments: Sequence[Any], which: int, changing: int | None = None
 ) -> tuple[Any, Runner]:
-    """Return the results, and a function that runs other calls of this kind.
+    """Run a body; return its results, and a function for calls that `RecentCalls` matches.
 
-    If the body passes its own tensors to one operator and returns the results as they are, that
-    function launches without the body. changing: index of a tuple of numbers that other calls have
-    otherwise.
+    If the body only passes its own tensors to one operator and returns the results, that function
+    launches without the body. changing: index of a tuple of numbers that may differ.
     """
-    # A tensor that is passed twice becomes two, so that arguments are told apart by identity.
+    # A tensor that is passed twice becomes two, so that identities identify arguments.
     arguments = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
     launches = []
 

@@ -82,9 +82,9 @@ class AdamW(Optimizer):
 
     params, lr, betas, eps, weight_decay: as PyTorch's, in groups too; schedulers may write them. lr
     may be a tensor on the parameters' device, which a captured step reads there. max_norm: what the
-    norm of all gradients is kept within, as `clip_grad_norm_` would.
+    norm of all gradients is clipped to, as by `clip_grad_norm_`.
 
-    One pass over the gradients finds their norm, where max_norm is given; one more unscales
+    With max_norm one pass over the gradients computes their norm; one more unscales
     (GradScaler does not), clips and updates. Counts of steps are on the device, so that a step can
     be captured. Moments of half-precision parameters are float32. Its state dicts are those of
     `torch.optim.AdamW`, and it loads that class's. Parameters on the CPU are updated by NumPy.

@@ -27,8 +27,8 @@ def zeros(parameter: Tensor) -> Tensor:
 
 def encode(moments: Tensor, like: Tensor, *, signed: bool) -> Tensor:
     """Return codes of moments, in the memory order of their parameter `like`."""
-    laid = torch.empty_like(local(like), dtype=torch.float32).copy_(local(moments))
-    flat = in_memory_order(laid).reshape(-1)
+    dense = torch.empty_like(local(like), dtype=torch.float32).copy_(local(moments))
+    flat = in_memory_order(dense).reshape(-1)
     n_bits, top = (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
     shift = _FRACTION - n_bits
     bits = flat.abs().view(torch.int32)

@@ -202,8 +202,8 @@ class Part:
     def _has_states(self) -> bool:
         """Compare identities: loading a state puts other tensors there."""
         try:
-            made = itertools.repeat(None if self.count is None else self.count.done)
-            return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
+            done = itertools.repeat(None if self.count is None else self.count.done)
+            return all(map(is_, map(itemgetter("step"), self.states), done)) and all(
                 all(map(is_, map(itemgetter(name), self.states), tensors))
                 for name, tensors in self.moments.items()
             )
@@ -268,10 +268,10 @@ class Part:
             return inputs, [_checked_write(call, inputs)]
         except ArgumentError:
             pairs = enumerate(zip(gradients, self._whole, strict=True))
-            laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
-            if all(map(is_, laid, gradients)):
+            strided = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
+            if all(map(is_, strided, gradients)):
                 raise
-            inputs = {**inputs, "gradients": laid}
+            inputs = {**inputs, "gradients": strided}
             return inputs, [_checked_write(call, inputs)]
 
     def _bind_call(self, update: Update, inputs: Mapping[str, Any]) -> OpenCall:
