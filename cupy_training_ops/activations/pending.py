@@ -98,7 +98,7 @@ class PendingLengths:
                     entry.shorten(nbytes)
 
     def trim_all(self) -> None:
-        """Trim the codes of all streams."""
+        """Wait for the lengths of all streams' codes, and shorten these."""
         for stream in list(self._by_stream):
             self.trim(stream)
 

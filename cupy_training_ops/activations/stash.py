@@ -177,6 +177,7 @@ class ActivationStash:
         self._is_over = error[0] is None  # else `_end` may have to run again
 
     def _is_inside(self) -> bool:
+        """Return True inside of `with`; its function is freed even if `__exit__` was stopped."""
         return self._is_open and (self._entered is None or self._entered() is not None)
 
     def _end(self) -> None:

@@ -80,15 +80,15 @@ class NumpyBackend(OneStream):
     driver: Driver | None = None
 
     def info(self, array: HostArray) -> Info:
-        """The fields of ArrayInfo; alignment does not matter to NumPy."""
+        """Return the fields of ArrayInfo; alignment does not matter to NumPy."""
         return (self, array.dtype, array.shape, True, strides(array), -1)
 
     def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
-        """The `info` of each array of a list; None for None."""
+        """Return the `info` of each array, None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.ctypes.data for array in arrays]
 
     def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
@@ -103,16 +103,16 @@ class NumpyBackend(OneStream):
         return array[nbytes:]
 
     def views(self, array: HostArray, pieces: Sequence[Piece]) -> tuple[HostArray, ...]:
-        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous array; pieces: (offset in bytes, shape)."""
         flat, size = array.reshape(-1), array.itemsize
         return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
 
     def maker(self, spec: Spec, device: int) -> Callable[[], HostArray]:
-        """Return a function that makes an uninitialised array."""
+        """Return a function that allocates an array."""
         return partial(self.empty, spec, device)
 
     def permute(self, array: HostArray, axes: Sequence[int]) -> HostArray:
-        """A view of the array's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions."""
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> HostArray:
@@ -120,11 +120,11 @@ class NumpyBackend(OneStream):
         return array
 
     def empty(self, spec: Spec, device: int) -> HostArray:
-        """An uninitialised array."""
+        """Allocate an array."""
         return np.empty(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> HostArray:
-        """Bytes of zeros."""
+        """Allocate zeroed bytes."""
         return np.zeros(nbytes, np.uint8)
 
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
@@ -187,7 +187,7 @@ def info(array: Array) -> Info:
 
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """The `info` of each array of a list; None for None."""
+    """Return the `info` of each array, None for None."""
     kinds = set(map(type, arrays))
     kinds.discard(type(None))
     if len(kinds) == 1:

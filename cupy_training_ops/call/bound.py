@@ -85,7 +85,7 @@ class AtAddresses:
 
 
 class BoundCall(AtAddresses):
-    """`op.bound(...)`: call it with the values that change, by name."""
+    """`op.bound(...)`, called with changing values by name."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class BoundCall(AtAddresses):
             )
 
     def __call__(self, **values: object) -> Any:
-        """Launch, with these values instead of those that were bound; returns what a call does."""
+        """Launch, with these values in place of bound ones; returns what the operator does."""
         inputs, call = self._inputs, self.call
         self._unchanged.refuse_others()
         if values:
@@ -186,7 +186,7 @@ class OpenCall(AtAddresses):
         self._form(op.foreign_arrays(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
-        """Launch with these arrays for the open inputs, and values that change, by name."""
+        """Launch with open inputs and changing values, by name."""
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
@@ -233,7 +233,7 @@ class OpenCall(AtAddresses):
         return last, addresses
 
     def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """Split arguments into those for open inputs, in their order, and the rest."""
+        """Split arguments into open inputs, in declared order, and changing values."""
         others = self._op.declaration.other_inputs
         if others:
             arguments = by_declared_names(self._op.name, others, arguments)

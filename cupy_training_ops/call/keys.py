@@ -130,10 +130,10 @@ def attribute_key(value: object) -> object:
 
 
 def exact_key(values: Sequence[object]) -> bytes:
-    """Make a key of plain values that tells 1 from 1.0 and True, and 0.0 from -0.0.
+    """Make a key that differs for 1, 1.0 and True, and for 0.0 and -0.0.
 
-    Plain are int, float, bool, str and None, and tuples and lists of them, but no subclasses. Other
-    values raise ValueError, or have a key that no plain values have.
+    For plain values: int, float, bool, str, None, and tuples and lists of these, no subclasses.
+    Others raise ValueError, or have a key that no plain value has.
     """
     return marshal.dumps(values, EXACT)  # type: ignore[arg-type]
 

@@ -61,7 +61,7 @@ class LastCall:
 
 
 class Op(Operator):
-    """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
+    """An operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
     __signature__ = Signatures()
 
@@ -92,7 +92,7 @@ class Op(Operator):
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:
-        """The instance with these attributes that functions and codecs share; errors as `cls`."""
+        """Return the instance that functions and codecs share; raises what `cls` does."""
         try:
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)

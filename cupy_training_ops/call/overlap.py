@@ -61,7 +61,7 @@ class Overlap:
         return [self._sizes[place] for place in places]
 
     def refuse(self, addresses: Sequence[int]) -> None:
-        """Raise ArgumentError where two of the arrays, one of them written, share memory."""
+        """Raise ArgumentError if a written array shares memory with another."""
         if addresses == self._apart:
             return
         if len(self._written) == 1:
@@ -139,7 +139,7 @@ class RepeatedOverlap:
         self._known: Addresses | None = None  # written spans, sorted
 
     def refuse(self, addresses: Addresses) -> None:
-        """Raise ArgumentError where two of the arrays, one of them written, share memory."""
+        """Raise ArgumentError if a written array shares memory with another."""
         known = self._known
         if known is None or self._may_share(addresses[self._places], known):
             every = addresses.tolist()

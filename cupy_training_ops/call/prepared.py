@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of one kind: what they share, their results, and what they write."""
+"""Facts that a cached call knows: arguments, results, and what it writes."""
 
 from __future__ import annotations
 

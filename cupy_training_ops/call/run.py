@@ -503,7 +503,7 @@ class KernelCall(Call):
         )  # for each result the input that it overwrites, or n_arrays
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Return None if results are new arrays."""
+        """Add addresses of results to those of arrays: an aliased input's, out's, or 0."""
         if self.makes_arrays:
             return None
         n_arrays = len(self.prepared.arrays)

@@ -37,7 +37,7 @@ class ViewCall(Call):
         self.makes_arrays = False  # `bound` need not allocate results
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """Return views of the first input; None for each where the list is not asked for."""
+        """Return views of the first input, or None for each if `outputs` lacks the list."""
         if self.records:
             self.refuse_gradients(inputs[:1])
         if self.unwanted:
@@ -129,7 +129,7 @@ class DelegatedCall(Call):
 
 
 def _words(known: Open | None, spec: Spec) -> str:
-    """Describe for messages the array that a callable has to return: "float32 of shape (2,)"."""
+    """Describe an expected result: "float32 of shape (2,)"."""
     if known is None:
         return f"{dtype_name(spec.dtype)} of shape {spec.shape}"
     dtype = "an array" if known.dtype is None else dtype_name(known.dtype)

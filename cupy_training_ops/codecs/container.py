@@ -37,7 +37,7 @@ class Format(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open file: its header, in which sequences are lists, and its unread arrays."""
+    """An open file: its header, with lists for tuples, and its unread arrays."""
 
     file: object
     format: Format

@@ -219,7 +219,7 @@ def within_bound(
 
 
 def _sign_test(x: Float64s, y: Float64s) -> Mask:
-    """One bit: y = 1 where x > 0, else 0."""
+    """Return where y = 1 for x > 0, and y = 0 for others."""
     right: Mask = y == (x > 0)
     return right
 
@@ -237,17 +237,16 @@ def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
 
 
 def _is_same(x: Float64s, y: Float64s) -> Mask:
-    """Equal, with the sign of zero; any NaN is any other."""
+    """Return where x and y are equal, also in the sign of zero, or both NaN."""
     same: Mask = ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
     return same
 
 
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
-    """Mark y within the rounding of numbers that are divided by their block's scale.
+    """Return where y is within the rounding of x / scale to the format.
 
-    The scale is the smallest power of two at which the block's largest finite number fits.
-
-    largest: of the decoded type, beyond which a number may be rounded up to infinity.
+    scale: the smallest power of two with which the block's largest finite number fits. largest: of
+    the decoded type, beyond which a number may be rounded up to infinity.
     """
     size, finite = np.abs(x), np.isfinite(x)
     blocks = np.pad(np.where(finite, size, 0), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
@@ -364,7 +363,7 @@ def _of_elements(of_tiles: HostArray, n: int) -> HostArray:
 
 
 def _larger(before: float | None, values: Float64s) -> float | None:
-    """Return the largest of a part and the parts before it."""
+    """Return the maximum of `before` and values."""
     if not values.size:
         return before
     largest = float(values.max())

@@ -70,9 +70,9 @@ class Packed:
         return self.original_nbytes / self.nbytes if self.nbytes else 1.0
 
     def decompress(self, out: object = None) -> Any:
-        """The decoded array in its dtype and shape, on the provider and device the codes are on.
+        """Return the decoded array, on the device of the codes.
 
-        out: an array of that dtype and shape to write into, C-contiguous, beside the codes.
+        out: an array of its dtype and shape to write into, C-contiguous, on that device.
         Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
         """
         return self._decoder()(self.code, out=out)
@@ -95,8 +95,7 @@ class Packed:
     def save(self, file: StrPath | BinaryFile, *, sync: bool = True) -> None:
         """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
 
-        A path is replaced by a whole file or not at all, also where the machine stops: its bytes
-        are waited for first, but for sync=False. Raises OSError.
+        A path is replaced atomically, with `sync` also if the machine crashes. Raises OSError.
         """
         header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
         container.write(file, FORMAT, header, {"code": _to_host(self.trimmed().code)}, sync)
@@ -105,9 +104,9 @@ class Packed:
     def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
-        Nothing in the file is executed. Raises ArgumentError where it is damaged, no Packed, or of
-        another format version; OSError where it cannot be read; ProviderError for "cuda" where no
-        GPU can be used.
+        Nothing in the file is executed. Raises ArgumentError if it is damaged, no Packed, or of
+        another format version; OSError if it cannot be read; ProviderError for "cuda" without a
+        GPU.
         """
         if provider not in ("cpu", "cuda"):
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))

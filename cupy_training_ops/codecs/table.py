@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of codecs."""
+"""The table of codecs: name, operators, bits, error bound."""
 
 from __future__ import annotations
 

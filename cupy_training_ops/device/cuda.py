@@ -54,7 +54,7 @@ class CudaBackend:
     driver: Driver = _Driver()
 
     def info(self, array: cupy.ndarray) -> Info:
-        """The fields of ArrayInfo."""
+        """Return the fields of ArrayInfo."""
         data = array.data
         return (
             self,
@@ -67,7 +67,7 @@ class CudaBackend:
         )
 
     def infos(self, arrays: Sequence[cupy.ndarray | None]) -> list[Info | None]:
-        """The `info` of each array of a list; None for None."""
+        """Return the `info` of each array, None for None."""
         return [
             None
             if a is None
@@ -83,7 +83,7 @@ class CudaBackend:
         ]
 
     def pointers(self, arrays: Sequence[cupy.ndarray | None]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.data.ptr for array in arrays]
 
     def states(self, arrays: Sequence[cupy.ndarray | None]) -> list[object]:
@@ -95,7 +95,7 @@ class CudaBackend:
         return array.data.ptr + nbytes  # type: ignore[no-any-return]
 
     def views(self, array: cupy.ndarray, pieces: Sequence[Piece]) -> tuple[cupy.ndarray, ...]:
-        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous array; pieces: (offset in bytes, shape)."""
         make, dtype, data = cupy.ndarray, array.dtype, array.data
         return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
 
@@ -113,7 +113,7 @@ class CudaBackend:
         return lambda: make(shape, dtype) if current() == device else self.empty(spec, device)
 
     def permute(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
-        """A view of the array's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions."""
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> object:
@@ -121,12 +121,12 @@ class CudaBackend:
         return array
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
-        """An uninitialised array from CuPy's pool."""
+        """Allocate an array from CuPy's pool."""
         with self.on(device):
             return cupy.empty(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> cupy.ndarray:
-        """A zeroed byte buffer from CuPy's pool."""
+        """Allocate zeroed bytes from CuPy's pool."""
         with self.on(device):
             return cupy.zeros(nbytes, np.uint8)
 
@@ -169,7 +169,7 @@ class CudaBackend:
         return cupy.cuda.runtime.getDevice() == device  # type: ignore[no-any-return]
 
     def on(self, device: int) -> contextlib.AbstractContextManager[object]:
-        """A context in which `device` is current."""
+        """Return a context in which `device` is current."""
         return cupy.cuda.Device(device)  # type: ignore[no-any-return]
 
     def stream(self, device: int) -> Hashable:
@@ -198,7 +198,7 @@ class CudaBackend:
         return graphs.owns_memory()
 
     def current_device(self) -> int:
-        """The number of the current device."""
+        """Return the number of the current device."""
         return cupy.cuda.runtime.getDevice()  # type: ignore[no-any-return]
 
     def work(self, name: str) -> Callable[..., None]:

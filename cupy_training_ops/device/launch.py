@@ -377,7 +377,7 @@ class Builder:
         return wanted
 
     def _place(self, step: Launch, parameter: Parameter, arg: object) -> Place:
-        """Where an argument of a launch comes from."""
+        """Return the place of an argument of a launch."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
             return self._either_place(either_layout(parameter), arg)

@@ -54,11 +54,11 @@ class TensorBackend(CudaBackend):
         return (self, dtype, array.shape, address % 16 == 0, strides, device)
 
     def infos(self, arrays: Sequence[Tensor | None]) -> list[Info | None]:
-        """The `info` of each tensor of a list; None for None."""
+        """Return the `info` of each tensor, None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.data_ptr() for array in arrays]
 
     def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
@@ -71,7 +71,7 @@ class TensorBackend(CudaBackend):
         return address
 
     def views(self, array: Tensor, pieces: Sequence[Piece]) -> tuple[Tensor, ...]:
-        """Views of a contiguous tensor under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous tensor; pieces: (offset in bytes, shape)."""
         data = array.detach()
         start, size = data.storage_offset(), data.element_size()
         return tuple(
@@ -79,7 +79,7 @@ class TensorBackend(CudaBackend):
         )
 
     def permute(self, array: Tensor, axes: Sequence[int]) -> Tensor:
-        """A view of the tensor's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions."""
         return array.permute(*axes)
 
     def maker(self, spec: Spec, device: int) -> Callable[[], Tensor]:
@@ -101,11 +101,11 @@ class TensorBackend(CudaBackend):
         return lambda: make() if current() == device and not n_modes() else plain()
 
     def empty(self, spec: Spec, device: int) -> Tensor:
-        """An uninitialised tensor from PyTorch's pool."""
+        """Allocate a tensor from PyTorch's pool."""
         return self.maker(spec, device)()
 
     def zeros(self, nbytes: int, device: int) -> Tensor:
-        """A zeroed byte buffer from PyTorch's pool."""
+        """Allocate zeroed bytes from PyTorch's pool."""
         return torch.zeros(nbytes, dtype=torch.uint8, device=torch.device(self.kind, device))
 
     def fill(self, array: Tensor, nbytes: int, byte: int) -> None:

@@ -81,7 +81,7 @@ class Workspaces(Locked):
         self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return a store of at least so many bytes of each kind for the current stream."""
+        """Return the current stream's store, of at least so many bytes of each kind."""
         key = (backend, device, backend.stream(device), self.depth)
         store = self._stores.get(key)
         if backend.capturing(device):

@@ -17,11 +17,11 @@ class GradientBuckets:
     """`cupy_training_ops.GradientBuckets` whose gradients come from autograd.
 
     After `loss.backward()` and `wait()` the `grad` of each parameter is the mean over the group's
-    ranks, with an optimizer (`cto.AdamW(parameters, group=group)`) of this rank's parts alone:
+    ranks; with an optimizer (`cto.AdamW(parameters, group=group)`) only of this rank's parts:
     `optimizer.step(buckets.wait())`. parameters: those that require gradients, the same on all
-    ranks, with contiguous gradients. Within `paused()` gradients are left to add up.
+    ranks, with contiguous gradients. Within `paused()` gradients accumulate locally.
 
-    As everywhere, CuPy's current device is that of the tensors. Other arguments: as there.
+    CuPy's current device has to be that of the tensors. Other arguments: as there.
     """
 
     def __init__(

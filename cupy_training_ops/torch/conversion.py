@@ -49,12 +49,12 @@ class Conversion:
 
 
 def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
-    """Let this package compute a model's norms, losses, dropouts, embeddings and gelus.
+    """Replace a model's norms, losses, dropouts, embeddings and gelus by this package's, in place.
 
-    Modules stay the objects they are, with parameters, hooks and state dicts: their class is
-    replaced by a subclass of it. Modules of PyTorch's own classes are swapped, and RMS norms of
-    transformers; subclasses of others are not. Call it before the model is compiled or wrapped.
-    skip: names of classes to leave, as "Dropout".
+    Modules remain the same objects, with parameters, hooks and state dicts: only their class is
+    replaced by a subclass. This applies to PyTorch's own classes, not to subclasses, and to RMS
+    norms of transformers. Call it before the model is compiled or wrapped. skip: names of classes
+    that are not replaced, as "Dropout".
     """
     conversion, names = Conversion(), {cls.__name__ for cls in _REPLACEMENTS}
     is_module = isinstance(model, torch.nn.Module)

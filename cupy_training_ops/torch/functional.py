@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """PyTorch's functions by their names and arguments, computed by this package's kernels.
 
-Each goes the shortest way: without gradients to the launches, with them through one node of
-autograd; the dispatcher's operator where torch.compile, a mode, a subclass or a transformation
-looks on. Weights of another type than the input give the result's type.
+Without gradients a function calls its launches, with them one autograd.Function, and PyTorch's
+dispatcher if torch.compile, a mode, a subclass or a transform needs to see the call. Results have
+the dtype of weights, if these differ from the input's.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def rms_norm(
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
-    """As torch.nn.functional.gelu, of input + bias, a row, in the same pass."""
+    """As torch.nn.functional.gelu, of input + bias, a row, in one pass."""
     return _gelu(input, bias, approximate)
 
 
@@ -129,7 +129,7 @@ def dropout(
     """As torch.nn.functional.dropout, of input + bias, plus a residual, with a mask of bits.
 
     The seed is drawn from PyTorch's generator, so torch.manual_seed repeats it; masks are not those
-    that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
+    that PyTorch draws. Each run of compiled regions and captured graphs draws on the device.
     """
     try:
         is_drawn, is_share = training and 0 < p < 1, 0 <= p <= 1

@@ -220,7 +220,7 @@ def _step_aside() -> Callable[[], None]:
 
 
 def _do_nothing() -> None:
-    """Put back nothing."""
+    """Restore nothing."""
 
 
 def _replace_modes(modes: list[object]) -> None:

@@ -85,7 +85,7 @@ def is_computed(x: Tensor) -> bool:
 
 
 def n_computed(args: Iterable[object]) -> int:
-    """Count the tensors among arguments, also in lists, that are no parameters."""
+    """Count tensors among arguments, also in lists, that are not parameters."""
     n = 0
     for each in args:
         if each is None:

@@ -137,7 +137,10 @@ def _is_better(one: Partition, other: Partition, limit: float) -> bool:
 
 
 def _encode_to_limit(limit: float, partition: Partition) -> Partition:
-    """Encode values until the limit is met, cheapest for a saved byte first."""
+    """Encode values until the limit is met, cheapest for a saved byte first.
+
+    Values that share the codes of a sum, dropped and absorbing ones, stay encoded together.
+    """
     plan = partition.plan
     coded = [i for i, one in enumerate(plan) if one.format is not None or one.is_dropped]
     costs = {i: _coding(plan[i]) for i in coded}

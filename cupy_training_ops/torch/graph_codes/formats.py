@@ -79,7 +79,7 @@ def decode_int8(q: Tensor, scale: Tensor) -> Tensor:
 
 
 def _encode_int4(x: Tensor, *, keep_signs: bool) -> Parts:
-    """Byte i of a tile has number i in its low half, and number i + TILE / 2 in its high half."""
+    """Pack element i of a tile into the low half of byte i, and i + TILE / 2 into the high half."""
     q, scale = _scale(x, 7, keep_signs=keep_signs)
     q = cast(q + 8, torch.uint8)  # 1 to 15
     low, high = q.split(TILE // 2, -1)
@@ -103,7 +103,7 @@ def decode_int4(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def encode_bits(x: Tensor) -> Parts:
-    """Bit i of a byte is number i of eight: (..., 8 * n) bools become (..., n) bytes."""
+    """Pack bools, (..., 8 * n) -> (..., n) bytes; bit i of a byte is element i of eight."""
     octets = cast(x.reshape(*x.shape[:-1], x.shape[-1] // 8, 8), torch.uint8)
     bits = octets[..., 0]
     for i in range(1, 8):

@@ -407,7 +407,7 @@ def trace(
 
 
 def _are_same(results: Any, others: Any) -> bool:
-    """Return True if two calls gave the same tensors, one or a tuple."""
+    """Return True if results, tensors or tuples, are the same objects."""
     if not isinstance(results, tuple) or not isinstance(others, tuple):
         return results is others
     return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))

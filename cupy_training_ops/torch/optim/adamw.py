@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""SGD, AdamW and Lamb of PyTorch's protocol."""
+"""SGD, AdamW and Lamb as torch.optim.Optimizer subclasses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from .part import State, Update, is_distributed
 class SGD(Optimizer):
     """`torch.optim.SGD` without momentum and weight decay, with clipping in its steps.
 
-    params, lr, max_norm: as of AdamW. It has no state. momentum, weight_decay: 0; what is not is
-    refused, since its kernel has no such term.
+    params, lr, max_norm: as of AdamW. It has no state. momentum, weight_decay: only 0.
     """
 
     has_moments = False
@@ -164,9 +163,8 @@ class AdamW(Optimizer):
     def state_dict(self, *, coded: bool = False) -> dict[str, Any]:
         """As PyTorch's; moments in codes are decoded.
 
-        coded: they stay codes, for a checkpoint of a quarter; `load_state_dict` here takes those,
-        and PyTorch's does not. Of a parameter that several ranks have parts of, or whose elements
-        lie in another order than its indices', they are decoded all the same.
+        coded: they stay codes, a quarter of the size; only this `load_state_dict` accepts them. Of
+        DTensors and non-contiguous parameters they are decoded all the same.
         """
         with self._whole.lock:
             state = super().state_dict()
@@ -182,7 +180,7 @@ class AdamW(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
+        """As PyTorch's; also loads states of its optimizers. Decoded moments get the same codes."""
         super().load_state_dict(_decode(state_dict, self._parameters()))
 
     def _adopt_state(self, state_dict: dict[str, Any]) -> None:
@@ -216,7 +214,7 @@ class Lamb(Optimizer):
     """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
 
     params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
-    `cupy_training_ops.Lamb`. Other betas, eps, weight_decay or max_norm prepare the step anew:
+    `cupy_training_ops.Lamb`. A change of betas, eps, weight_decay or max_norm makes a new operator:
     schedulers should leave betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
     """
 

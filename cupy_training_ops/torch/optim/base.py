@@ -222,11 +222,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update the parameters that have gradients; nothing waits for the device.
 
-        With `max_norm` the gradients are clipped to it by the norm of all, which `gradient_norm`
-        then is (with its loss scale), and a step whose norm is not finite is skipped. So is one
-        where a GradScaler found an infinity, which unscales in the same pass. A step that is
-        refused has changed nothing. After one that was interrupted while it wrote, steps and
-        `state_dict` are refused until a state is loaded.
+        With `max_norm` gradients are clipped by their norm, which becomes `gradient_norm` (times
+        the loss scale), and a step is skipped if that is not finite, or if a GradScaler has found
+        an infinity; unscaling is part of the step. A step that raises has changed nothing, unless
+        it was interrupted while it wrote: then steps and `state_dict` are refused until a state is
+        loaded.
         """
         loss, has_gradients = None, torch.is_grad_enabled()
         try:
@@ -403,10 +403,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- states ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As PyTorch's: the number of steps is each parameter's own tensor.
-
-        It is on the host, which waits, unless the parameter's group is capturable.
-        """
+        """As PyTorch's: "step" is a tensor of each parameter, on the host unless capturable."""
         with self._whole.lock:
             self._whole.refuse_torn()
             saved = super().state_dict()
@@ -422,7 +419,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return {**saved, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""
+        """As PyTorch's; also loads states of its optimizers. Moments stay float32."""
         for group in state_dict["param_groups"]:
             self._check_all({**self.defaults, **group})
         with self._whole.lock:
