@@ -259,7 +259,7 @@ class ActivationStash:
             self._refuse_name(name)
         self._refuse_changed(entry)
         self._pending.finish(entry)
-        array = self._decoded(entry, out)
+        array = self._decoded_array(entry, out)
         if is_tensor(out):
             raise_versions([out])
         del self._entries[name]
@@ -353,7 +353,7 @@ class ActivationStash:
 
     # ---- decoding --------------------------------------------------------------------------------
 
-    def _decoded(self, entry: StashEntry, out: Any) -> Any:
+    def _decoded_array(self, entry: StashEntry, out: Any) -> Any:
         """Return the array of an entry, decoded if needed; the caller's stream waits for it."""
         if entry.decoder is None:
             if out is not None:

@@ -99,11 +99,11 @@ def either_layout(parameter: Parameter) -> Dtype:
 def check_number(op: str, name: str, holder: str, make: Make, changing: Changing) -> MakeDynamic:
     """Return a function that makes an argument from a caller's number; it refuses numbers that
     `holder`, a C type, cannot represent."""
-    place, follows = changing.place, bool(changing.functions)
+    place, is_derived = changing.place, bool(changing.functions)
 
     def make_argument(values: Mapping[int, object]) -> object:
         try:
-            return make(changing.of(values) if follows else values[place])
+            return make(changing.of(values) if is_derived else values[place])
         except (CompileError, ArithmeticError, TypeError, ValueError) as error:
             pass_on(error)
             expected, got = f"a number that {holder} holds", values[place]

@@ -82,8 +82,8 @@ def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
 
 def _reason(replacement: Any, module: torch.nn.Module) -> str:
     """Return why a module is not replaced, or ""."""
-    unsupported: Callable[[Any], Any] = getattr(replacement, "unsupported", lambda _: None)
-    argument = unsupported(module)
+    find: Callable[[Any], Any] = getattr(replacement, "unsupported_argument", lambda _: None)
+    argument = find(module)
     if argument is None:
         return ""
     name, expected, got = argument

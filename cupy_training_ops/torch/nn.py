@@ -41,12 +41,12 @@ class Replacement:
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        reason = self.unsupported(self)
+        reason = self.unsupported_argument(self)
         if reason:
             refuse(type(self).__name__, *reason)
 
     @staticmethod
-    def unsupported(_: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(_: Any) -> tuple[str, str, str] | None:
         """Return an unsupported argument as (name, expected, got), or None."""
         return None
 
@@ -87,7 +87,7 @@ class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
         return functional.relu(input)
 
     @staticmethod
-    def unsupported(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         return _in_place_option(module)
 
 
@@ -100,7 +100,7 @@ class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
         return functional.softmax(input, self.dim)
 
     @staticmethod
-    def unsupported(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         return _missing_dim(module)
 
 
@@ -113,7 +113,7 @@ class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
         return functional.log_softmax(input, self.dim)
 
     @staticmethod
-    def unsupported(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         return _missing_dim(module)
 
 
@@ -126,7 +126,7 @@ class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
         return functional.dropout(input, self.p, self.training)
 
     @staticmethod
-    def unsupported(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         return _in_place_option(module)
 
 
@@ -137,7 +137,7 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
         return functional.embedding(input, self.weight, self.padding_idx)
 
     @staticmethod
-    def unsupported(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         if module.max_norm is not None:
             return "max_norm", "None", shown(module.max_norm)
         for name in ("scale_grad_by_freq", "sparse"):
@@ -167,7 +167,7 @@ class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
         )
 
     @staticmethod
-    def unsupported(module: Any) -> tuple[str, str, str] | None:
+    def unsupported_argument(module: Any) -> tuple[str, str, str] | None:
         if module.label_smoothing:
             return "label_smoothing", "0.0", shown(module.label_smoothing)
         return None

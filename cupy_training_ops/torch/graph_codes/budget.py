@@ -116,8 +116,8 @@ def within(
         if not plain:
             plain = {one.forward.name: one for one in plan}
             limit = budget.limit(sum(one.nbytes for one in plan if not one.is_free))
-            spent = _recomputing(forward, backward)
-        seconds = _recomputing(forward, backward) - spent if best is not None else 0.0
+            spent = _recomputation_time(forward, backward)
+        seconds = _recomputation_time(forward, backward) - spent if best is not None else 0.0
         if best is not None and best.nbytes <= limit and seconds >= best.seconds:
             break  # smaller budgets take longer
         names = {one.forward.name for one in plan}
@@ -143,7 +143,7 @@ def _encode_to_limit(limit: float, partition: Partition) -> Partition:
     """
     plan = partition.plan
     coded = [i for i, one in enumerate(plan) if one.format is not None or one.is_dropped]
-    costs = {i: _coding(plan[i]) for i in coded}
+    costs = {i: _coding_time(plan[i]) for i in coded}
     left = sum(one.nbytes for one in plan if not one.is_free)
     seconds = partition.seconds
     chosen = list(plan)
@@ -157,7 +157,7 @@ def _encode_to_limit(limit: float, partition: Partition) -> Partition:
     return replace(partition, plan=chosen, seconds=seconds)
 
 
-def _coding(one: Saved) -> float:
+def _coding_time(one: Saved) -> float:
     """Estimate the seconds that codes of a value cost, by the additional bytes moved."""
     if one.source is not None:
         return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES
@@ -178,13 +178,13 @@ def _is_heavy(node: Node) -> bool:
     return packet(node.target) in HEAVY or is_attention(node)
 
 
-def _recomputing(forward: GraphModule, backward: GraphModule) -> float:
+def _recomputation_time(forward: GraphModule, backward: GraphModule) -> float:
     """Estimate the seconds of recomputation in the backward graph."""
-    there = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     gradients = gradients_in(backward.graph)
     seconds = 0.0
     for node in backward.graph.nodes:
-        if node.op != "call_function" or node in gradients or node.name not in there:
+        if node.op != "call_function" or node in gradients or node.name not in computed:
             continue
         if _is_heavy(node):
             seconds += _time_of(node)

@@ -126,7 +126,7 @@ class RecentCalls:
 
         return call
 
-    def is_traced(self) -> bool:
+    def should_trace(self) -> bool:
         """Return True if a call of the slow path is to be remembered: one in eight is.
 
         Calls whose shapes never repeat would pay for nothing.
@@ -251,7 +251,7 @@ class _DirectCall:
         self.node: Callable[..., Any] = self.recent.caller(self._apply_to)  # through autograd
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
-        is_traced = self.recent.is_traced()
+        is_traced = self.recent.should_trace()
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             results = (
                 self._call_through_mode(arguments) if _n_functions() else self.node(*arguments)
@@ -397,7 +397,7 @@ def _kernel(operator: CustomOp) -> Callable[..., Any]:
         values = [tuple(value) if type(value) is list else value for value in arguments]
         # A masked body returns as many results as the schema has if the mask selects all.
         body = masked if masked is not None and all(values[-1]) else operator.body
-        if not (is_noted and recent.is_traced()):
+        if not (is_noted and recent.should_trace()):
             return compute(body, values)
         results, run = trace(body, values, EVERY)
         recent.note(arguments, run)
