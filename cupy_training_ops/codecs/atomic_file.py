@@ -12,9 +12,9 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import pass_on
 
@@ -50,6 +50,18 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
             whole = io.BytesIO()
             yield whole
             stream.write(whole.getbuffer())
+
+
+def write_together(files: Mapping[Path, Iterable[Any]], sync: bool = True) -> None:
+    """Write the parts of several files, all of them before the first one is replaced.
+
+    The last is replaced first.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(atomic_write(path, sync)) for path in files]
+        for stream, parts in zip(streams, files.values(), strict=True):
+            for part in parts:
+                stream.write(part)
 
 
 def is_replaced(path: Path) -> bool:

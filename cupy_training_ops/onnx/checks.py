@@ -56,7 +56,7 @@ class Extents:
             if item.shape and not item.is_sequence and item.name not in loose
         }
 
-    def check(self, arrays: Mapping[str, Any]) -> None:
+    def check(self, arrays: Mapping[str, Any], caller: str) -> None:
         """Refuse arrays of other extents; each has the declared rank."""
         by_name: dict[str, int] = {}
         for name, array in arrays.items():
@@ -68,7 +68,7 @@ class Extents:
                 if wanted is not None and wanted != extent:
                     origin = "" if wanted == expected else f" ({cut(str(expected))})"
                     words = f"{wanted}{origin} as extent {place}"
-                    refuse("Session", cut(name), words, f"shape {array.shape}")
+                    refuse(caller, cut(name), words, f"shape {array.shape}")
 
 
 def _contradictions(graph: Graph) -> Iterator[str]:
