@@ -201,11 +201,16 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _name_path_in_errors(path: Path) -> Iterator[None]:
-    """Let errors name `path`, and neither nothing nor the new file beside it."""
+    """Let errors name `path`, and neither nothing nor the new file beside it.
+
+    Another file of the folder is named already, by `write_together`.
+    """
     try:
         yield
     except OSError as error:
         pass_on(error)
-        if error.errno is None or error.filename == os.fspath(path):
+        folder, name = os.path.split(str(error.filename or ""))
+        is_named = name and not _UNFINISHED.fullmatch(name) and folder == os.path.dirname(path)
+        if error.errno is None or is_named:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
