@@ -579,7 +579,7 @@ def test_a_model_without_outputs_or_parameters_is_refused(rng) -> None:
     ):
         opened(model_of([], {"x": (3,)}, {}, {}), loss="mse")
     node = helper.make_node("Tanh", ["x"], ["y"])
-    with pytest.raises(cto.ArgumentError, match="trainable: expected parameters .* got none"):
+    with pytest.raises(cto.ArgumentError, match=r"trainable: expected parameters .* got none"):
         opened(model_of([node], {"x": (3,)}, {"y": (3,)}, {}), loss="mse")
 
 

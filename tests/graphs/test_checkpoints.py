@@ -226,6 +226,6 @@ def test_moments_of_another_type_are_refused(tmp_path) -> None:
     group = Group("group0", 1, 0.1, moments)
     write(Checkpoint(checkpoint.trained, checkpoint.frozen, (group,)), folder / "checkpoint")
     with pytest.raises(
-        cto.ArgumentError, match="expected momentum0 of .* of float32 .*, got float64"
+        cto.ArgumentError, match=r"expected momentum0 of .* of float32 .*, got float64"
     ):
         cto.onnx.TrainingSession(folder)
