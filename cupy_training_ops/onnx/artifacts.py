@@ -36,6 +36,12 @@ OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
 OUT = "_grad.accumulation.out"
 BOOL = np.dtype(bool)
+FIXED = {  # inputs that are not trained, by operator
+    "BatchNormalization": slice(3, 5),
+    "NegativeLogLikelihoodLoss": slice(2, 3),
+    "SoftmaxCrossEntropyLoss": slice(2, 3),
+}
+NO_INPUTS = slice(0)
 FLAG = "onnx::update_completed::0"  # the optimizer's output
 OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
     "AdamW": (
@@ -133,12 +139,9 @@ def _parameters(
     graph: Graph, initializers: Collection[str], named: Collection[str] | None
 ) -> list[str]:
     """The initializers that can be trained: real ones, single numbers if they are named, but no
-    running statistics."""
-    updated = {
-        name
-        for node in graph.nodes
-        if node.op_type == "BatchNormalization"
-        for name in node.inputs[3:5]
+    running statistics, and no weights of classes."""
+    fixed = {
+        name for node in graph.nodes for name in node.inputs[FIXED.get(node.op_type, NO_INPUTS)]
     }
     return [
         name
@@ -147,7 +150,7 @@ def _parameters(
         and (array.ndim or name in (named or ()))
         and array.size
         and array.dtype.kind not in "biu"
-        and name not in updated
+        and name not in fixed
     ]
 
 
