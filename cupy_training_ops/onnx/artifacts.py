@@ -111,7 +111,7 @@ def make(
     **numbers: float,
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
-    graph, initializers = read_inferred(model, OPSET)
+    graph, initializers = _untied(*read_inferred(model, OPSET))
     graph = with_loss(graph, loss)
     parameters = _parameters(graph, initializers, trainable)
     names = _trained(parameters, trainable, frozen)
@@ -133,6 +133,25 @@ def make(
         model_of(_optimizer(optimizer, dtype, clip_norm, numbers), "optimizer"),
         checkpoint,
     )
+
+
+def _untied(graph: Graph, initializers: Collection[str]) -> tuple[Graph, set[str]]:
+    """The graph in which initializers of equal elements are not shared, and the names of all.
+
+    Exporters write one initializer for all that are equal, and Identity for the others: so are new
+    biases and running means, all 0, and scales, all 1. Weights of a model that shares them differ
+    from element to element.
+    """
+    nodes, constants = [], dict(graph.constants)
+    for node in graph.nodes:
+        array = graph.constants.get(node.inputs[0]) if node.op_type == "Identity" else None
+        is_new = array is not None and array.size and (array == array.flat[0]).all()
+        if array is not None and is_new and node.inputs[0] in initializers:
+            constants[node.outputs[0]] = array.copy()
+        else:
+            nodes.append(node)
+    names = {*initializers, *(constants.keys() - graph.constants.keys())}
+    return replace(graph, nodes=tuple(nodes), constants=constants), names
 
 
 def _parameters(

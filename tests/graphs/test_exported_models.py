@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -111,12 +110,15 @@ MODELS = {
 
 
 def exported(model: nn.Module, x: torch.Tensor, opset: int, is_dynamic: bool) -> bytes:
-    """The model as torch.onnx.export writes it for inference, its parameters by their names."""
+    """The model as torch.onnx.export writes it, in the mode that it is in.
+
+    A model in evaluation is written with one initializer for all parameters that are equal.
+    """
     stream = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            model.eval(),
+            model,
             (x,),
             stream,
             dynamo=False,
@@ -132,11 +134,14 @@ def exported(model: nn.Module, x: torch.Tensor, opset: int, is_dynamic: bool) ->
 
 @pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
-def test_ten_steps_are_those_of_pytorch(name: str, is_dynamic: bool, seed: int) -> None:
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_ten_steps_are_those_of_pytorch(
+    name: str, is_dynamic: bool, mode: str, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     make, batch = MODELS[name]
-    model = make().double()
+    model = make().double().train(mode == "training")
     batches = [batch(rng) for _ in range(STEPS)]
     file = exported(model, torch.tensor(batches[0][0]), 17, is_dynamic)
     session = cto.onnx.TrainingSession.from_model(file, loss="cross_entropy", optimizer="SGD")
