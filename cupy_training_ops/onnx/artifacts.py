@@ -37,6 +37,12 @@ OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
 OUT = "_grad.accumulation.out"
 BOOL = np.dtype(bool)
+FIXED = {  # inputs that are not trained, by operator
+    "BatchNormalization": slice(3, 5),
+    "NegativeLogLikelihoodLoss": slice(2, 3),
+    "SoftmaxCrossEntropyLoss": slice(2, 3),
+}
+NO_INPUTS = slice(0)
 FLAG = "onnx::update_completed::0"  # the optimizer's output
 CLIPPED = "onnx::clip_grad_norm_output::0"
 MOMENTS = ("first_order_moments", "second_order_moments")
@@ -122,19 +128,18 @@ def make(
     **numbers: float,
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
-    graph, initializers = read_inferred(model, OPSET)
+    graph, initializers = _untied(*read_inferred(model, OPSET))
     graph = with_loss(graph, loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
-    statistics = _statistics(graph, initializers)
-    parameters = _parameters(graph, initializers.difference(statistics), wanted)
+    parameters = _parameters(graph, initializers, wanted)
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
-    training, gradients = add_gradients(in_training(graph), value, names)
+    parameters += _statistics(graph, initializers)
+    training, gradients = add_gradients(in_training(graph), value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]
     dtype = _dtype_of(names, graph)
     made = _optimizer(optimizer, dtype, clip_norm, numbers)
-    parameters += statistics
     training = _with_parameters(_with_sums(training, names, gradients), parameters)
     evaluation = _with_parameters(in_evaluation(graph), parameters)
     checkpoint = Checkpoint(
@@ -162,19 +167,38 @@ def _names(argument: str, names: object) -> tuple[str, ...] | None:
 
 def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
     """The initializers that are running statistics."""
-    updated = {
-        name
-        for node in graph.nodes
-        if node.op_type == "BatchNormalization" and node.is_standard
-        for name in node.inputs[3:5]
-    }
-    return sorted(updated.intersection(initializers))
+    norms = (node for node in graph.nodes if node.op_type == "BatchNormalization")
+    names = dict.fromkeys(name for node in norms for name in node.inputs[FIXED[node.op_type]])
+    return [name for name in names if name in initializers]
+
+
+def _untied(graph: Graph, initializers: Collection[str]) -> tuple[Graph, set[str]]:
+    """The graph in which initializers of equal elements are not shared, and the names of all.
+
+    Exporters write one initializer for all that are equal, and Identity for the others: so are new
+    biases and running means, all 0, and scales, all 1. Weights of a model that shares them differ
+    from element to element.
+    """
+    nodes, constants = [], dict(graph.constants)
+    for node in graph.nodes:
+        array = graph.constants.get(node.inputs[0]) if node.op_type == "Identity" else None
+        is_new = array is not None and array.size and (array == array.flat[0]).all()
+        if array is not None and is_new and node.inputs[0] in initializers:
+            constants[node.outputs[0]] = array.copy()
+        else:
+            nodes.append(node)
+    names = {*initializers, *(constants.keys() - graph.constants.keys())}
+    return replace(graph, nodes=tuple(nodes), constants=constants), names
 
 
 def _parameters(
     graph: Graph, initializers: Collection[str], named: Collection[str] | None
 ) -> list[str]:
-    """The initializers that can be trained: real ones, single numbers if they are named."""
+    """The initializers that can be trained: real ones, single numbers if they are named, but no
+    running statistics, and no weights of classes."""
+    fixed = {
+        name for node in graph.nodes for name in node.inputs[FIXED.get(node.op_type, NO_INPUTS)]
+    }
     return [
         name
         for name, array in graph.constants.items()
@@ -182,6 +206,7 @@ def _parameters(
         and (array.ndim or name in (named or ()))
         and array.size
         and array.dtype.kind not in "biuc"
+        and name not in fixed
     ]
 
 

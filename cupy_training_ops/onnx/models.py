@@ -67,7 +67,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     arrays = dict(_initializers(proto.graph, folder, problems))
     problems.refuse()
     version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
-    light = _inlined(_without_elements(proto))
+    light = _inline_functions(_without_elements(proto))
     try:
         if version < least_opset:
             light = onnx.version_converter.convert_version(light, least_opset)
@@ -141,7 +141,8 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     nodes = [
-        _node(node, i, versions, problems) for i, node in enumerate(_inlined(proto).graph.node)
+        _node(node, i, versions, problems)
+        for i, node in enumerate(_inline_functions(proto).graph.node)
     ]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
@@ -161,8 +162,8 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
-def _inlined(proto: Proto) -> Proto:
-    """The model, with the bodies of its own functions in place of their calls."""
+def _inline_functions(proto: Proto) -> Proto:
+    """The model with the bodies of its own functions in place of their calls."""
     if not proto.functions:
         return proto
     if _n_inlined(proto) > MOST_NODES:

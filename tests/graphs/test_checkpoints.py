@@ -102,7 +102,7 @@ CHECKPOINT = (("number", 4), ("table", MODULE), ("tables", GROUP), ("table", tup
 
 
 class Verifier:
-    """Follows all offsets of a flatbuffer of a schema; what is read is at a multiple of its size."""
+    """Follows all offsets of a flatbuffer; what is read is at a multiple of its size."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.taken = data, 0
