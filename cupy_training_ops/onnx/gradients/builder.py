@@ -88,6 +88,8 @@ class _Backward:
         for name, is_wanted, result in zip(node.inputs, wanted, results, strict=False):
             if is_wanted and result is not None:
                 self.parts.setdefault(name, []).append(result.name)
+                if name in self.writer.shapes:  # ONNX Runtime's MaxPoolGrad asks the graph for it
+                    self.writer.shapes.setdefault(result.name, self.writer.shapes[name])
 
     def _sum(self, name: str) -> str:
         """The gradient of a value, the sum of its parts."""
