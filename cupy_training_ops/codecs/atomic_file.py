@@ -12,9 +12,9 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import pass_on
 
@@ -49,6 +49,18 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
             whole = io.BytesIO()
             yield whole
             stream.write(whole.getbuffer())
+
+
+def write_together(files: Mapping[Path, Iterable[Any]], sync: bool = True) -> None:
+    """Write the parts of several files, all of them before the first one is replaced.
+
+    The last is replaced first.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(atomic_write(path, sync)) for path in files]
+        for stream, parts in zip(streams, files.values(), strict=True):
+            for part in parts:
+                stream.write(part)
 
 
 def is_replaced(path: Path) -> bool:
@@ -188,11 +200,16 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _name_path_in_errors(path: Path) -> Iterator[None]:
-    """Let errors name `path`, not the temporary file."""
+    """Let errors name `path`, not the temporary file.
+
+    Another file of the folder is named already, by `write_together`.
+    """
     try:
         yield
     except OSError as error:
         pass_on(error)
-        if error.errno is None or error.filename == os.fspath(path):
+        folder, name = os.path.split(str(error.filename or ""))
+        is_named = name and not _UNFINISHED.fullmatch(name) and folder == os.path.dirname(path)
+        if error.errno is None or is_named:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None

@@ -29,6 +29,7 @@ from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
+MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
@@ -51,7 +52,8 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
         return model, None, Problems("the model")
     proto, folder, name = parse(model)
     problems = Problems(name)
-    return _graph(proto, folder, problems), proto, problems
+    constants = dict(_initializers(proto.graph, folder, problems))
+    return _graph(proto, constants, problems), proto, problems
 
 
 def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
@@ -63,19 +65,36 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
+    arrays = dict(_initializers(proto.graph, folder, problems))
+    problems.refuse()
     version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
+    light = _inline_functions(_without_elements(proto))
     try:
         if version < least_opset:
-            proto = onnx.version_converter.convert_version(proto, least_opset)
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+            light = onnx.version_converter.convert_version(light, least_opset)
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:  # of ONNX's C++ code
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
-    graph = _graph(proto, folder, problems)
+    _keep_if(light.graph.initializer, lambda item: _text(item.name) not in arrays)
+    added = dict(_initializers(light.graph, folder, problems))  # by the conversion
+    graph = _graph(light, {**arrays, **added}, problems)
     whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
-    return replace(whole, inputs=inputs), frozenset(graph.constants)
+    return replace(whole, inputs=inputs), frozenset(arrays)
+
+
+def _without_elements(proto: Proto) -> Proto:
+    """A copy in which large initializers have types and shapes alone, which is enough to infer
+    those of other values: ONNX serializes a model for that, and can no larger one than 2 GiB."""
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if math.prod(tensor.dims) > MOST_ELEMENTS:
+            bare = type(tensor)(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            tensor.CopyFrom(bare)
+    return copy
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:
@@ -116,16 +135,16 @@ def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
     return proto
 
 
-def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
+def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems) -> Graph:
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
         raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
     if not proto.opset_import:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
-    constants = dict(_initializers(graph, folder, problems))
     nodes = [
-        read_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))
+        read_node(node, i, versions, problems)
+        for i, node in enumerate(_inline_functions(proto).graph.node)
     ]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
@@ -145,16 +164,16 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
-def _inline_functions(proto: Proto) -> Iterator[Proto]:
-    """The nodes, with the bodies of the model's own functions in place of their calls."""
+def _inline_functions(proto: Proto) -> Proto:
+    """The model with the bodies of its own functions in place of their calls."""
     if not proto.functions:
-        return iter(proto.graph.node)
+        return proto
     if _n_inlined(proto) > MOST_NODES:
         raise ArgumentError(f"the model's functions come to more than {MOST_NODES} nodes")
     from onnx import inliner
 
     try:
-        return iter(inliner.inline_local_functions(proto).graph.node)
+        return inliner.inline_local_functions(proto)
     except Exception as error:
         pass_on(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
