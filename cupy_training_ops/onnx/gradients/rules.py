@@ -31,6 +31,7 @@ Rule = Callable[["Site"], "Sequence[Term | None]"]
 RULES: dict[str, Rule] = {}
 ZERO: set[str] = set()  # operators whose results do not move with their inputs
 UNDEFINED: dict[str, str] = {}  # operators without a gradient, and why
+STRAIGHT: set[str] = set()  # operators whose whole numbers have the gradient of what they round
 
 
 def gradient(*names: str) -> Callable[[Rule], Rule]:
