@@ -21,7 +21,7 @@ import numpy as np
 from ..codecs.atomic_file import write_together
 from ..codecs.numpy_file import StrPath
 from ..declare.schema import finite
-from ..dtypes import FLOAT32, Dtype, dtype_name
+from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
 from ..errors import ArgumentError, cut, pass_on, refuse, shown
 from ..registry import get_op
 from .checkpoint import FILES, Checkpoint, checkpoint_files
@@ -205,7 +205,7 @@ def _parameters(
         if name in initializers
         and (array.ndim or name in (named or ()))
         and array.size
-        and array.dtype.kind not in "biuc"
+        and array.dtype in FLOATS
         and name not in fixed
     ]
 
