@@ -8,12 +8,14 @@ from . import (
     boxes,
     elementwise,
     old_opsets,
+    optimizers,
     pools,
     quantization,
     recurrent,
     reductions,
     sampling,
     shapes,
+    signals,
     slices,
 )
 from .table import NEWEST, TABLE, Standard, find
@@ -27,11 +29,13 @@ __all__ = [
     "elementwise",
     "find",
     "old_opsets",
+    "optimizers",
     "pools",
     "quantization",
     "recurrent",
     "reductions",
     "sampling",
     "shapes",
+    "signals",
     "slices",
 ]
