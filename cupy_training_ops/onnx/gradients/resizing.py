@@ -14,11 +14,10 @@ import numpy as np
 
 from ...dtypes import HostArray
 from ...errors import ArgumentError, shown
-from ..standard.shapes import TRANSFORMATIONS, nearest, positions, weigh
-from .rules import INT64, Site, Term, gradient
+from ..standard.resampling import ROUND, TRANSFORMATIONS, positions, weigh, within
+from .rules import Site, Term, gradient
 
 PLAIN = {  # the values of attributes that have a gradient here
-    "antialias": (0,),
     "coordinate_transformation_mode": TRANSFORMATIONS,
     "keep_aspect_ratio_policy": ("stretch",),
     "mode": ("nearest", "linear", "cubic"),
@@ -68,6 +67,8 @@ def _axes(site: Site) -> Iterator[_Axis]:
             continue
         n, m = (length if isinstance(length, int) else None for length in (n, m))
         scale = None if factors is None else float(factors[i])
+        if m is None and n is not None and scale is not None:
+            m = int(np.floor(n * np.float32(scale)))
         if has_sizes and n is not None and m is not None:
             scale = m / max(n, 1)
         yield _Axis(axis, n, m, scale)
@@ -77,9 +78,11 @@ def _is_bilinear(site: Site, axes: Sequence[_Axis]) -> bool:
     """Return True for what ResizeGrad computes."""
     mode = site.attribute("coordinate_transformation_mode", "half_pixel")
     same = mode in ("half_pixel", "align_corners")
-    same |= mode == "pytorch_half_pixel" and all(axis.m is not None and axis.m > 1 for axis in axes)
+    same |= mode == "pytorch_half_pixel" and all(
+        (axis.m or 0) > 1 or (axis.scale or 0) >= 1 for axis in axes
+    )
     is_linear = site.attribute("mode", "nearest") == "linear"
-    is_linear &= not site.attribute("exclude_outside", 0)
+    is_linear &= not (site.attribute("exclude_outside", 0) or site.attribute("antialias", 0))
     of_planes = site.rank(site.inputs[0]) == 4 and all(axis.place >= 2 for axis in axes)
     return same and is_linear and of_planes
 
@@ -139,7 +142,8 @@ def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
     a, outside = site.attribute("cubic_coeff_a", -0.75), site.attribute("exclude_outside", 0)
     each = [-1 if i == place else 1 for i in range(site.rank(site.inputs[0]))]
     parts = []
-    for rows, weights in zip(*weigh(mode, s, n, a, outside), strict=True):
+    width = scale if site.attribute("antialias", 0) else 1.0
+    for rows, weights in zip(*weigh(mode, s, n, a, bool(outside), width), strict=True):
         factor = site.constant(weights.reshape(each).astype(site.dtype(dy)))
         parts.append(site.add_along(dy * factor, site.constant(rows), place, site.ints(n)))
     return site.op("Sum", *parts)
@@ -148,5 +152,4 @@ def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
 def _pixels(site: Site, n: int, m: int, scale: float) -> HostArray:
     """The nearest pixel of each output."""
     s = positions(n, m, scale, site.attribute("coordinate_transformation_mode", "half_pixel"))
-    pixels = nearest(site.attribute("nearest_mode", "round_prefer_floor"), s, n)
-    return pixels.astype(INT64, copy=False)
+    return within(ROUND[site.attribute("nearest_mode", "round_prefer_floor")](s), n)
