@@ -113,21 +113,21 @@ def max_unpool(
         raise ArgumentError(f"expected {expected}, got {x.shape} and {indices.shape}")
     steps, ends = strides or (1,) * rank, pads or (0,) * 2 * rank
     parts = zip(x.shape[2:], kernel_shape, steps, ends[:rank], ends[rank:], strict=True)
-    pooled = extents((*x.shape[:2], *((n - 1) * s - a - b + k for n, k, s, a, b in parts)))
+    source = extents((*x.shape[:2], *((n - 1) * s - a - b + k for n, k, s, a, b in parts)))
     if isinstance(indices, np.ndarray) and indices.size:
-        wrong = indices[(indices < 0) | (indices >= math.prod(pooled))]
+        wrong = indices[(indices < 0) | (indices >= math.prod(source))]
         if wrong.size:
-            most = math.prod(pooled) - 1
+            most = math.prod(source) - 1
             raise ArgumentError(f"I: expected from 0 to {most}, got {int(wrong.flat[0])}")
-    flat = xp.zeros(math.prod(pooled), x.dtype)
+    flat = xp.zeros(math.prod(source), x.dtype)
     flat[indices.reshape(-1)] = x.reshape(-1)
     if shape is None:
-        return flat.reshape(pooled)
+        return flat.reshape(source)
     whole = extents(shape)
-    if len(whole) != len(pooled) or any(n < m for n, m in zip(whole, pooled, strict=True)):
-        raise ArgumentError(f"output_shape: expected at least {pooled}, got {whole}")
+    if len(whole) != len(source) or any(n < m for n, m in zip(whole, source, strict=True)):
+        raise ArgumentError(f"output_shape: expected at least {source}, got {whole}")
     y = xp.zeros(whole, x.dtype)
-    y[tuple(slice(0, n) for n in pooled)] = flat.reshape(pooled)
+    y[tuple(slice(0, n) for n in source)] = flat.reshape(source)
     return y
 
 

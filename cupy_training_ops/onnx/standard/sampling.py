@@ -350,14 +350,14 @@ def deform_conv(
     if shape != expected:
         raise ArgumentError(f"offset: expected extents {expected}, got {shape}")
     size, taps = math.prod(shape), math.prod(kernel)
-    moved = wide(offset).reshape(n * offset_group, taps, rank, size)
+    shifts = wide(offset).reshape(n * offset_group, taps, rank, size)
     places = []
     for axis in range(rank):
         windows = np.arange(shape[axis]) * steps[axis] - before[axis]
         windows = np.broadcast_to(_along(windows, axis, rank), shape).reshape(1, size)
         inside = np.broadcast_to(_along(np.arange(kernel[axis]) * apart[axis], axis, rank), kernel)
-        fixed = on_device(xp, (windows + inside.reshape(taps, 1)).astype(moved.dtype))
-        places.append((fixed + moved[:, :, axis]).reshape(n * offset_group, taps * size))
+        pixels = on_device(xp, (windows + inside.reshape(taps, 1)).astype(shifts.dtype))
+        places.append((pixels + shifts[:, :, axis]).reshape(n * offset_group, taps * size))
     channels = x.shape[1]
     images = wide(x).reshape(n * offset_group, channels // offset_group, *x.shape[2:])
     values = sample(xp, images, xp.arange(n * offset_group), places)

@@ -132,3 +132,10 @@ def center_crop_pad(
     target = tuple(slice(max(m - n, 0) // 2, max(m - n, 0) // 2 + min(n, m)) for n, m in pairs)
     y[target] = x[source]
     return y
+
+
+@standard("ai.onnx.ml.ArrayFeatureExtractor")
+def array_feature_extractor(xp: Module, x: Array, places: Array) -> Array:
+    """Elements of the last axis; a vector becomes a row."""
+    rows = x.reshape(1, -1) if x.ndim == 1 else x
+    return xp.take(rows, places.reshape(-1), axis=-1)
