@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import cupy_training_ops as cto
 from cupy_training_ops.onnx.standard import recurrent
 
 from .nodes import results
 
+torch = pytest.importorskip("torch")
 T, B, N, H = 5, 3, 4, 6
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}  # PyTorch's gates here

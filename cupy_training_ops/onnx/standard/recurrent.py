@@ -108,7 +108,7 @@ def _checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 class _Layer:
-    """What the layers share: extents, gates, directions, and sequences of several lengths."""
+    """Code that the layers share: extents, gates, directions, and sequences of several lengths."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Layer:
         return wide(state)
 
     def bound(self, x: Array) -> Array:
-        """What an activation is given."""
+        """Cut off what an activation is given."""
         if self._clip is None:
             return x
         return self.xp.minimum(self.xp.maximum(x, scalar(x, -self._clip)), scalar(x, self._clip))

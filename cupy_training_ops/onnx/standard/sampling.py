@@ -43,7 +43,7 @@ def _taps(xp: Module, s: Array, mode: str) -> list[tuple[Array, Any]]:
 
 
 def _bring_near(xp: Module, s: Array, n: int, padding: str, align_corners: bool) -> Array:
-    """The same places, for what is read there, as numbers that fit into an integer."""
+    """Move places to such as read the same, and fit into an integer."""
     if padding != "reflection":
         return xp.minimum(xp.maximum(s, scalar(s, -FAR)), scalar(s, n - 1 + FAR))
     period = max(2 * (n - 1), 1) if align_corners else 2 * n
