@@ -202,6 +202,12 @@ def test_layers_that_do_not_fit_are_refused(attributes: Any, words: str, rng) ->
         outputs("LSTM", layer("LSTM", "forward", rng), **attributes)
 
 
+def test_inputs_of_another_rank_are_refused(rng) -> None:
+    a = layer("RNN", "forward", rng)
+    with pytest.raises(cto.ArgumentError, match="X, R: expected 3 dimensions"):
+        outputs("RNN", {**a, "x": a["x"][0]})
+
+
 def test_lengths_beyond_the_sequence_are_refused(rng) -> None:
     with pytest.raises(cto.ArgumentError, match="sequence_lens: expected from 0 to 5, got 6"):
         outputs("GRU", layer("GRU", "forward", rng), np.array([6, 1, 1], np.int32))

@@ -127,6 +127,9 @@ def test_mel_bands_are_those_of_the_reference(bands: int) -> None:
     numbers[4] = np.array(30_000, F)
     with pytest.raises(cto.ArgumentError, match="edges within 129 bins"):
         result("MelWeightMatrix", *numbers)
+    numbers[4] = np.array(10, F)
+    with pytest.raises(cto.ArgumentError, match=r"edges in order, got 8192, 20\.0 and 10\.0"):
+        result("MelWeightMatrix", *numbers)
 
 
 # ---- optimizers ----------------------------------------------------------------------------------
@@ -260,3 +263,5 @@ def test_whole_numbers_have_no_values_between(rng) -> None:
     with pytest.raises(cto.DtypeError, match="for mode=linear, got int64"):
         result("Resize", x, None, F([1, 1, 2, 2]), mode="linear")
     assert result("Resize", x, None, F([1, 1, 2, 2])).shape == (1, 1, 6, 6)
+    with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
+        result("Resize", x, None, None, np.array([1, 1, -2, 2]))

@@ -51,6 +51,22 @@ def test_constants_are_read_whatever_shares_a_byte(name: str, raw: bool, n: int,
             cto.onnx.models.array_of(tensor, None)
 
 
+@pytest.mark.parametrize("name", ["int4", "uint2", "float8e5m2"])
+def test_constants_beside_a_model_are_read(name: str, rng, tmp_path) -> None:
+    values = rng.choice(all_of(name), 9)
+    tensor = numpy_helper.from_array(values, "w")
+    (tmp_path / "data").write_bytes(b"before" + tensor.raw_data)
+    outside = onnx.TensorProto(data_type=tensor.data_type, dims=[9], data_location=1)
+    for key, value in (
+        ("location", "data"),
+        ("offset", "6"),
+        ("length", str(len(tensor.raw_data))),
+    ):
+        outside.external_data.add(key=key, value=value)
+    found = cto.onnx.models.array_of(outside, tmp_path)
+    np.testing.assert_array_equal(found.astype(F), values.astype(F))
+
+
 @pytest.mark.parametrize("name", FLOATS_8)
 @pytest.mark.parametrize("saturate", [0, 1])
 @pytest.mark.parametrize("dtype", [F, np.float16, np.float64, BF], ids=str)

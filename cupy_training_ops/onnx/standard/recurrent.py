@@ -121,6 +121,8 @@ class _Layer:
         clip: float | None,
     ) -> None:
         x, w, r, bias = arrays
+        if x.ndim != 3 or r.ndim != 3:
+            raise ArgumentError(f"X, R: expected 3 dimensions, got {x.shape} and {r.shape}")
         self.xp, self.dtype, self._layout, self._clip = xp, x.dtype, layout, clip
         self.x = wide(x.swapaxes(0, 1) if layout else x)
         self.w, self.r, self.bias = wide(w), wide(r), wide(bias)
