@@ -88,6 +88,11 @@ def test_unique_slices(dtype: type, axis: int | None, is_sorted: int, rng) -> No
     assert is_sorted == 1 or list(first) == sorted(first)
 
 
+def test_upstreams_own_unique_is_another_operator() -> None:
+    with pytest.raises(cto.ArgumentError, match="unknown operator Unique of domain 'com.micro"):
+        results("Unique", np.arange(3.0), n=3, domain="com.microsoft")
+
+
 def test_unique_slices_of_nothing_and_of_nan() -> None:
     y, first, inverse, counts = results("Unique", np.array([np.nan, 1, np.nan, 1]), n=4)
     np.testing.assert_array_equal(y, [1, np.nan])
