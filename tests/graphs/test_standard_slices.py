@@ -89,7 +89,7 @@ def test_unique_slices(dtype: type, axis: int | None, is_sorted: int, rng) -> No
 
 
 def test_upstreams_own_unique_is_another_operator() -> None:
-    with pytest.raises(cto.ArgumentError, match="unknown operator Unique of domain 'com.micro"):
+    with pytest.raises(cto.ArgumentError, match="unknown operator Unique of domain"):
         results("Unique", np.arange(3.0), n=3, domain="com.microsoft")
 
 

@@ -213,9 +213,8 @@ def test_the_scale_says_how_exact_a_quotient_is() -> None:
     np.testing.assert_array_equal(found, rough)
     found = result("QuantizeLinear", x, np.float16(1), zero, precision=1)
     np.testing.assert_array_equal(found, exact)
-    x = np.array([3075], F)  # 3076 / 3 is 1025.33, which float16 has not
-    found = result("QuantizeLinear", x, np.float16(3), zero)
-    np.testing.assert_array_equal(found, [int(np.float16(3076) / np.float16(3))])
+    found = result("QuantizeLinear", np.array([6152], F), np.float16(3), zero)
+    np.testing.assert_array_equal(found, [2050])  # 2050.67 of float16
 
 
 @pytest.mark.parametrize("name", [*FLOATS_8, "float4e2m1"])
