@@ -470,6 +470,7 @@ def resize(
         lengths = [n * (end - start) for n, (start, end) in zip(old, parts, strict=True)]
         pairs = zip(lengths, factors, strict=True)
         new = [int(np.floor(length * np.float32(scale))) for length, scale in pairs]
+    extents(new)
     outside = np.zeros((1,) * x.ndim, bool)
     for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
         n = x.shape[axis]
