@@ -12,13 +12,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..dtypes import Dtype
+import numpy as np
+
+from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray
 from ..errors import ArgumentError, OpError, cut, pass_on
 from .checks import output_types, part_types
-from .graph import Extent, Graph, Node, Problems, subgraphs
+from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .runner import is_known
 
+_FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
+_FLOATS = ("value_float", "value_floats")
+_KINDS: Mapping[str, Any] = {
+    "INT": int,
+    "FLOAT": float,
+    "STRING": str,
+    "TENSOR": HostArray,
+    "INTS": tuple[int, ...],
+    "FLOATS": tuple[float, ...],
+    "STRINGS": tuple[str, ...],
+    "GRAPH": Graph,
+    "TYPE_PROTO": Value,
+}
 Wanted = Callable[[Node], bool]
 
 
@@ -33,6 +48,8 @@ def expand(graph: Graph, wanted: Wanted, problems: Problems | None = None) -> Gr
     Nodes without a body stay; so do those whose body depends on a type that is not known, which are
     problems.
     """
+    if not any(wanted(node) or subgraphs(node) for node in graph.nodes):
+        return graph
     known = {item.name: item.dtype for item in graph.inputs if item.dtype}
     return _Expansion(wanted, problems or Problems("the model")).graph(graph, known)
 
@@ -61,6 +78,8 @@ class _Expansion:
                 nodes.append(node)
                 types.update(_types(node, types, graph.types))
                 continue
+            if _is_double(node, types):
+                body.nodes = [_widened(inner) for inner in body.nodes]
             inside = _put_in_place(node, body, names)
             around = (*around, node.op_type)
             waiting.extend((each, around) for each in reversed(inside))
@@ -86,14 +105,16 @@ class _Expansion:
         schema = _schema(node)
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
-        if subgraphs(node):
-            return None  # a body that is made of the node's own graphs
+        if subgraphs(node) or not any(node.outputs):
+            return None  # a body that is made of the node's own graphs, or is for nothing
         try:
-            function = _function(schema, node, types, shapes)
+            _check(node, schema)
+            body = _Body(_function(schema, node, types, shapes), schema, node, self._problems)
+            body.check_outputs(node)
         except OpError as error:
             self._problems.add(node.title, error)
             return None
-        return _Body(function, schema, node, self._problems)
+        return body
 
 
 def _types(
@@ -134,6 +155,13 @@ class _Body:
             inner = read_node(item, node.place, versions, problems)
             self.nodes.append(replace(inner, name=node.name))
 
+    def check_outputs(self, node: Node) -> None:
+        """Refuse a node with an output that the body does not make."""
+        computed = {name for inner in self.nodes for name in inner.outputs}
+        for k, name in enumerate(node.outputs):
+            if name and (k >= len(self.outputs) or self.outputs[k] not in computed):
+                raise ArgumentError(f"its output {k} is not computed for these inputs")
+
 
 def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
     """The nodes of a body with names of their own, between the node's inputs and outputs."""
@@ -156,6 +184,33 @@ def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
         )
         for inner in body.nodes
     ]
+
+
+def _is_double(node: Node, types: Mapping[str, Dtype]) -> bool:
+    """Return True if a node takes float64, and no float32."""
+    dtypes = {types.get(name) for name in node.inputs}
+    return FLOAT64 in dtypes and FLOAT32 not in dtypes
+
+
+def _widened(node: Node) -> Node:
+    """A body's node with float64 in place of float32, in which bodies compute means and scales:
+    what is float64 stays so."""
+    attributes = {name: _wide_value(value) for name, value in node.attributes.items()}
+    if node.op_type == "Cast" and attributes.get("to") == _FLOAT:
+        attributes["to"] = _DOUBLE
+    elif node.op_type == "ConstantOfShape":
+        attributes.setdefault("value", np.zeros(1))
+    elif node.op_type == "Constant" and not attributes.keys().isdisjoint(_FLOATS):
+        (value,) = attributes.values()
+        attributes = {"value": np.array(value, np.float64)}
+    return replace(node, attributes=attributes)
+
+
+def _wide_value(value: Any) -> Any:
+    if isinstance(value, Graph):
+        inner = {name: _wide_value(array) for name, array in value.constants.items()}
+        return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)
+    return value.astype(FLOAT64) if getattr(value, "dtype", None) == FLOAT32 else value
 
 
 def _without_end(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -199,6 +254,25 @@ def _get_schema(op_type: str, version: int, domain: str) -> Any:
 def _schema(node: Node) -> Any:
     """ONNX's schema of a node's operator; None of others'."""
     return _get_schema(node.op_type, node.version, node.domain)
+
+
+def _check(node: Node, schema: Any) -> None:
+    """Refuse inputs and attributes that the schema does not have, or that are of another type."""
+    n = len(node.inputs)
+    if not schema.min_input <= n <= schema.max_input:
+        expected = f"from {schema.min_input} to {schema.max_input} inputs"
+        raise ArgumentError(f"expected {expected}, got {n}")
+    for k, item in enumerate(schema.inputs):
+        if item.option.name == "Single" and not (k < n and node.inputs[k]):
+            raise ArgumentError(f"its input {item.name} is missing")
+    unknown = sorted(node.attributes.keys() - schema.attributes.keys())
+    if unknown:
+        raise ArgumentError(f"unknown attributes {cut(', '.join(unknown))}")
+    kinds = {name: _KINDS[item.type.name] for name, item in schema.attributes.items()}
+    check_attributes(node.attributes, kinds)
+    for name, item in schema.attributes.items():
+        if item.required and name not in node.attributes:
+            raise ArgumentError(f"its attribute {name} is missing")
 
 
 def _function(
@@ -259,7 +333,7 @@ def node_proto(node: Node) -> Proto:
     schema = _schema(node)
     for name, value in node.attributes.items():
         known = schema.attributes.get(name) if schema is not None else None
-        if hasattr(value, "dtype"):
+        if isinstance(value, np.ndarray):
             value = tensor_of(onnx, name, value)
         kind = int(known.type) if known is not None and value == () else None
         result.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))

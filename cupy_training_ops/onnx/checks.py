@@ -318,8 +318,12 @@ def check_divisors(graph: Graph, problems: Problems) -> None:
 
 def _check_outputs(node: Node) -> None:
     schema = _schema(node.op_type, node.version) if node.is_standard else None
-    if schema is not None and len(node.outputs) > schema.most_outputs:
+    if schema is None:
+        return
+    if len(node.outputs) > schema.most_outputs:
         raise ArgumentError(f"expected at most {schema.most_outputs} outputs")
+    if len(node.outputs) < schema.least_outputs:
+        raise ArgumentError(f"expected at least {schema.least_outputs} outputs")
 
 
 def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
@@ -353,6 +357,7 @@ class _Schema(NamedTuple):
 
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[str, ...]
+    least_outputs: int
     most_outputs: int
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
@@ -419,6 +424,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
             for item in known.inputs
         ),
         tuple(item.type_str for item in known.outputs),
+        known.min_output,
         known.max_output,
         {c.type_param_str: frozenset(c.allowed_type_strs) for c in known.type_constraints},
     )

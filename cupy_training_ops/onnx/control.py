@@ -30,6 +30,10 @@ def runner(node: Node) -> Runner | None:
     form = _FORMS.get(node.op_type) if node.is_standard else None
     if form is None:
         return None
+    optional = {"Loop": 2, "Scan": int(node.version < 9)}.get(node.op_type, 0)
+    for k, name in enumerate(node.inputs):
+        if not name and k >= optional:
+            raise ArgumentError(f"its input {k} is missing")
     return form(node)
 
 

@@ -68,7 +68,7 @@ class Empty:
 EMPTY = Empty()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in an order in which they can run, inputs, outputs and constants."""
 
@@ -182,7 +182,14 @@ def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dic
 # ---- attributes, by the annotations of functions and classes -------------------------------------
 
 
-_WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text", Value: "a type"}
+_WORDS = {
+    int: "an integer",
+    bool: "an integer",
+    float: "a float",
+    str: "text",
+    Value: "a type",
+    Graph: "a graph",
+}
 _LISTS = {int: "a list of integers", float: "a list of floats", str: "a list of texts"}
 
 

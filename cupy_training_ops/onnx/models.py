@@ -30,6 +30,8 @@ from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
 MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
+LARGEST_INFERRED = 64  # elements of a constant that says a shape
+BY_RANK = ("CausalConvWithState", "RotaryEmbedding")  # operators whose bodies depend on ranks
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
@@ -142,10 +144,8 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
     if not proto.opset_import:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
-    nodes = [
-        read_node(node, i, versions, problems)
-        for i, node in enumerate(_inline_functions(proto).graph.node)
-    ]
+    protos = list(_inline_functions(proto).graph.node)
+    nodes = [read_node(node, i, versions, problems) for i, node in enumerate(protos)]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
@@ -158,10 +158,35 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
     for item in outputs:
         if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
-    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    infos = graph.value_info
+    if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
+        infos = (*_inferred(proto, protos), *infos)
+    declared = (*map(_value, infos), *inputs, *outputs)
     types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
+
+
+def _inferred(proto: Proto, nodes: Sequence[Proto]) -> Iterable[Proto]:
+    """The types that ONNX infers for values that the model says nothing of; none if it cannot."""
+    onnx = onnx_package()
+    copy = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    copy.graph.name = "g"
+    copy.graph.node.extend(nodes)
+    for field in ("input", "output", "value_info"):
+        getattr(copy.graph, field).extend(getattr(proto.graph, field))
+    known = {item.name for item in proto.graph.input}
+    for tensor in proto.graph.initializer:  # of large ones the type alone is looked at
+        if math.prod(tensor.dims) <= LARGEST_INFERRED and not tensor.external_data:
+            copy.graph.initializer.append(tensor)
+        elif tensor.name not in known:
+            make = onnx.helper.make_tensor_value_info
+            copy.graph.input.append(make(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        return tuple(onnx.shape_inference.infer_shapes(copy, data_prop=True).graph.value_info)
+    except Exception as error:  # of ONNX's; what does not fit is refused elsewhere
+        pass_on(error)
+        return ()
 
 
 def _inline_functions(proto: Proto) -> Proto:

@@ -154,6 +154,35 @@ def test_refusals(change, words) -> None:
         cto.onnx.Session(model_of(LOOP.replace(*change)))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (IF.replace("If (c)", 'If ("")'), "its input 0 is missing"),
+        (IF.replace("then_branch", "other_branch"), "its attribute then_branch is missing"),
+        (SCAN.replace("num_scan_inputs = 2", "num_scan_inputs = 5"), "does not fit its inputs"),
+        (SCAN.replace("axes = [0, 1]", "axes = [0]"), "scan_input_axes: expected 2 integers"),
+        (SCAN.replace("num_scan_inputs", "frob"), "unknown attributes"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused(text, words) -> None:
+    model = model_of(text.replace('("")', "(c)"))
+    if '("")' in text:
+        model.graph.node[1].input[0] = ""
+    with pytest.raises(cto.ArgumentError, match=words):
+        cto.onnx.Session(model)
+
+
+def test_scans_of_other_lengths_and_empty_ones() -> None:
+    start, x = np.zeros(2, np.float32), np.zeros((0, 2), np.float32)
+    model = model_of(SCAN.replace("[4, 2] x", "[N, 2] x").replace("[2, 4] z", "[2, M] z"))
+    found = cto.onnx.Session(model)
+    empty = found.run({"start": start, "x": x, "z": x.T})
+    np.testing.assert_array_equal(empty["y"], start)
+    assert empty["all"].shape == (2, 0)
+    with pytest.raises(cto.ArgumentError, match="expected one length of what is scanned"):
+        found.run({"start": start, "x": x, "z": np.zeros((2, 3), np.float32)})
+
+
 def test_random_numbers_inside_are_refused() -> None:
     text = """(bool c, float[3] x, float r) => (float[3] y) {
         y = If (c) <then_branch = a () => (float[3] k) { k = Dropout (x, r, c) },
@@ -182,3 +211,23 @@ def test_errors_of_a_run_name_the_node_inside() -> None:
     text = IF.replace("a = Add (b, w)", "i = Constant <value_ints = [5]> () a = Gather (b, i)")
     with pytest.raises(cto.ArgumentError, match="Gather"):
         cto.onnx.Session(model_of(text)).run({"c": np.array(True), "x": np.ones(3, np.float32)})
+
+
+def test_a_node_by_itself_runs_its_graphs(rng) -> None:
+    node = model_of(LOOP).graph.node[1]
+    x = rng.random(2).astype(np.float32)
+    state, rows = cto.onnx.call(without_captures(node), [np.array(2), np.array(True), x])
+    np.testing.assert_allclose(state, x + 1, rtol=1e-6)
+    np.testing.assert_allclose(rows, [x, x + 1], rtol=1e-6)
+    with pytest.raises(cto.ArgumentError, match="reads its inputs alone, got one that reads x"):
+        cto.onnx.call(node, [np.array(2), np.array(True), x])
+
+
+def without_captures(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The loop, whose body stacks its states."""
+    own = onnx.NodeProto()
+    own.CopyFrom(node)
+    multiply = own.attribute[0].g.node[2]
+    del multiply.input[1]
+    multiply.op_type = "Identity"
+    return own
