@@ -24,15 +24,16 @@ from ..declare.schema import finite
 from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
 from ..errors import ArgumentError, cut, pass_on, refuse, shown
 from ..registry import get_op
+from .bodies import expand
 from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
 from .folding import fold
 from .gradients import add_gradients, in_evaluation, in_training
-from .gradients.rules import INT64, MICROSOFT
+from .gradients.rules import BY_BODY, INT64, MICROSOFT, RULES, UNDEFINED, ZERO
 from .graph import Graph, Node, Value
 from .losses import with_loss
 from .models import Proto, Source, read_inferred
-from .writing import model_of
+from .writing import model_of, with_inferred
 
 OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
@@ -138,7 +139,8 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training, gradients = add_gradients(in_training(graph), value, names, parameters)
+    training = in_training(_with_bodies(graph))
+    training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]
     dtype = _dtype_of(names, graph)
@@ -155,6 +157,13 @@ def make(
         model_of(made, "optimizer"),
         checkpoint,
     )
+
+
+def _with_bodies(graph: Graph) -> Graph:
+    """The graph with bodies in place of the nodes whose operators have no rule."""
+    known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
+    expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
+    return graph if len(expanded.nodes) == len(graph.nodes) else with_inferred(expanded)
 
 
 def _names(argument: str, names: object) -> tuple[str, ...] | None:

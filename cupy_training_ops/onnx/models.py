@@ -33,6 +33,8 @@ MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
 LARGEST_INFERRED = 64  # elements of a constant that says a shape
 BY_RANK = ("CausalConvWithState", "RotaryEmbedding")  # operators whose bodies depend on ranks
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_PARAMETER = re.compile(r": PARAMETER target='([^']+)'")
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
 
@@ -61,6 +63,8 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
 def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
     """The graph of a model, and the names of its initializers.
 
+    Those are left out that PyTorch's exporter says to be no parameters.
+
     It is in this opset or a newer one, has the types and shapes that ONNX infers, and what Constant
     nodes make among its constants.
     """
@@ -84,7 +88,15 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
-    return replace(whole, inputs=inputs), frozenset(arrays)
+    return replace(whole, inputs=inputs), _said_parameters(proto) & arrays.keys() or frozenset(
+        arrays
+    )
+
+
+def _said_parameters(proto: Proto) -> frozenset[str]:
+    """The parameters in what PyTorch's exporter writes: `p_w: PARAMETER target='w'`."""
+    entries = {_text(item.key): _text(item.value) for item in proto.graph.metadata_props}
+    return frozenset(_PARAMETER.findall(entries.get(_SIGNATURE, "")))
 
 
 def _without_elements(proto: Proto) -> Proto:
@@ -146,10 +158,10 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     protos = list(_inline_functions(proto).graph.node)
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(protos)]
-    inputs = tuple(_value(item) for item in graph.input)
+    inputs = tuple(value_of(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
-    outputs = tuple(_value(item) for item in graph.output)
+    outputs = tuple(value_of(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
     nodes_in_order = sort_nodes(nodes, known, problems)
@@ -161,7 +173,7 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
     infos = graph.value_info
     if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
         infos = (*_inferred(proto, protos), *infos)
-    declared = (*map(_value, infos), *inputs, *outputs)
+    declared = (*map(value_of, infos), *inputs, *outputs)
     types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
@@ -281,11 +293,11 @@ def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> 
     """A graph in an attribute; what it reads of the graph around it is not among its inputs yet."""
     constants = dict(_initializers(graph, None, problems))
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
-    inputs, outputs = tuple(map(_value, graph.input)), tuple(map(_value, graph.output))
+    inputs, outputs = tuple(map(value_of, graph.input)), tuple(map(value_of, graph.output))
     _check_types((*graph.input, *graph.output), problems)
     part = Graph(tuple(nodes), inputs, outputs, constants)
     known = {item.name for item in inputs} | constants.keys() | {*part.free_names()}
-    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    declared = (*map(value_of, graph.value_info), *inputs, *outputs)
     return replace(
         part,
         nodes=sort_nodes(nodes, known, problems),
@@ -430,7 +442,8 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
         return stream.read(nbytes)
 
 
-def _value(proto: Proto) -> Value:
+def value_of(proto: Proto) -> Value:
+    """An input, an output or a value inside, with its type as the model says it."""
     return _value_of_type(_text(proto.name), proto.type)
 
 
