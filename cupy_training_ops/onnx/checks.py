@@ -58,7 +58,7 @@ class Extents:
             if item.shape and not item.is_sequence and item.name not in loose
         }
 
-    def check(self, arrays: Mapping[str, Any]) -> None:
+    def check(self, arrays: Mapping[str, Any], caller: str) -> None:
         """Refuse arrays of other extents; each has the declared rank."""
         by_name: dict[str, int] = {}
         for name, array in arrays.items():
@@ -70,7 +70,7 @@ class Extents:
                 if wanted is not None and wanted != extent:
                     origin = "" if wanted == expected else f" ({cut(str(expected))})"
                     words = f"{wanted}{origin} as extent {place}"
-                    refuse("Session", cut(name), words, f"shape {array.shape}")
+                    refuse(caller, cut(name), words, f"shape {array.shape}")
 
 
 def _contradictions(graph: Graph) -> Iterator[str]:
@@ -99,8 +99,14 @@ class Labels:
 
     def __init__(self, graph: Graph) -> None:
         names = {item.name for item in graph.inputs}
-        losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
-        self._losses = [node for node in losses if node.inputs[1] in names]
+        origins = _origins(graph)
+        feeds = {
+            node.outputs[0]: origins.get(node.inputs[1], node.inputs[1])
+            for node in graph.nodes
+            if node.op_type in BY_LABELS
+        }
+        self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
+        self._losses = [node for node in graph.nodes if node.outputs[0] in self._feeds]
         self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
@@ -124,7 +130,7 @@ class Labels:
     def note_range(self, name: str, value: Any) -> None:
         """Note the range of a feed, if it is labels."""
         for node in self._losses:
-            if node.inputs[1] != name:
+            if self._feeds[node.outputs[0]] != name:
                 continue
             self._ranges[node.outputs[0]] = None
             if not hasattr(value, "__cuda_array_interface__"):
@@ -148,7 +154,17 @@ class Labels:
         if labels is not None and not (labels[0] >= 0 and labels[1] < classes):
             wrong = labels[0] if labels[0] < 0 else labels[1]
             expected = f"labels from 0 to {classes - 1}"
-            raise ArgumentError(f"{cut(node.inputs[1])}: expected {expected}, got {wrong}")
+            feed = self._feeds[node.outputs[0]]
+            raise ArgumentError(f"{cut(feed)}: expected {expected}, got {wrong}")
+
+
+def _origins(graph: Graph) -> dict[str, str]:
+    """The values that others are in another shape."""
+    origins: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze") and node.is_standard:
+            origins[node.outputs[0]] = origins.get(node.inputs[0], node.inputs[0])
+    return origins
 
 
 def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:

@@ -23,15 +23,18 @@ from ..codecs.atomic_file import atomic_write
 from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes, subgraphs
-from .passes import STATE, without_constants
+from .passes import STATE, split_sequences, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
+MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
 LARGEST_INFERRED = 64  # elements of a constant that says a shape
 BY_RANK = ("CausalConvWithState", "RotaryEmbedding")  # operators whose bodies depend on ranks
 UNKNOWN = ("", "?", "None")  # names of dimensions that say nothing
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_PARAMETER = re.compile(r": PARAMETER target='([^']+)'")
 Proto = Any  # a message of ONNX's
 Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
 
@@ -53,11 +56,14 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
         return model, None, Problems("the model")
     proto, folder, name = parse(model)
     problems = Problems(name)
-    return _graph(proto, folder, problems), proto, problems
+    constants = dict(_initializers(proto.graph, folder, problems))
+    return _graph(proto, constants, problems), proto, problems
 
 
 def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
     """The graph of a model, and the names of its initializers.
+
+    Those are left out that PyTorch's exporter says to be no parameters.
 
     It is in this opset or a newer one, has the types and shapes that ONNX infers, and what Constant
     nodes make among its constants.
@@ -65,19 +71,44 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
+    arrays = dict(_initializers(proto.graph, folder, problems))
+    problems.refuse()
     version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
+    light = _inline_functions(_without_elements(proto))
     try:
         if version < least_opset:
-            proto = onnx.version_converter.convert_version(proto, least_opset)
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+            light = onnx.version_converter.convert_version(light, least_opset)
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:  # of ONNX's C++ code
         pass_on(error)
         raise ArgumentError(f"{name}: its shapes cannot be inferred: {error}") from None
-    graph = _graph(proto, folder, problems)
-    whole = without_constants(graph, problems)
+    _keep_if(light.graph.initializer, lambda item: _text(item.name) not in arrays)
+    added = dict(_initializers(light.graph, folder, problems))  # by the conversion
+    graph = _graph(light, {**arrays, **added}, problems)
+    whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
-    return replace(whole, inputs=inputs), frozenset(graph.constants)
+    return replace(whole, inputs=inputs), _said_parameters(proto) & arrays.keys() or frozenset(
+        arrays
+    )
+
+
+def _said_parameters(proto: Proto) -> frozenset[str]:
+    """The parameters in what PyTorch's exporter writes: `p_w: PARAMETER target='w'`."""
+    entries = {_text(item.key): _text(item.value) for item in proto.graph.metadata_props}
+    return frozenset(_PARAMETER.findall(entries.get(_SIGNATURE, "")))
+
+
+def _without_elements(proto: Proto) -> Proto:
+    """A copy in which large initializers have types and shapes alone, which is enough to infer
+    those of other values: ONNX serializes a model for that, and can no larger one than 2 GiB."""
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if math.prod(tensor.dims) > MOST_ELEMENTS:
+            bare = type(tensor)(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            tensor.CopyFrom(bare)
+    return copy
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:
@@ -118,20 +149,19 @@ def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
     return proto
 
 
-def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
+def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems) -> Graph:
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
         raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
     if not proto.opset_import:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
-    constants = dict(_initializers(graph, folder, problems))
-    protos = list(_inline_functions(proto))
+    protos = list(_inline_functions(proto).graph.node)
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(protos)]
-    inputs = tuple(_value(item) for item in graph.input)
+    inputs = tuple(value_of(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
-    outputs = tuple(_value(item) for item in graph.output)
+    outputs = tuple(value_of(item) for item in graph.output)
     _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
     nodes_in_order = sort_nodes(nodes, known, problems)
@@ -143,7 +173,7 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     infos = graph.value_info
     if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
         infos = (*_inferred(proto, protos), *infos)
-    declared = (*map(_value, infos), *inputs, *outputs)
+    declared = (*map(value_of, infos), *inputs, *outputs)
     types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
     shapes = {v.name: v.shape for v in declared if v.shape is not None}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
@@ -171,16 +201,16 @@ def _inferred(proto: Proto, nodes: Sequence[Proto]) -> Iterable[Proto]:
         return ()
 
 
-def _inline_functions(proto: Proto) -> Iterator[Proto]:
-    """The nodes, with the bodies of the model's own functions in place of their calls."""
+def _inline_functions(proto: Proto) -> Proto:
+    """The model with the bodies of its own functions in place of their calls."""
     if not proto.functions:
-        return iter(proto.graph.node)
+        return proto
     if _n_inlined(proto) > MOST_NODES:
         raise ArgumentError(f"the model's functions come to more than {MOST_NODES} nodes")
     from onnx import inliner
 
     try:
-        return iter(inliner.inline_local_functions(proto).graph.node)
+        return inliner.inline_local_functions(proto)
     except Exception as error:
         pass_on(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
@@ -263,11 +293,11 @@ def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> 
     """A graph in an attribute; what it reads of the graph around it is not among its inputs yet."""
     constants = dict(_initializers(graph, None, problems))
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
-    inputs, outputs = tuple(map(_value, graph.input)), tuple(map(_value, graph.output))
+    inputs, outputs = tuple(map(value_of, graph.input)), tuple(map(value_of, graph.output))
     _check_types((*graph.input, *graph.output), problems)
     part = Graph(tuple(nodes), inputs, outputs, constants, source=graph)
     known = {item.name for item in inputs} | constants.keys() | {*part.free_names()}
-    declared = (*map(_value, graph.value_info), *inputs, *outputs)
+    declared = (*map(value_of, graph.value_info), *inputs, *outputs)
     return replace(
         part,
         nodes=sort_nodes(nodes, known, problems),
@@ -412,7 +442,8 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
         return stream.read(nbytes)
 
 
-def _value(proto: Proto) -> Value:
+def value_of(proto: Proto) -> Value:
+    """An input, an output or a value inside, with its type as the model says it."""
     return _value_of_type(_text(proto.name), proto.type)
 
 

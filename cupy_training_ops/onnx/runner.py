@@ -28,6 +28,7 @@ Run = Callable[..., Sequence[Any]]
 COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
 _APART = ("collective", "interop")  # they wait for others, or run the caller's functions
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
+_OTHER = frozenset({"Unique"})  # there they are other operators than ONNX's
 _NAMES = {"ai.onnx": "", "": ""}
 _BY_NAME: dict[str, list[type[Op]]] = {}
 for _key, _cls in REGISTRY.items():
@@ -63,12 +64,13 @@ def runner_of(node: Node) -> Runner:
     cls = _operator(node)
     if cls is not None:
         return _operator_runner(node, cls)
-    if node.domain in _CONTRIB:
-        item = find(node.op_type, node.version if node.is_standard else NEWEST)
-        if item is not None:
-            return _table_runner(node, item)
-        if node.op_type in TABLE:
-            raise ArgumentError(f"not in opset {node.version}")
+    is_ours = node.domain in _CONTRIB and (node.is_standard or node.op_type not in _OTHER)
+    name = node.op_type if is_ours else f"{node.domain}.{node.op_type}"
+    item = find(name, node.version if node.is_standard else NEWEST)
+    if item is not None:
+        return _table_runner(node, item)
+    if name in TABLE:
+        raise ArgumentError(f"not in opset {node.version}")
     domain = f"domain {cut(node.domain)!r}" if node.domain else "ONNX's own domain"
     raise ArgumentError(f"unknown operator {cut(node.op_type)} of {domain}")
 

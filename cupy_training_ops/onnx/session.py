@@ -61,6 +61,7 @@ class Session:
     backward part of a training graph reads of the forward part as codes.
     """
 
+    caller = "Session"  # in messages about what is fed
     _activations: Activations | None = None
 
     def __init__(
@@ -184,7 +185,7 @@ class Session:
             if template:
                 values = template[0].copy()
                 placed = {name: self.on_place(name, value) for name, value in feeds.items()}
-                self.extents.check(placed)
+                self.extents.check(placed, self.caller)
                 for name, value in placed.items():
                     values[self.program.feeds[name][0]] = value
                 return values
@@ -246,9 +247,9 @@ class Session:
         missing = sorted(known.keys() - feeds.keys())
         extra = sorted(map(str, feeds.keys() - known.keys()))
         if missing or extra:
-            refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
+            refuse(self.caller, "feeds", cut(str(sorted(known))), _difference(missing, extra))
         placed = {name: self.on_place(name, value) for name, value in feeds.items()}
-        self.extents.check(placed)
+        self.extents.check(placed, self.caller)
         for name, value in placed.items():
             values[known[name][0]] = value
         return values
@@ -281,23 +282,31 @@ class Session:
         """Refuse a feed of another type or rank than the model declares."""
         if item.is_sequence != isinstance(value, list):
             got = "an array" if item.is_sequence else "a sequence"
-            refuse("Session", cut(item.name), "the other of array and sequence", got)
+            refuse(self.caller, cut(item.name), "the other of array and sequence", got)
         for array in value if item.is_sequence else (value,):
             if item.dtype is not None and array.dtype != item.dtype:
                 names = dtype_name(item.dtype), dtype_name(array.dtype)
-                raise DtypeError(f"Session: {cut(item.name)}: expected {names[0]}, got {names[1]}")
+                where = f"{self.caller}: {cut(item.name)}"
+                raise DtypeError(f"{where}: expected {names[0]}, got {names[1]}")
             if item.shape is not None and len(item.shape) != array.ndim:
                 expected = f"{len(item.shape)} dimensions"
-                refuse("Session", cut(item.name), expected, f"shape {array.shape}")
+                refuse(self.caller, cut(item.name), expected, f"shape {array.shape}")
 
     def _array(self, name: str, value: Any, host: bool) -> Any:
         if self.xp is np:
-            return _on_host(name, value)
+            return self._on_host(name, value)
         if not isinstance(value, self.xp.ndarray):
             if not hasattr(value, "__cuda_array_interface__"):
-                return _on_host(name, value)
+                return self._on_host(name, value)
             value = self.xp.asarray(value)
         return self.xp.asnumpy(value) if host else value
+
+    def _on_host(self, name: str, value: Any) -> HostArray:
+        try:
+            return np.asarray(value)
+        except ValueError as error:  # lists of several lengths
+            pass_on(error)
+            raise ArgumentError(f"{self.caller}: {cut(name)}: {error}") from None
 
 
 def _check_seed(seed: object) -> int | None:
@@ -305,14 +314,6 @@ def _check_seed(seed: object) -> int | None:
         return None if seed is None else integer(seed)
     except ArgumentError as error:
         raise ArgumentError(f"Session: seed: {error}") from None
-
-
-def _on_host(name: str, value: Any) -> HostArray:
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # lists of several lengths
-        pass_on(error)
-        raise ArgumentError(f"Session: {cut(name)}: {error}") from None
 
 
 def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:

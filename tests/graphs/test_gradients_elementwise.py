@@ -327,14 +327,14 @@ def test_cast_like_gives_the_gradient_in_the_type_of_its_input(rng) -> None:
     np.testing.assert_allclose(session.gradients["x"], 2 * x, rtol=1e-6)
 
 
-def trained_x(nodes, x, **constants):
-    """A session that has added up the gradients of `x`; the loss is a double."""
+def trained_x(nodes, x, trainable=("x",), **constants):
+    """A session that has added up the gradients of `x` or others; the loss is a double."""
     loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
     initial = [onnx.numpy_helper.from_array(a, n) for n, a in {"x": x, **constants}.items()]
     graph = helper.make_graph(nodes, "g", [], [loss], initial)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     session = cto.onnx.TrainingSession.from_model(
-        model, loss="loss", trainable=["x"], optimizer="SGD"
+        model, loss="loss", trainable=trainable, optimizer="SGD"
     )
     session.accumulate()
     return session

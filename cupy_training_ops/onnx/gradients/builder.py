@@ -14,8 +14,8 @@ import numpy as np
 from ...dtypes import FLOAT32
 from ...errors import ArgumentError
 from ..graph import Graph, Node, Problems
-from .rules import RULES, UNDEFINED, ZERO, Rule, Site
-from .writer import Writer
+from .rules import BOOL, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
+from .writer import Writer, is_real
 
 SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
 
@@ -50,12 +50,26 @@ class _Backward:
     def run(self, loss: str) -> dict[str, str]:
         """The names of gradients by value."""
         dtype = self.writer.types.get(loss, FLOAT32)
+        self._refuse_without_rules(loss)
         self.parts[loss] = [self.writer.constant(loss + SUFFIX, np.ones((), dtype))]
         gradients: dict[str, str] = {}
         for place in reversed(range(len(self.writer.forward))):
             self._node(place, gradients)
         self.problems.refuse()
         return gradients | {name: self._sum(name) for name in self.parts if name not in gradients}
+
+    def _refuse_without_rules(self, loss: str) -> None:
+        """Refuse a graph for all nodes at once between the loss and the parameters."""
+        reached = {loss}
+        for node in reversed(self.writer.forward):
+            moving = self.moving.intersection(node.inputs)
+            if moving and not reached.isdisjoint(node.outputs):
+                reached |= moving
+                try:
+                    _rule_of(node)
+                except ArgumentError as error:
+                    self.problems.add(node.title, error)
+        self.problems.refuse()
 
     def _node(self, place: int, gradients: dict[str, str]) -> None:
         node = self.writer.forward[place]
@@ -74,6 +88,8 @@ class _Backward:
         for name, is_wanted, result in zip(node.inputs, wanted, results, strict=False):
             if is_wanted and result is not None:
                 self.parts.setdefault(name, []).append(result.name)
+                if name in self.writer.shapes:  # ONNX Runtime's MaxPoolGrad asks the graph for it
+                    self.writer.shapes.setdefault(result.name, self.writer.shapes[name])
 
     def _sum(self, name: str) -> str:
         """The gradient of a value, the sum of its parts."""
@@ -84,18 +100,24 @@ class _Backward:
 
 
 def _dependents(graph: Graph, names: Collection[str]) -> set[str]:
-    """The values that move with those of `names`, these included; whole numbers do not move."""
-    moving = set(names)
+    """The values that move with those of `names`, these included.
+
+    Whole numbers do not move, but for those that stand for real ones.
+    """
+    moving, straight = set(names), set[str]()
     for node in graph.nodes:
         if moving.isdisjoint(node.inputs) or node.op_type in ZERO:
             continue
-        moving.update(name for name in node.outputs if name and _is_real(graph, name))
+        outputs = set(filter(None, node.outputs))
+        if node.op_type in STRAIGHT or not straight.isdisjoint(node.inputs):
+            outputs -= {name for name in outputs if graph.types.get(name) == BOOL}
+            straight |= {name for name in outputs if not is_real(graph.types.get(name))}
+            moving |= outputs
+        elif node.op_type in UNDEFINED:
+            moving |= outputs
+        else:
+            moving |= {name for name in outputs if is_real(graph.types.get(name))}
     return moving
-
-
-def _is_real(graph: Graph, name: str) -> bool:
-    dtype = graph.types.get(name)
-    return dtype is None or dtype.kind not in "biu"
 
 
 def _rule_of(node: Node) -> Rule:

@@ -8,6 +8,7 @@ from . import (
     boxes,
     elementwise,
     old_opsets,
+    optimizers,
     pools,
     quantization,
     recurrent,
@@ -15,6 +16,7 @@ from . import (
     sampling,
     sequences,
     shapes,
+    signals,
     slices,
 )
 from .table import NEWEST, TABLE, Standard, find
@@ -28,6 +30,7 @@ __all__ = [
     "elementwise",
     "find",
     "old_opsets",
+    "optimizers",
     "pools",
     "quantization",
     "recurrent",
@@ -35,5 +38,6 @@ __all__ = [
     "sampling",
     "sequences",
     "shapes",
+    "signals",
     "slices",
 ]

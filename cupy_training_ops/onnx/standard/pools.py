@@ -113,21 +113,21 @@ def max_unpool(
         raise ArgumentError(f"expected {expected}, got {x.shape} and {indices.shape}")
     steps, ends = strides or (1,) * rank, pads or (0,) * 2 * rank
     parts = zip(x.shape[2:], kernel_shape, steps, ends[:rank], ends[rank:], strict=True)
-    pooled = extents((*x.shape[:2], *((n - 1) * s - a - b + k for n, k, s, a, b in parts)))
+    source = extents((*x.shape[:2], *((n - 1) * s - a - b + k for n, k, s, a, b in parts)))
     if isinstance(indices, np.ndarray) and indices.size:
-        wrong = indices[(indices < 0) | (indices >= math.prod(pooled))]
+        wrong = indices[(indices < 0) | (indices >= math.prod(source))]
         if wrong.size:
-            most = math.prod(pooled) - 1
+            most = math.prod(source) - 1
             raise ArgumentError(f"I: expected from 0 to {most}, got {int(wrong.flat[0])}")
-    flat = xp.zeros(math.prod(pooled), x.dtype)
+    flat = xp.zeros(math.prod(source), x.dtype)
     flat[indices.reshape(-1)] = x.reshape(-1)
     if shape is None:
-        return flat.reshape(pooled)
+        return flat.reshape(source)
     whole = extents(shape)
-    if len(whole) != len(pooled) or any(n < m for n, m in zip(whole, pooled, strict=True)):
-        raise ArgumentError(f"output_shape: expected at least {pooled}, got {whole}")
+    if len(whole) != len(source) or any(n < m for n, m in zip(whole, source, strict=True)):
+        raise ArgumentError(f"output_shape: expected at least {source}, got {whole}")
     y = xp.zeros(whole, x.dtype)
-    y[tuple(slice(0, n) for n in pooled)] = flat.reshape(pooled)
+    y[tuple(slice(0, n) for n in source)] = flat.reshape(source)
     return y
 
 
@@ -185,6 +185,9 @@ def max_roi_pool(
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
         got = f"{x.shape}, {rois.shape} and {tuple(pooled_shape)}"
         raise ArgumentError(f"expected (N, C, H, W), (R, 5) and two extents, got {got}")
+    shape = extents((len(rois), x.shape[1], *pooled_shape))
+    if 0 in (*x.shape, *shape):
+        return xp.zeros(shape, x.dtype)
     images = rois[:, 0].astype(np.int64)
     corners = xp.floor(
         wide(rois)[:, 1:] * scalar(wide(rois), spatial_scale) + scalar(wide(rois), 0.5)
@@ -218,8 +221,6 @@ def max_roi_pool(
         y = xp.stack(cells_of, axis=2)
         has_any = lines[0].any(axis=2)[:, :, None] & lines[1].any(axis=2)[:, None, :]
         parts.append(xp.where(has_any[:, None], y, scalar(x, 0)))
-    if not parts:
-        return xp.zeros((0, x.shape[1], *pooled_shape), x.dtype)
     return xp.concatenate(parts)
 
 

@@ -108,7 +108,7 @@ def _checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 class _Layer:
-    """What the layers share: extents, gates, directions, and sequences of several lengths."""
+    """Code that the layers share: extents, gates, directions, and sequences of several lengths."""
 
     def __init__(
         self,
@@ -121,6 +121,8 @@ class _Layer:
         clip: float | None,
     ) -> None:
         x, w, r, bias = arrays
+        if x.ndim != 3 or r.ndim != 3:
+            raise ArgumentError(f"X, R: expected 3 dimensions, got {x.shape} and {r.shape}")
         self.xp, self.dtype, self._layout, self._clip = xp, x.dtype, layout, clip
         self.x = wide(x.swapaxes(0, 1) if layout else x)
         self.w, self.r, self.bias = wide(w), wide(r), wide(bias)
@@ -147,8 +149,8 @@ class _Layer:
         self._check(name, state, shape)
         return wide(state)
 
-    def bounded(self, x: Array) -> Array:
-        """What an activation is given."""
+    def bound(self, x: Array) -> Array:
+        """Cut off what an activation is given."""
         if self._clip is None:
             return x
         return self.xp.minimum(self.xp.maximum(x, scalar(x, -self._clip)), scalar(x, self._clip))
@@ -222,7 +224,7 @@ def rnn(
     def step_of(d: int) -> tuple[Step, Any]:
         def step(inputs: Array, states: States) -> States:
             total = inputs + layer.times(states[0], layer.r[d])
-            return (functions[d](xp, layer.bounded(total)),)
+            return (functions[d](xp, layer.bound(total)),)
 
         return step, sum(layer.biases(d))
 
@@ -263,13 +265,13 @@ def gru(
         def step(inputs: Array, states: States) -> States:
             before = states[0]
             gates = inputs[:, : 2 * m] + layer.times(before, of_gates)
-            gates = f(xp, layer.bounded(gates))
+            gates = f(xp, layer.bound(gates))
             update, reset = gates[:, :m], gates[:, m:]
             if linear_before_reset:
                 hidden = reset * (layer.times(before, of_hidden) + hidden_bias)
             else:
                 hidden = layer.times(reset * before, of_hidden) + hidden_bias
-            new = g(xp, layer.bounded(inputs[:, 2 * m :] + hidden))
+            new = g(xp, layer.bound(inputs[:, 2 * m :] + hidden))
             return ((scalar(update, 1) - update) * new + update * before,)
 
         if layer.bias is None:
@@ -318,14 +320,14 @@ def lstm(
             before, cell = states
             total = inputs + layer.times(before, layer.r[d])
             parts = [total[:, k * m : (k + 1) * m] for k in range(4)]
-            let_in = f(xp, layer.bounded(parts[0] + looks[0] * cell))
+            let_in = f(xp, layer.bound(parts[0] + looks[0] * cell))
             if input_forget:
                 forget = scalar(let_in, 1) - let_in
             else:
-                forget = f(xp, layer.bounded(parts[2] + looks[2] * cell))
-            cell = forget * cell + let_in * g(xp, layer.bounded(parts[3]))
-            let_out = f(xp, layer.bounded(parts[1] + looks[1] * cell))
-            return let_out * h_function(xp, layer.bounded(cell)), cell
+                forget = f(xp, layer.bound(parts[2] + looks[2] * cell))
+            cell = forget * cell + let_in * g(xp, layer.bound(parts[3]))
+            let_out = f(xp, layer.bound(parts[1] + looks[1] * cell))
+            return let_out * h_function(xp, layer.bound(cell)), cell
 
         return step, sum(layer.biases(d))
 

@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 
 from ... import limits
-from ...dtypes import FLOAT32, HostArray, to_dtype
-from ...errors import ArgumentError, shown
+from ...dtypes import FLOAT32, FLOATS, HostArray, dtype_names, to_dtype
+from ...errors import ArgumentError, DtypeError, shown
 from ...registry import get_op
 from ..stored import convert, graph_dtype
-from .filters import ROUND, TRANSFORMATIONS, positions, scales_of, taps, weigh, within
 from .reductions import Axes, places
+from .resampling import (
+    CROP,
+    ROUND,
+    TRANSFORMATIONS,
+    fit_sizes,
+    positions,
+    positions_in_crop,
+    weigh,
+    within,
+)
 from .table import Array, Module, axis_of, standard, wide
 
 VECTOR = np.dtype(np.complex128)  # moved as a whole
@@ -403,7 +412,7 @@ def non_zero(xp: Module, x: Array) -> Array:
     return xp.stack(xp.nonzero(x)).astype(np.int64)
 
 
-# ---- Resize: each output is a sum of a few pixels, whose places are made on the host -------------
+# ---- Resize --------------------------------------------------------------------------------------
 
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
 _MOST = 4096
@@ -421,10 +430,11 @@ def on_device(xp: Module, array: HostArray) -> Array:
 
 
 ONLY = {
+    "antialias": (False, True),
     "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     "mode": ("nearest", "linear", "cubic"),
     "nearest_mode": tuple(ROUND),
-    "coordinate_transformation_mode": TRANSFORMATIONS,
+    "coordinate_transformation_mode": (*TRANSFORMATIONS, CROP),
 }
 
 
@@ -446,37 +456,57 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    chosen = [axis_of(axis, x.ndim) for axis in (range(x.ndim) if axes is None else axes)]
-    extents_of = [x.shape[axis] for axis in chosen]
-    crops = coordinate_transformation_mode == "tf_crop_and_resize"
-    if crops and (roi is None or len(roi) != 2 * len(chosen)):
-        got = "none" if roi is None else str(len(roi))
-        raise ArgumentError(f"roi: expected {2 * len(chosen)} numbers, got {got}")
-    beyond = None  # outputs that lie beyond the pixels of an axis
-    for i, (scale, m) in enumerate(scales_of(extents_of, scales, sizes, keep_aspect_ratio_policy)):
-        axis, n = chosen[i], extents_of[i]
-        part = (float(roi[i]), float(roi[i + len(chosen)])) if crops else (0.0, 1.0)
-        if m == n and scale == 1 and part == (0, 1):
+    """Each output is a sum of a few pixels along each axis."""
+    if mode != "nearest" and x.dtype not in FLOATS:
+        raise DtypeError(f"X: expected {dtype_names(FLOATS)} for mode={mode}, got {x.dtype}")
+    chosen = list(range(x.ndim)) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
+    is_crop = coordinate_transformation_mode == CROP
+    parts = _parts_of(roi, len(chosen)) if is_crop else [(0.0, 1.0)] * len(chosen)
+    old = [x.shape[axis] for axis in chosen]
+    if sizes is not None and len(sizes) > 0:
+        new, factors = fit_sizes([int(n) for n in sizes], old, keep_aspect_ratio_policy)
+    else:
+        factors = [float(scale) for scale in scales]
+        lengths = [n * (end - start) for n, (start, end) in zip(old, parts, strict=True)]
+        pairs = zip(lengths, factors, strict=True)
+        new = [int(np.floor(length * np.float32(scale))) for length, scale in pairs]
+    extents(new)
+    outside = np.zeros((1,) * x.ndim, bool)
+    for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
+        n = x.shape[axis]
+        if is_crop:
+            s = positions_in_crop(n, m, start, end)
+            outside = outside | ((s < 0) | (s > n - 1)).reshape(_on_axis(axis, x.ndim))
+        elif m == n and scale == 1:
             continue
-        s = positions(n, m, scale, coordinate_transformation_mode, part)
-        if crops:
-            outside = ((s < 0) | (s > n - 1)).reshape(
-                [-1 if k == axis else 1 for k in range(x.ndim)]
-            )
-            beyond = outside if beyond is None else beyond | outside
+        else:
+            s = positions(n, m, scale, coordinate_transformation_mode)
         if mode == "nearest":
             x = xp.take(x, on_device(xp, within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
-            width = max(1.0, 1 / scale) if antialias else 1.0
-            pixels, weights = taps(mode, s, cubic_coeff_a, width)
-            x = _sum_taps(xp, x, axis, *weigh(pixels, weights, n, exclude_outside))
-    if beyond is None or not beyond.any():
-        return x
-    return xp.where(on_device(xp, beyond), x.dtype.type(extrapolation_value), x)
+            width = scale if antialias else 1.0
+            pixels, weights = weigh(mode, s, n, cubic_coeff_a, exclude_outside, width)
+            x = _sum_taps(xp, x, axis, pixels, weights)
+    if outside.any():
+        return xp.where(on_device(xp, outside), x.dtype.type(extrapolation_value), x)
+    return x
+
+
+def _parts_of(roi: Any, n: int) -> list[tuple[float, float]]:
+    """The start and the end of a crop on each of n axes."""
+    ends = [] if roi is None else [float(end) for end in roi]
+    if len(ends) != 2 * n:
+        raise ArgumentError(f"roi: expected {2 * n} numbers, got {len(ends)}")
+    return list(zip(ends[:n], ends[n:], strict=True))
+
+
+def _on_axis(axis: int, rank: int) -> list[int]:
+    """A shape in which one axis has all elements."""
+    return [-1 if i == axis else 1 for i in range(rank)]
 
 
 def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
-    each = [-1 if i == axis else 1 for i in range(x.ndim)]
+    each = _on_axis(axis, x.ndim)
     total = None
     for rows, weight in zip(pixels, weights, strict=True):
         part = xp.take(x, on_device(xp, rows), axis=axis)
