@@ -75,7 +75,7 @@ class _Expansion:
             self._count()
             body = self._body(node, types, graph.shapes) if self._wanted(node) else None
             if body is None or node.op_type in around:
-                node = self._with_parts(node, types)
+                node = self._with_parts(_plain_cast(node, types) if around else node, types)
                 nodes.append(node)
                 types.update(_types(node, types, graph.types))
                 continue
@@ -213,6 +213,16 @@ def _wide_value(value: Any) -> Any:
         inner = {name: _wide_value(array) for name, array in value.constants.items()}
         return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)
     return value.astype(FLOAT64) if getattr(value, "dtype", None) == FLOAT32 else value
+
+
+def _plain_cast(node: Node, types: Mapping[str, Dtype]) -> Node:
+    """Cast in place of a CastLike whose type is known: a number that it casts may be needed on the
+    host then, where the other array is not."""
+    dtype = types.get(node.inputs[1]) if node.op_type == "CastLike" else None
+    if dtype is None or node.attributes:
+        return node
+    number = int(onnx_package().helper.np_dtype_to_tensor_dtype(dtype))
+    return replace(node, op_type="Cast", inputs=node.inputs[:1], attributes={"to": number})
 
 
 def _without_end(names: tuple[str, ...]) -> tuple[str, ...]:
