@@ -20,6 +20,7 @@ from .checks import output_types, part_types
 from .control import runs_graphs
 from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
+from .passes import constant
 from .runner import is_known
 
 _FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
@@ -125,7 +126,8 @@ def _types(
     """The types of a node's outputs, as far as they are known."""
     dtypes: Sequence[Dtype | None] = ()
     try:
-        dtypes = output_types(node, types)
+        is_constant = node.op_type == "Constant" and node.is_standard
+        dtypes = [constant(node).dtype] if is_constant else output_types(node, types)
     except (OpError, TypeError, ValueError) as error:  # which the check of types refuses later
         pass_on(error)
     for k, name in enumerate(node.outputs):
