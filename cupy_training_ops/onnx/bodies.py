@@ -143,7 +143,7 @@ class _Body:
     """The nodes of a function, with its own names, and those of its inputs and outputs."""
 
     def __init__(self, function: Proto, schema: Any, node: Node, problems: Problems) -> None:
-        given = {item.name: item for item in node_proto(node).attribute}
+        own = {item.name: item for item in node_proto(node).attribute}
         defaults = {
             name: item.default_value
             for name, item in schema.attributes.items()
@@ -155,7 +155,7 @@ class _Body:
         self.outputs = tuple(function.output)
         self.nodes = []
         for item in function.node:
-            _fill_in(item, {**defaults, **given})
+            _fill_in(item, {**defaults, **own})
             inner = read_node(item, node.place, versions, problems)
             self.nodes.append(replace(inner, name=node.name))
 
@@ -303,9 +303,9 @@ def _function(
     else:
         version = _newest(schema.context_dependent_function_opset_versions, node.version)
         kinds = [_type_proto(schema, k, n, types, shapes) for k, n in enumerate(node.inputs)]
-        given = node_proto(node).SerializeToString()
+        own = node_proto(node).SerializeToString()
         try:
-            data = schema.get_context_dependent_function_with_opset_version(version, given, kinds)
+            data = schema.get_context_dependent_function_with_opset_version(version, own, kinds)
         except Exception as error:
             pass_on(error)
             raise ArgumentError(f"ONNX gives no body of it: {error}") from None
