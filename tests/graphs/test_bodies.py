@@ -99,6 +99,17 @@ def test_normalizations(rng) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
+def test_groups_of_opset_18_share_a_scale(rng) -> None:
+    """Later each channel has its own."""
+    x = drawn(rng, x=(2, 6, 5), scale=(3,), bias=(3,))
+    rows = x["x"].reshape(2, 3, -1)
+    centred = rows - rows.mean(-1, keepdims=True)
+    unit = centred / np.sqrt(rows.var(-1, keepdims=True) + np.float32(1e-5))
+    expected = unit * x["scale"][:, None] + x["bias"][:, None]
+    found = run("GroupNormalization <num_groups=3>", x, 18)
+    np.testing.assert_allclose(found, expected.reshape(2, 6, 5), rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loss_of_logarithms(reduction, weighted, rng) -> None:
