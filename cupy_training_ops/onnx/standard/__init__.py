@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, shapes
+from . import bits, elementwise, old_opsets, quantization, recurrent, reductions, shapes, slices
 from .table import NEWEST, TABLE, Standard, find
 
-__all__ = ["NEWEST", "TABLE", "Standard", "elementwise", "find", "reductions", "shapes"]
+__all__ = [
+    "NEWEST",
+    "TABLE",
+    "Standard",
+    "bits",
+    "elementwise",
+    "find",
+    "old_opsets",
+    "quantization",
+    "recurrent",
+    "reductions",
+    "shapes",
+    "slices",
+]

@@ -20,8 +20,11 @@ _SMALL = 1e-3  # below it two terms of erf's series are enough for float64
 UNARY = {
     "Abs": "abs",
     "Acos": "arccos",
+    "Acosh": "arccosh",
     "Asin": "arcsin",
+    "Asinh": "arcsinh",
     "Atan": "arctan",
+    "Atanh": "arctanh",
     "BitwiseNot": "invert",
     "Ceil": "ceil",
     "Cos": "cos",

@@ -13,6 +13,7 @@ from ... import limits
 from ...dtypes import FLOAT32, HostArray, to_dtype
 from ...errors import ArgumentError, shown
 from ...registry import get_op
+from ..stored import convert, graph_dtype
 from .reductions import Axes, places
 from .table import Array, Module, axis_of, standard, wide
 
@@ -199,12 +200,14 @@ def slice_(
 
 @standard("Cast", since=6, view=True)
 def cast(xp: Module, x: Array, *, to: int, saturate: bool = True, round_mode: str = "up") -> Array:
-    return x.astype(to_dtype(to), copy=False)
+    return convert(xp, x, graph_dtype(to), saturate=saturate, round_mode=round_mode)
 
 
 @standard("CastLike", since=15, view=True)
-def cast_like(xp: Module, x: Array, like: Array, *, saturate: bool = True) -> Array:
-    return x.astype(like.dtype, copy=False)
+def cast_like(
+    xp: Module, x: Array, like: Array, *, saturate: bool = True, round_mode: str = "up"
+) -> Array:
+    return convert(xp, x, like.dtype, saturate=saturate, round_mode=round_mode)
 
 
 @standard("ConstantOfShape", host=(0,), grows=True)
