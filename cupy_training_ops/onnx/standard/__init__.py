@@ -3,7 +3,19 @@
 
 from __future__ import annotations
 
-from . import bits, elementwise, old_opsets, quantization, recurrent, reductions, shapes, slices
+from . import (
+    bits,
+    elementwise,
+    gru_gradients,
+    lstm_gradients,
+    old_opsets,
+    quantization,
+    recurrent,
+    recurrent_gradients,
+    reductions,
+    shapes,
+    slices,
+)
 from .table import NEWEST, TABLE, Standard, find
 
 __all__ = [
@@ -13,9 +25,12 @@ __all__ = [
     "bits",
     "elementwise",
     "find",
+    "gru_gradients",
+    "lstm_gradients",
     "old_opsets",
     "quantization",
     "recurrent",
+    "recurrent_gradients",
     "reductions",
     "shapes",
     "slices",
