@@ -224,6 +224,11 @@ def mish(xp: Module, x: Array) -> Array:
     return x * xp.tanh(softplus(xp, x))
 
 
+@standard("ai.onnx.ml.Binarizer")
+def binarizer(xp: Module, x: Array, *, threshold: float = 0.0) -> Array:
+    return (x > scalar(x, threshold)).astype(x.dtype)
+
+
 @standard("Erf")
 def erf(xp: Module, x: Array) -> Array:
     if xp is not np:

@@ -147,7 +147,7 @@ class Layer:
         self.check(name, state, shape)
         return wide(state)
 
-    def bounded(self, x: Array) -> Array:
+    def bound(self, x: Array) -> Array:
         """What an activation is given."""
         if self._clip is None:
             return x
@@ -222,7 +222,7 @@ def rnn(
     def step_of(d: int) -> tuple[Step, Any]:
         def step(inputs: Array, states: States) -> States:
             total = inputs + layer.times(states[0], layer.r[d])
-            return (functions[d](xp, layer.bounded(total)),)
+            return (functions[d](xp, layer.bound(total)),)
 
         return step, sum(layer.biases(d))
 
@@ -265,13 +265,13 @@ def gru(
         def step(inputs: Array, states: States) -> States:
             before = states[0]
             gates = inputs[:, : 2 * m] + layer.times(before, of_gates)
-            gates = f(xp, layer.bounded(gates))
+            gates = f(xp, layer.bound(gates))
             update, reset = gates[:, :m], gates[:, m:]
             if linear_before_reset:
                 hidden = reset * (layer.times(before, of_hidden) + hidden_bias)
             else:
                 hidden = layer.times(reset * before, of_hidden) + hidden_bias
-            new = g(xp, layer.bounded(inputs[:, 2 * m :] + hidden))
+            new = g(xp, layer.bound(inputs[:, 2 * m :] + hidden))
             return ((scalar(update, 1) - update) * new + update * before,)
 
         if layer.bias is None:
@@ -323,14 +323,14 @@ def lstm(
             before, cell = states
             total = inputs + layer.times(before, layer.r[d])
             parts = [total[:, k * m : (k + 1) * m] for k in range(4)]
-            let_in = f(xp, layer.bounded(parts[0] + looks[0] * cell))
+            let_in = f(xp, layer.bound(parts[0] + looks[0] * cell))
             if input_forget:
                 forget = scalar(let_in, 1) - let_in
             else:
-                forget = f(xp, layer.bounded(parts[2] + looks[2] * cell))
-            cell = forget * cell + let_in * g(xp, layer.bounded(parts[3]))
-            let_out = f(xp, layer.bounded(parts[1] + looks[1] * cell))
-            return let_out * h_function(xp, layer.bounded(cell)), cell
+                forget = f(xp, layer.bound(parts[2] + looks[2] * cell))
+            cell = forget * cell + let_in * g(xp, layer.bound(parts[3]))
+            let_out = f(xp, layer.bound(parts[1] + looks[1] * cell))
+            return let_out * h_function(xp, layer.bound(cell)), cell
 
         return step, sum(layer.biases(d))
 

@@ -103,7 +103,10 @@ def _check_inputs(declared: _Signature, given: Sequence[bool]) -> None:
 
 
 def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
-    """Put a function into the table, under these operators' names."""
+    """Put a function into the table, under these operators' names.
+
+    One of another domain has the domain and a dot before its name.
+    """
 
     def register(function: Function) -> Function:
         for name in names:
