@@ -112,7 +112,7 @@ class Way(Layer):
 
     def open(self, function: Any, a: Array) -> tuple[Array, Array]:
         """An activation of a, and its slope there."""
-        bounded = self.bounded(a)
+        bounded = self.bound(a)
         y = function(self.xp, bounded)
         slope = SLOPES[function.func](self.xp, bounded, y, **function.keywords)
         if self._clip is not None:
