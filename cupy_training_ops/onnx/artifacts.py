@@ -110,7 +110,7 @@ def make(
     parameters = _parameters(graph, initializers, trainable)
     names = _trained(parameters, trainable, frozen)
     value = graph.outputs[0].name
-    training, gradients = add_gradients(in_training(graph), value, names)
+    training, gradients = add_gradients(in_training(graph), value, names, parameters)
     names = [name for name in names if name in gradients]
     if not names:
         refuse("make_artifacts", "trainable", "a parameter that the loss depends on", "none")

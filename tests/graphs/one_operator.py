@@ -23,25 +23,31 @@ def model_of(
     inputs: Sequence[np.ndarray | None],
     *,
     n_outputs: int = 1,
+    n_others: int = 0,
     opset: int = 18,
     domain: str = "",
     is_dynamic: bool = False,
+    has_ranks: bool = False,
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """A model whose inputs `in0`, `in1`, ... are initializers, and whose outputs are weighted.
+    """A model whose inputs `in0`, `in1`, ... are initializers, and whose outputs are weighted, but
+    for `n_others` behind these.
 
-    is_dynamic: each real input is that initializer behind a Reshape, so that no shape is known.
+    is_dynamic: each real input is that initializer behind a Reshape, so that no shape is known, but
+    ranks if it `has_ranks`.
     """
     names = ["" if array is None else f"in{i}" for i, array in enumerate(inputs)]
     arrays = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
     nodes, given = [], []
     for name, array in arrays.items():
         if is_dynamic and array.dtype.kind == "f":
-            given.append(helper.make_tensor_value_info(f"{name}_shape", TensorProto.INT64, (None,)))
+            n = array.ndim if has_ranks else None
+            given.append(helper.make_tensor_value_info(f"{name}_shape", TensorProto.INT64, (n,)))
             nodes.append(helper.make_node("Reshape", [name, f"{name}_shape"], [f"{name}_same"]))
     read = [f"{n}_same" if any(n + "_same" in node.output for node in nodes) else n for n in names]
     outputs = [f"y{i}" for i in range(n_outputs)]
-    nodes.append(helper.make_node(op_type, read, outputs, domain=domain, **attributes))
+    others = [f"other{i}" for i in range(n_others)]
+    nodes.append(helper.make_node(op_type, read, outputs + others, domain=domain, **attributes))
     for y in outputs:
         nodes += [
             helper.make_node("Mul", [y, f"{y}_weights"], [f"{y}_weighted"]),

@@ -21,14 +21,18 @@ SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
 
 
 def add_gradients(
-    graph: Graph, loss: str, names: Sequence[str], model: str = "the model"
+    graph: Graph,
+    loss: str,
+    names: Sequence[str],
+    parameters: Collection[str] = (),
+    model: str = "the model",
 ) -> tuple[Graph, dict[str, str]]:
     """The graph with the gradients of `loss`, one number, and their names by those of `names`.
 
-    A value that the loss does not depend on has none. ArgumentError names all nodes on the way
-    whose operator has no gradient.
+    parameters: the constants that may change, those of `names` or more. A value that the loss does
+    not depend on has none. ArgumentError names all nodes on the way whose operator has no gradient.
     """
-    backward = _Backward(graph, names, model)
+    backward = _Backward(graph, names, {*names, *parameters}, model)
     gradients = backward.run(loss)
     return backward.writer.result(), {name: gradients[name] for name in names if name in gradients}
 
@@ -36,8 +40,10 @@ def add_gradients(
 class _Backward:
     """One pass from the loss to the parameters."""
 
-    def __init__(self, graph: Graph, names: Sequence[str], model: str) -> None:
-        self.writer, self.problems = Writer(graph), Problems(model)
+    def __init__(
+        self, graph: Graph, names: Sequence[str], parameters: Collection[str], model: str
+    ) -> None:
+        self.writer, self.problems = Writer(graph, parameters), Problems(model)
         self.moving = _dependents(graph, names)
         self.parts: dict[str, list[str]] = {}  # of a value's gradient, to be added up
 

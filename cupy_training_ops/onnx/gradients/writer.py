@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,17 +15,30 @@ OPSET = 17  # of ONNX's own operators where the model has none
 
 
 class Writer:
-    """Adds nodes behind those of a graph, `forward`, which may be changed as well."""
+    """Adds nodes behind those of a graph, `forward`, which may be changed as well.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    parameters: the constants whose values will change.
+    """
+
+    def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
+        self.graph, self.parameters = graph, frozenset(parameters)
         self.forward = list(graph.nodes)
         self.constants = dict(graph.constants)
         self.types = {**graph.types, **{n: a.dtype for n, a in graph.constants.items()}}
+        self._follow_types()
         self.version = max((n.version for n in graph.nodes if n.is_standard), default=OPSET)
         self._nodes: list[Node] = []
         self._names = {name for node in graph.nodes for name in node.outputs}
         self._names |= {item.name for item in graph.inputs} | graph.constants.keys()
+
+    def _follow_types(self) -> None:
+        """Take the type of a real input for that of a first result of which nothing is known: ONNX
+        infers none behind an operator that is not its own."""
+        for node in self.forward:
+            known = (self.types[name] for name in node.inputs if name in self.types)
+            dtype = next((dtype for dtype in known if dtype.kind not in "biu"), None)
+            if dtype is not None and node.outputs[0]:
+                self.types.setdefault(node.outputs[0], dtype)
 
     def result(self) -> Graph:
         """The graph with all that was added."""
