@@ -36,6 +36,12 @@ OPSET = 17  # what older models are converted to
 RESET = "lazy_reset_grad"
 OUT = "_grad.accumulation.out"
 BOOL = np.dtype(bool)
+FIXED = {  # inputs that are not trained, by operator
+    "BatchNormalization": slice(3, 5),
+    "NegativeLogLikelihoodLoss": slice(2, 3),
+    "SoftmaxCrossEntropyLoss": slice(2, 3),
+}
+NO_INPUTS = slice(0)
 FLAG = "onnx::update_completed::0"  # the optimizer's output
 OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
     "AdamW": (
@@ -105,7 +111,7 @@ def make(
     **numbers: float,
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
-    graph, initializers = read_inferred(model, OPSET)
+    graph, initializers = _untied(*read_inferred(model, OPSET))
     graph = with_loss(graph, loss)
     parameters = _parameters(graph, initializers, trainable)
     names = _trained(parameters, trainable, frozen)
@@ -129,16 +135,32 @@ def make(
     )
 
 
+def _untied(graph: Graph, initializers: Collection[str]) -> tuple[Graph, set[str]]:
+    """The graph in which initializers of equal elements are not shared, and the names of all.
+
+    Exporters write one initializer for all that are equal, and Identity for the others: so are new
+    biases and running means, all 0, and scales, all 1. Weights of a model that shares them differ
+    from element to element.
+    """
+    nodes, constants = [], dict(graph.constants)
+    for node in graph.nodes:
+        array = graph.constants.get(node.inputs[0]) if node.op_type == "Identity" else None
+        is_new = array is not None and array.size and (array == array.flat[0]).all()
+        if array is not None and is_new and node.inputs[0] in initializers:
+            constants[node.outputs[0]] = array.copy()
+        else:
+            nodes.append(node)
+    names = {*initializers, *(constants.keys() - graph.constants.keys())}
+    return replace(graph, nodes=tuple(nodes), constants=constants), names
+
+
 def _parameters(
     graph: Graph, initializers: Collection[str], named: Collection[str] | None
 ) -> list[str]:
     """The initializers that can be trained: real ones, single numbers if they are named, but no
-    running statistics."""
-    updated = {
-        name
-        for node in graph.nodes
-        if node.op_type == "BatchNormalization"
-        for name in node.inputs[3:5]
+    running statistics, and no weights of classes."""
+    fixed = {
+        name for node in graph.nodes for name in node.inputs[FIXED.get(node.op_type, NO_INPUTS)]
     }
     return [
         name
@@ -147,7 +169,7 @@ def _parameters(
         and (array.ndim or name in (named or ()))
         and array.size
         and array.dtype.kind not in "biu"
-        and name not in updated
+        and name not in fixed
     ]
 
 

@@ -98,8 +98,14 @@ class Labels:
 
     def __init__(self, graph: Graph) -> None:
         names = {item.name for item in graph.inputs}
-        losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
-        self._losses = [node for node in losses if node.inputs[1] in names]
+        origins = _origins(graph)
+        feeds = {
+            node.outputs[0]: origins.get(node.inputs[1], node.inputs[1])
+            for node in graph.nodes
+            if node.op_type in BY_LABELS
+        }
+        self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
+        self._losses = [node for node in graph.nodes if node.outputs[0] in self._feeds]
         self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
@@ -123,7 +129,7 @@ class Labels:
     def note_range(self, name: str, value: Any) -> None:
         """Note the range of a feed, if it is labels."""
         for node in self._losses:
-            if node.inputs[1] != name:
+            if self._feeds[node.outputs[0]] != name:
                 continue
             self._ranges[node.outputs[0]] = None
             if not hasattr(value, "__cuda_array_interface__"):
@@ -147,7 +153,17 @@ class Labels:
         if labels is not None and not (labels[0] >= 0 and labels[1] < classes):
             wrong = labels[0] if labels[0] < 0 else labels[1]
             expected = f"labels from 0 to {classes - 1}"
-            raise ArgumentError(f"{cut(node.inputs[1])}: expected {expected}, got {wrong}")
+            feed = self._feeds[node.outputs[0]]
+            raise ArgumentError(f"{cut(feed)}: expected {expected}, got {wrong}")
+
+
+def _origins(graph: Graph) -> dict[str, str]:
+    """The values that others are in another shape."""
+    origins: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze") and node.is_standard:
+            origins[node.outputs[0]] = origins.get(node.inputs[0], node.inputs[0])
+    return origins
 
 
 def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:

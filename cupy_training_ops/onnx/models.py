@@ -63,6 +63,7 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     onnx = onnx_package()
     proto, folder, name = parse(model)
     problems = Problems(name)
+    proto = _inline_functions(proto)
     version = next((i.version for i in proto.opset_import if i.domain in STANDARD), least_opset)
     try:
         if version < least_opset:
@@ -124,7 +125,10 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
         problems.add("the model", "it imports no opset, so that its operators are of no version")
     versions = {_domain(item.domain): int(item.version) for item in proto.opset_import}
     constants = dict(_initializers(graph, folder, problems))
-    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inline_functions(proto))]
+    nodes = [
+        _node(node, i, versions, problems)
+        for i, node in enumerate(_inline_functions(proto).graph.node)
+    ]
     inputs = tuple(_value(item) for item in graph.input)
     for name in _twice(item.name for item in inputs):
         problems.add(f"input {cut(name)!r}", "it is given twice")
@@ -143,16 +147,16 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
-def _inline_functions(proto: Proto) -> Iterator[Proto]:
-    """The nodes, with the bodies of the model's own functions in place of their calls."""
+def _inline_functions(proto: Proto) -> Proto:
+    """The model with the bodies of its own functions in place of their calls."""
     if not proto.functions:
-        return iter(proto.graph.node)
+        return proto
     if _n_inlined(proto) > MOST_NODES:
         raise ArgumentError(f"the model's functions come to more than {MOST_NODES} nodes")
     from onnx import inliner
 
     try:
-        return iter(inliner.inline_local_functions(proto).graph.node)
+        return inliner.inline_local_functions(proto)
     except Exception as error:
         pass_on(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None

@@ -282,8 +282,8 @@ def _by_exponent(site: Site, b: float) -> Term | None:
     }
     if b in formulas:
         return formulas[b]()
-    slope = site.op("Pow", a, site.number(b - 1, a)) * b
-    return slope * dy
+    slope = site.op("Pow", a, site.number(b - 1, a))
+    return site.op("Mul", dy, slope * b)
 
 
 @gradient("Max", "Min")

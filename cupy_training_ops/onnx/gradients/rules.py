@@ -145,6 +145,12 @@ class Site:
         """Add a node of the training operators."""
         return self.op(op_type, *inputs, domain=MICROSOFT, **options)
 
+    def owns(
+        self, n_outputs: int, op_type: str, *inputs: Term | None, **options: Any
+    ) -> tuple[Term, ...]:
+        """Add a node of the training operators with several results."""
+        return self.ops(n_outputs, op_type, *inputs, domain=MICROSOFT, **options)
+
     def ops(
         self,
         n_outputs: int,
@@ -181,7 +187,9 @@ class Site:
         return self.op("Where", condition, like.beside(a), like.beside(b), dtype=dtype)
 
     def cast(self, x: Term, dtype: Dtype) -> Term:
-        """A value in another type."""
+        """A value in another type; itself if it is of that type."""
+        if self._writer.types.get(x.name) == dtype:
+            return x
         return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
 
     def constant(self, value: HostArray) -> Term:
