@@ -135,9 +135,7 @@ def exported(model: nn.Module, x: torch.Tensor, opset: int, is_dynamic: bool) ->
 @pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("mode", ["training", "evaluation"])
-def test_ten_steps_are_those_of_pytorch(
-    name: str, is_dynamic: bool, mode: str, seed: int
-) -> None:
+def test_ten_steps_are_those_of_pytorch(name: str, is_dynamic: bool, mode: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     make, batch = MODELS[name]
