@@ -89,10 +89,9 @@ def test_gradients_with_the_batch_first(kind, rng) -> None:
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("is_dynamic", [False, True])
 def test_gradients_without_what_may_be_left_out(kind, is_dynamic, rng) -> None:
-    """Where no shape and no hidden_size is known, the node stays as it is."""
+    """Without hidden_size and R's shape, the node stays as it is."""
     inputs = layer_inputs(kind, rng)[:3]
-    size = {"hidden_size": None} if is_dynamic else {}
-    operators = check(kind, inputs, rng, is_dynamic=is_dynamic, **size)
+    operators = check(kind, inputs, rng, is_dynamic=is_dynamic, hidden_size=None)
     assert (f"{kind}Training" in operators) == (kind != "RNN" and not is_dynamic)
 
 
@@ -258,6 +257,14 @@ def test_gradients_by_gates_are_those_without(rng) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("attributes", [{"clip": 0.5}, {"activations": ["Sigmoid", "Softsign"]}])
+def test_gates_of_gru_whose_slopes_they_do_not_tell_are_not_read(attributes, rng) -> None:
+    exact, operands = gradients("GRU", layer_inputs("GRU", rng), rng, **attributes)
+    operands[7] = rng.standard_normal((T, 1, N, 3 * H))
+    for one, other in zip(node("GRUGrad", *operands, n=5, **attributes), exact, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(np.float32, 1e-4), (np.float16, 4e-2), (ml_dtypes.bfloat16, 0.3)]
@@ -379,8 +386,14 @@ def exported(model: nn.Module, x: torch.Tensor) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("is_two_way", [False, True], ids=["one-way", "two-way"])
-@pytest.mark.parametrize("kind", [*GATES, "ReLU"])
+TAGGERS = [("LSTM", False), ("LSTM", True), ("GRU", True), ("RNN", False)]
+MORE_TAGGERS = [("GRU", False), ("RNN", True), ("ReLU", False), ("ReLU", True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_two_way"),
+    [*TAGGERS, *(pytest.param(*each, marks=pytest.mark.thorough) for each in MORE_TAGGERS)],
+)
 def test_ten_steps_of_a_tagger_are_those_of_pytorch(kind, is_two_way, seed) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
