@@ -69,6 +69,12 @@ def test_gradients_of_whole_planes(op_type, shape, is_dynamic, rng) -> None:
     check_gradients(op_type, [distinct(shape, rng)], rng, is_dynamic=is_dynamic)
 
 
+def test_the_gradient_of_maxima_in_their_places(rng) -> None:
+    indices = np.array([[[[1, 2], [12, 11]]], [[[21, 19], [24, 31]]]])
+    options = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    check_gradients("MaxUnpool", [rng.standard_normal(indices.shape), indices], rng, **options)
+
+
 def gradient_of(op_type: str, x: np.ndarray, weights: np.ndarray, **options: object) -> np.ndarray:
     model = model_of(op_type, [x], **options)
     session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")

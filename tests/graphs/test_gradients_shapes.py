@@ -65,6 +65,8 @@ CASES = {
     "smallest": ("TopK", [(3, 5), I64([3])], {"largest": 0, "sorted": 0, "n_others": 1}),
     "largest of none": ("TopK", [(3, 5), I64([0])], {"axis": 1, "n_others": 1}),
     "range": ("Range", [np.float64(1), np.float64(2.9), np.float64(0.5)], {"trainable": [0, 2]}),
+    "cut and padded": ("CenterCropPad", [(3, 4), I64([6, 1])], {}),
+    "cut and padded axes": ("CenterCropPad", [(3, 4, 2), I64([3, 7])], {"axes": [-1, 0]}),
     "compress": ("Compress", [(3, 4), np.array([True, False, True])], {"axis": -1}),
     "compress all": ("Compress", [(3, 2), np.array([False, True, True, False, True])], {}),
     "reverse": ("ReverseSequence", [(4, 3, 2), I64([1, 4, 2])], {}),
