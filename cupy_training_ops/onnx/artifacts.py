@@ -21,7 +21,7 @@ import numpy as np
 from ..codecs.atomic_file import atomic_write
 from ..codecs.numpy_file import StrPath
 from ..declare.schema import finite
-from ..dtypes import FLOAT32, Dtype
+from ..dtypes import FLOAT32, FLOATS, Dtype
 from ..errors import cut, refuse, shown
 from .checkpoint import FILES, Checkpoint, checkpoint_bytes
 from .checks import BUFFER
@@ -171,7 +171,7 @@ def _parameters(
         if name in initializers
         and (array.ndim or name in (named or ()))
         and array.size
-        and array.dtype.kind not in "biu"
+        and array.dtype in FLOATS
         and name not in fixed
     ]
 

@@ -8,7 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients, model_of, needs
+from .one_operator import check_gradients, check_types, model_of, needs
 
 torch = pytest.importorskip("torch")
 
@@ -155,3 +155,26 @@ def test_an_operator_without_a_gradient_is_refused_with_the_reason(rng) -> None:
     model = model_of("Unique", [rng.standard_normal(3)])
     with pytest.raises(cto.ArgumentError, match="which elements are equal changes"):
         cto.onnx.TrainingSession.from_model(model, loss="loss")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("concat", (2, 6)),
+        ("slice", (3, 3)),
+        ("gather", (2, 2, 3)),
+        ("gather nd", (4, 2)),
+        ("pad", (5, 4)),
+        ("pad reflecting", (8, 5)),
+        ("tile", (4, 3)),
+        ("depth to space, CRD", (2, 2, 4, 6)),
+        ("largest", (2, 5)),
+        ("scatter mul", (2, 3)),
+        ("scatter nd max", (3, 3)),
+        ("one hot", (2, 3, 2)),
+    ],
+)
+def test_narrow_types(name, shape, rng) -> None:
+    op_type, _, options = CASES[name]
+    inputs = [np.asarray(each) for each in inputs_of(CASES[name], rng)]
+    check_types(op_type, inputs, shape, rng, **options)

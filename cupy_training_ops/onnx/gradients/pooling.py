@@ -20,7 +20,7 @@ def max_pool(site: Site) -> Sequence[Term | None]:
 @gradient("MaxUnpool")
 def max_unpool(site: Site) -> Sequence[Term | None]:
     """dx = dy at the indices, which count the elements of y."""
-    x, indices, *shape = site.inputs
+    _, indices, *shape = site.inputs
     if shape and shape[0]:
         raise ArgumentError("its gradient is known without output_shape alone")
     flat = site.op("Reshape", site.dy, site.ints(-1))
