@@ -21,10 +21,11 @@ import numpy as np
 from ..codecs.atomic_file import atomic_write
 from ..codecs.numpy_file import StrPath
 from ..declare.schema import finite
-from ..dtypes import FLOAT32, Dtype
+from ..dtypes import FLOAT32, FLOATS, Dtype
 from ..errors import cut, refuse, shown
 from .checkpoint import FILES, Checkpoint, checkpoint_bytes
 from .checks import BUFFER
+from .folding import fold
 from .gradients import add_gradients, in_evaluation, in_training
 from .gradients.rules import INT64, MICROSOFT
 from .graph import Graph, Node, Value
@@ -39,6 +40,7 @@ BOOL = np.dtype(bool)
 FIXED = {  # inputs that are not trained, by operator
     "BatchNormalization": slice(3, 5),
     "NegativeLogLikelihoodLoss": slice(2, 3),
+    "Resize": slice(1, 3),
     "SoftmaxCrossEntropyLoss": slice(2, 3),
 }
 NO_INPUTS = slice(0)
@@ -112,7 +114,8 @@ def make(
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
     graph, initializers = _untied(*read_inferred(model, OPSET))
-    graph = with_loss(graph, loss)
+    real = {name for name in initializers if graph.constants[name].dtype.kind not in "biu"}
+    graph = with_loss(fold(graph, real), loss)
     parameters = _parameters(graph, initializers, trainable)
     names = _trained(parameters, trainable, frozen)
     value = graph.outputs[0].name
@@ -158,7 +161,7 @@ def _parameters(
     graph: Graph, initializers: Collection[str], named: Collection[str] | None
 ) -> list[str]:
     """The initializers that can be trained: real ones, single numbers if they are named, but no
-    running statistics, and no weights of classes."""
+    running statistics, weights of classes or scales of pictures."""
     fixed = {
         name for node in graph.nodes for name in node.inputs[FIXED.get(node.op_type, NO_INPUTS)]
     }
@@ -168,7 +171,7 @@ def _parameters(
         if name in initializers
         and (array.ndim or name in (named or ()))
         and array.size
-        and array.dtype.kind not in "biu"
+        and array.dtype in FLOATS
         and name not in fixed
     ]
 

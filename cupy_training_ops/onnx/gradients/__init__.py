@@ -9,12 +9,25 @@ from . import (
     normalization,
     pooling,
     products,
+    quantization,
     recurrent,
     reductions,
+    resizing,
     shapes,
 )
 from .builder import add_gradients as add_gradients
 from .modes import in_evaluation as in_evaluation
 from .modes import in_training as in_training
 
-del elementwise, losses, normalization, pooling, products, recurrent, reductions, shapes
+del (
+    elementwise,
+    losses,
+    normalization,
+    pooling,
+    products,
+    quantization,
+    recurrent,
+    reductions,
+    resizing,
+    shapes,
+)
