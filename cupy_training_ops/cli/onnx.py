@@ -18,7 +18,7 @@ from ..onnx import TrainingSession
 from ..onnx.artifacts import OPTIMIZERS, make_artifacts
 from ..onnx.bodies import with_bodies
 from ..onnx.checkpoint import FILES
-from ..onnx.checks import check_types
+from ..onnx.checks import check_sequences, check_types
 from ..onnx.control import runner as control_runner
 from ..onnx.graph import Graph, Node, Value
 from ..onnx.losses import LOSSES
@@ -160,6 +160,7 @@ def _list(model: Path, with_table: bool) -> bool:
     graph = prepare(with_bodies(graph, problems), problems, None)
     runners = node_runners(graph, problems, own=control_runner)
     check_types(graph, runners, problems)
+    check_sequences(graph, problems)
     n_nodes = len(graph.nodes)
     say(f"{model}: {n_nodes} node{'s' * (n_nodes != 1)}")
     if with_table or problems.lines:
