@@ -103,12 +103,13 @@ def _table_runner(node: Node, item: Standard) -> Runner:
         lambda xp: partial(_run_function, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),
         makes_host=frozenset({0} if item.shapes_only and not item.grows else ()),
-        follows=not item.shapes_only,
+        follows=not (item.shapes_only or item.updates),
         shapes_only=item.shapes_only,
         grows=item.grows,
         views=dict.fromkeys(range(len(node.outputs)), 0) if item.view else {},
         keeps=item.keeps,
         overwrites=item.overwrites,
+        updates=frozenset(item.updates),
     )
 
 

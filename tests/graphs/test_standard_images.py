@@ -337,6 +337,16 @@ def test_the_best_boxes_one_by_one(by_centre: int, most: int, rng) -> None:
     np.testing.assert_array_equal(found, best_boxes(boxes, scores, most, 0.25, F(0.3)))
 
 
+def test_a_box_that_is_left_out_hides_none() -> None:
+    """Each overlaps the next one alone."""
+    boxes = F([[[0, 0, 4, 4], [2, 0, 6, 4], [4, 0, 8, 4]]])
+    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8, 0.7]]]), np.array([9]), F([0.25]))
+    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0, 2]])
+    boxes = F([[[0, 0, 1, 5], [0, 3, 1, 8]]])  # 2 of 8 in common
+    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8]]]), np.array([9]), F([0.25]))
+    assert len(found) == 2
+
+
 def test_no_boxes_are_wanted_unless_said(rng) -> None:
     boxes, scores = rng.uniform(0, 1, (1, 5, 4)).astype(F), rng.uniform(0, 1, (1, 2, 5)).astype(F)
     assert result("NonMaxSuppression", boxes, scores).shape == (0, 3)

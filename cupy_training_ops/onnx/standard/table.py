@@ -43,6 +43,7 @@ class Standard(NamedTuple):
     keeps: bool = False  # a result may be the memory of any input
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
+    updates: tuple[int, ...] = ()  # inputs that are written
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
     refuse: Callable[[Mapping[str, Any]], None] | None = None  # attributes that do not fit another
 
