@@ -236,6 +236,9 @@ def check_types(
             _check_outputs(node)
             op = runners[i].op if i in runners else None
             dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+            refuse_types = runners[i].refuse_types if i in runners else None
+            if refuse_types is not None:
+                refuse_types([known.get(name) for name in node.inputs])
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):

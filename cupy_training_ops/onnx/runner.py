@@ -17,6 +17,7 @@ import numpy as np
 
 from ..call.op import Op
 from ..declare.schema import Input, gives
+from ..dtypes import Dtype
 from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
 from ..registry import REGISTRY
 from .graph import Node, check_attributes
@@ -58,6 +59,7 @@ class Runner:
     updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
     keeps: bool = False
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
+    refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs
     op: Op | None = None
 
 
@@ -110,6 +112,7 @@ def _table_runner(node: Node, item: Standard) -> Runner:
         keeps=item.keeps,
         overwrites=item.overwrites,
         updates=frozenset(item.updates),
+        refuse_types=partial(item.refuse_types, attributes) if item.refuse_types else None,
     )
 
 

@@ -65,6 +65,10 @@ def test_grids_over_other_types(rng) -> None:
     near = result("GridSample", x.astype(float), grid, mode="nearest")
     found = result("GridSample", x + 2**60, grid, mode="nearest", padding_mode="border")
     np.testing.assert_array_equal(found - 2**60, near)
+    for mode in ("nearest", "cubic"):
+        both = result("GridSample", x + 1j * x[:, ::-1], grid, mode=mode)
+        parts = [result("GridSample", y.astype(float), grid, mode=mode) for y in (x, x[:, ::-1])]
+        np.testing.assert_allclose(both, parts[0] + 1j * parts[1])
     halves = result("GridSample", x.astype(np.float16), grid.astype(np.float16))
     assert halves.dtype == np.float16
     far = np.array([np.inf, -np.inf, 1e30, -1e30]).reshape(1, 1, 2, 2)

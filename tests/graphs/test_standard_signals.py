@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -262,6 +263,10 @@ def test_whole_numbers_have_no_values_between(rng) -> None:
     x = rng.integers(0, 9, (1, 1, 3, 3))
     with pytest.raises(cto.DtypeError, match="for mode=linear, got int64"):
         result("Resize", x, None, F([1, 1, 2, 2]), mode="linear")
+    text = """<ir_version: 10, opset_import: ["" : 19]>
+    g (uint8[1, 4] x, float[2] s) => (uint8[1, 8] y) { y = Resize <mode = "cubic"> (x, , s) }"""
+    with pytest.raises(cto.ArgumentError, match="for mode=cubic, got uint8"):
+        cto.onnx.Session(onnx.parser.parse_model(text))
     assert result("Resize", x, None, F([1, 1, 2, 2])).shape == (1, 1, 6, 6)
     with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
         result("Resize", x, None, None, np.array([1, 1, -2, 2]))
