@@ -326,3 +326,8 @@ def test_other_codes_than_bytes_are_refused() -> None:
     one, zero = F(1), codes[0, 0]
     with pytest.raises(cto.DtypeError, match="expected uint8 or int8, got float8e4m3fn"):
         result("QLinearMatMul", codes, one, zero, codes, one, zero, one, zero)
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float8e4m3fn[2, 2] a, float s, float8e4m3fn z) => (float8e4m3fn[2, 2] y) {
+        y = QLinearMatMul (a, s, z, a, s, z, s, z) }"""
+    with pytest.raises(cto.ArgumentError, match="a: expected uint8 or int8, got float8e4m3fn"):
+        cto.onnx.Session(onnx.parser.parse_model(text))
