@@ -27,8 +27,9 @@ def in_training(graph: Graph) -> Graph:
 
 def _batch_norm(node: Node) -> Node:
     """The operator that has the statistics among its outputs, where its gradient reads them."""
-    y = node.outputs[0]
-    names = (f"{y}::mean", f"{y}::var", f"{y}::saved_mean", f"{y}::saved_inv_std")
+    y, *running = node.outputs
+    running = running or [f"{y}::mean", f"{y}::var"]
+    names = (*running, f"{y}::saved_mean", f"{y}::saved_inv_std")
     attributes = {k: v for k, v in node.attributes.items() if k in ("epsilon", "momentum")}
     attributes["training_mode"] = 1
     outputs = (y, *names)

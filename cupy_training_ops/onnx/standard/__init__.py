@@ -3,7 +3,47 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, shapes
+from . import (
+    bits,
+    boxes,
+    elementwise,
+    gru_gradients,
+    lstm_gradients,
+    old_opsets,
+    optimizers,
+    pools,
+    quantization,
+    recurrent,
+    recurrent_gradients,
+    reductions,
+    sampling,
+    sequences,
+    shapes,
+    signals,
+    slices,
+)
 from .table import NEWEST, TABLE, Standard, find
 
-__all__ = ["NEWEST", "TABLE", "Standard", "elementwise", "find", "reductions", "shapes"]
+__all__ = [
+    "NEWEST",
+    "TABLE",
+    "Standard",
+    "bits",
+    "boxes",
+    "elementwise",
+    "find",
+    "gru_gradients",
+    "lstm_gradients",
+    "old_opsets",
+    "optimizers",
+    "pools",
+    "quantization",
+    "recurrent",
+    "recurrent_gradients",
+    "reductions",
+    "sampling",
+    "sequences",
+    "shapes",
+    "signals",
+    "slices",
+]
