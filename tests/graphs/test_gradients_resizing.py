@@ -57,6 +57,16 @@ OTHERS = {
     "antialiased cubic": (PLANES, {"scales": ODD}, {"mode": "cubic", "antialias": 1}),
     "nothing": (PLANES, {"sizes": np.array(PLANES)}, {"mode": "linear"}),
     "ceil": (PLANES, {"scales": ODD}, {"nearest_mode": "ceil"}),
+    "thrice, from end to end": (
+        PLANES,
+        {"scales": np.array([1, 1, 3, 1], np.float32)},
+        {"coordinate_transformation_mode": "align_corners"},
+    ),
+    "twice, the next pixel": (
+        PLANES,
+        {"scales": DOUBLE},
+        {"nearest_mode": "ceil", "coordinate_transformation_mode": "asymmetric"},
+    ),
     "floor": (
         PLANES,
         {"scales": DOUBLE},
@@ -83,6 +93,14 @@ def test_gradients_where_only_scales_are_known(mode, rng) -> None:
     [
         ({"mode": "cubic", "is_dynamic": True, "has_ranks": True}, "needs the extents of x and y"),
         ({"mode": "linear", "is_dynamic": True}, "needs the rank"),
+        (
+            {
+                "coordinate_transformation_mode": "align_corners",
+                "is_dynamic": True,
+                "has_ranks": True,
+            },
+            "needs the extents of x and y",
+        ),
         ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop_and_resize"),
     ],
 )
