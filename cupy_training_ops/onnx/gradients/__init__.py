@@ -12,6 +12,7 @@ from . import (
     quantization,
     reductions,
     resizing,
+    sampling,
     shapes,
 )
 from .builder import add_gradients as add_gradients
@@ -27,5 +28,6 @@ del (
     quantization,
     reductions,
     resizing,
+    sampling,
     shapes,
 )
