@@ -19,6 +19,7 @@ RULES_OF = (  # modules that fill the table
     "recurrent",
     "reductions",
     "resizing",
+    "sampling",
     "shapes",
 )
 for _name in RULES_OF:
