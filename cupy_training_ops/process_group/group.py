@@ -90,46 +90,52 @@ class ProcessGroup:
 
     @classmethod
     def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
-        """The ranks of mpi4py's communicator (all of them), which make this call together.
+        """Make a group of the ranks of an mpi4py communicator, by default COMM_WORLD.
 
-        After a fault every rank has its GroupError, and as it exits MPI aborts the job.
+        All of its ranks call this. sizes: data_size, horizontal_size, local_size. After a fault
+        every rank raises GroupError, and as it exits MPI aborts the job.
         """
         from . import of_mpi
 
-        seconds, known = _check_arguments(timeout, sizes)
-        return cls._over(of_mpi.engine(comm, seconds), known)
+        seconds, checked = _check_arguments(timeout, sizes)
+        return cls._over(of_mpi.engine(comm, seconds), checked)
 
     @classmethod
     def from_torch(
         cls, group: Any = None, timeout: float | None = None, **sizes: int | None
     ) -> Self:
-        """The ranks of torch.distributed's group (the default one), which make this call together.
+        """Make a group of the ranks of a torch.distributed group, by default all.
 
-        To be closed before that group is destroyed.
+        All of its ranks call this. sizes: data_size, horizontal_size, local_size. Close it before
+        PyTorch's group is destroyed.
         """
         from . import of_torch
 
-        seconds, known = _check_arguments(timeout, sizes)
-        return cls._over(of_torch.engine(group, seconds), known)
+        seconds, checked = _check_arguments(timeout, sizes)
+        return cls._over(of_torch.engine(group, seconds), checked)
 
     @classmethod
     def in_threads(cls, n: int, timeout: float | None = None, **sizes: int | None) -> list[Self]:
-        """The groups of n ranks that are threads of this process, each for one of them."""
+        """Make n ranks that are threads of this process; return the group of each.
+
+        sizes: data_size, horizontal_size, local_size.
+        """
         if type(n) is not int or n < 1:
             refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
-        seconds, known = _check_arguments(timeout, sizes, n)
+        seconds, checked = _check_arguments(timeout, sizes, n)
         ends = enumerate(list(embedded.socket_pairs(n)))
         engines = [embedded.Embedded(rank, sockets, seconds) for rank, sockets in ends]
-        return [cls._over(engine, known, compares=False) for engine in engines]
+        return [cls._over(engine, checked, compares=False) for engine in engines]
 
     @classmethod
     def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
-        made = cls.__new__(cls)
-        made._start(engine, sizes, compares)
-        return made
+        """Make a group over an engine, without `__init__`, which reads the environment."""
+        group = cls.__new__(cls)
+        group._start(engine, sizes, compares)
+        return group
 
     def _start(self, engine: Engine, sizes: Sizes, compares: bool = True) -> None:
-        """Compare the sizes with the other ranks'."""
+        """Set all attributes; `compares`: refuse sizes that differ from the other ranks'."""
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
         self.local_rank, self.everyone = engine.local_rank, tuple(range(engine.size))
         local = sizes.local_size
@@ -151,7 +157,7 @@ class ProcessGroup:
             raise
 
     def close(self) -> None:
-        """Leave the group; what was sent arrives all the same."""
+        """Leave the group; messages that were sent still arrive."""
         self.instances = weakref.WeakValueDictionary()  # from now on it keeps nothing
         self._finalizer()
 

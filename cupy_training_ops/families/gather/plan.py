@@ -104,33 +104,42 @@ class Sizes:
 
     @property
     def key(self) -> Dtype:
-        """The type of row numbers and slice numbers."""
+        """Return the type of row numbers and slice numbers: uint32 if both fit, else uint64."""
         return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
 
     @property
     def argument(self) -> np.void:
-        """The kernels' struct."""
+        """Return the sizes as the kernels' struct."""
         return by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
 
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of the sort keys 0 .. G."""
+    """One digit of the sort keys 0 .. G: key >> shift & (2^bits - 1)."""
 
     shift: int
     bits: int
 
 
 def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
-    """The fewest digits of at most `most` bits that hold every key, of about the same width."""
+    """Split keys 0 .. rows into as few digits of `most` bits as possible, all about as wide.
+
+    12 bits and most = 8: two digits of 6 bits. Long sorts that need three digits or more have
+    digits of LONG_DIGIT_BITS instead.
+    """
     bits = rows.bit_length()
-    longer = slices >= LONG_SORT and bits > 2 * most
-    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
+    is_long = slices >= LONG_SORT and bits > 2 * most
+    n_digits = ceil_div(bits, LONG_DIGIT_BITS if is_long else most)
+    width = ceil_div(bits, n_digits)
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
 def levels(slices: int, fanout: int) -> tuple[int, ...]:
-    """Nodes of each level of partial sums, until few enough are left for one thread."""
+    """Count the nodes of each level of partial sums: each level has 1 / fanout of the one below.
+
+    The last level has at most 2 fanout nodes, which one thread adds. 1000 slices and fanout 8:
+    (125, 15).
+    """
     counts = [slices]
     while counts[-1] > 2 * fanout:
         counts.append(counts[-1] // fanout)
@@ -148,7 +157,7 @@ def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
 
 
 def are_few(sizes: Sizes) -> bool:
-    """Return True if every element of dX looks at every slice, in one launch."""
+    """Return True if one launch suffices, in which every element of dX reads every index."""
     return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
 
 
@@ -271,7 +280,7 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> Scratch:
-        """The (row, slice) entries in stable order."""
+        """Launch a stable sort of the (row, slice) entries by row; return them."""
         rows = ceil_div(self.sizes.K, facts.ALONE_THREADS)
         fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
         if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
@@ -279,7 +288,7 @@ class Scatter:
         return self.sort_by_passes()
 
     def sort_at_once(self, rows: int) -> Scratch:
-        """A sort in one launch, by one block."""
+        """Sort in one launch, by one block."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
@@ -291,7 +300,7 @@ class Scatter:
         return entries
 
     def sort_by_passes(self) -> Scratch:
-        """A sort by two launches a digit."""
+        """Sort by two launches for each digit: count its values by block, then scatter entries."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Base of the torch.optim.Optimizer subclasses: parts, norms, scales, states."""
+"""Base of the torch.optim.Optimizer subclasses: parts, norms, scales, states.
+
+A part is a list of parameters that one launch updates: of one parameter group, dtype, device and
+step count (`Part`, part.py). `place` is the index of its group in `param_groups`.
+"""
 
 from __future__ import annotations
 
@@ -188,11 +192,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- implemented by subclasses ---------------------------------------------------------------
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
-        """Return the operator of a group's step, and its numbers beside gradients and scales."""
+        """Return the operator of a group's step, and its scalar inputs such as lr.
+
+        is_measured: the operator also computes the gradient norm and clips by it.
+        """
         raise NotImplementedError
 
     def _check(self, group: Group) -> None:
-        """Refuse options that the operator lacks."""
+        """Refuse options that the operator does not implement."""
         for name in REFUSED:
             if group.get(name):
                 refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
@@ -241,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def _step_or_refuse(self, ready: Ready) -> None:
-        """Update parts; if that fails, a group's bad numbers are refused first, by their names."""
+        """Update parts; if that fails, raise for an invalid number of a group, if there is one."""
         try:
             if ready:
                 self._step(ready)
@@ -251,7 +258,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise
 
     def _step(self, ready: Ready) -> None:
-        """Check all updates, then write all; a single part may compute the norm in its update."""
+        """Prepare all updates, then launch all; a single part may compute the norm in its update.
+
+        An update that is refused raises before any parameter is written.
+        """
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
@@ -275,7 +285,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.gradient_norm = ready[0][0].norm if is_measured else numbers["gradient_norm"]
 
     def _scale(self) -> Tensor | None:
-        """Return the divisor of gradients; infinite if the step is to be skipped."""
+        """Return the divisor of gradients, grad_scale; infinite if the step is to be skipped.
+
+        grad_scale / (found_inf == 0) needs no read of found_inf on the host.
+        """
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)  # set by GradScaler
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is None:
@@ -314,7 +327,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _make(
         self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
     ) -> Part:
-        """Make a part, and set "step" of its states to its count."""
+        """Make a part whose states share one "step", the tensor count.done on the device."""
         if count is not None:
             self._counts[id(count.done)] = count
             for state in states:
@@ -324,13 +337,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- parts -----------------------------------------------------------------------------------
 
     def _current(self) -> list[Part]:
-        """Return the parts; gathers them again if groups or states were replaced."""
+        """Return the parts; sort them again if groups or states were replaced."""
         parts = self._parts
         if parts is None or not self._are_known() or not all(part.is_current() for part in parts):
             parts = self._parts = self._gather()
         return parts
 
     def _are_known(self) -> bool:
+        """Return True if the parameters and states are the objects that `_gather` sorted."""
         parameters, states = self._known
         return _same(self._parameters(), parameters) and _same(self.state.values(), states)
 
