@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Bound calls: checked once, then only launched; inputs may stay open, values may change.
+"""Bound calls: checked once, then only launched.
+
+    bound = op.bound(rate, step, weights, ...)      # `...`: gradients are an open input
+    bound(gradients=g)                              # which each call passes by name
+    bound(gradients=g, rate=0.1)                    # and other values of host inputs
 
 Tensors on a GPU are compared with those of an earlier call all at once, by PyTorch's guards and by
 addresses, so that a call over hundreds of new ones costs little beside its launches.
@@ -115,7 +119,7 @@ class BoundCall(AtAddresses):
             )
 
     def __call__(self, **values: object) -> Any:
-        """Launch, with these values in place of bound ones; returns what the operator does."""
+        """Launch with these host values instead of the bound ones; return the results."""
         inputs, call = self._inputs, self.call
         self._unchanged.refuse_others()
         if values:
@@ -222,7 +226,7 @@ class OpenCall(AtAddresses):
         return self
 
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
-        """Return the last call over tensors and the addresses of these values, if it fits them."""
+        """Return (the last call over tensors, addresses of these values) if it fits, else None."""
         form = self._forms.get(True)
         last = None if form is None else form.last
         addresses = None if last is None else last.match(values)
@@ -245,7 +249,7 @@ class OpenCall(AtAddresses):
     def _fitting_form(
         self, values: Sequence[object]
     ) -> tuple[_ClosedInputs, Arguments, ForeignArrays]:
-        """Return closed inputs in the form that fits, all inputs, and notes of foreign arrays."""
+        """Return (closed inputs, all inputs, foreign arrays); tensors are native or converted."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, values)
         foreign = bound.op.foreign_arrays(every, bound.out)
@@ -254,6 +258,7 @@ class OpenCall(AtAddresses):
         return form, every, foreign
 
     def _form(self, is_native: bool) -> _ClosedInputs:
+        """Return the closed inputs as tensors, or converted to arrays; made on first use."""
         form = self._forms.get(is_native)
         if form is None:
             form = self._forms[is_native] = _ClosedInputs(self._bound_arguments, is_native)
@@ -287,7 +292,7 @@ class _ClosedInputs:
     ) -> tuple[_PartialCall, Sequence[Any]]:
         """Return a checked call, cached or new, and its open inputs adopted.
 
-        every: all inputs. foreign: notes which of them are other libraries'.
+        every: all inputs. foreign: which of them are other libraries'.
         """
         op, places = self._bound_arguments.op, self._bound_arguments.places
         adopted = [adopt_input(op.name, op.inputs[p], every[p], foreign) for p in places]
@@ -363,7 +368,12 @@ class _PartialCall:
         addresses: Addresses | None = None,
         foreign: ForeignArrays = NO_FOREIGN,
     ) -> Any:
-        """Run the call with values of open inputs; foreign: notes which are other libraries'."""
+        """Run the call and return the results.
+
+        values: open inputs, in declared order. changing: new values of closed host inputs, by name.
+        addresses: of open arrays, if known. foreign: which arrays are other libraries'; PyTorch's
+        among those that the call wrote get a new version, which autograd checks.
+        """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         inputs, out, arrays = call.unpack(inputs, self._out)

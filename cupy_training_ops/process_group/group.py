@@ -34,14 +34,14 @@ _of_parents: list[object] = []  # what a forked child holds, whose end would be 
 
 
 class Sizes(NamedTuple):
-    """Ranks of a data and of a horizontal group, and of a node, as far as somebody says."""
+    """Numbers of ranks of a data group, a horizontal group and a node; None if not specified."""
 
     data_size: int | None = None
     horizontal_size: int | None = None
     local_size: int | None = None
 
     def check(self, n: int | None) -> None:
-        """Refuse what is no number of ranks, and where there are n, what does not divide them."""
+        """Refuse sizes that are not integers or, if n is known, do not divide the n ranks."""
         for name, value in self._asdict().items():
             if value is not None and type(value) is not int:
                 refuse("ProcessGroup", name, "a number of ranks", shown(value))
@@ -172,7 +172,7 @@ class ProcessGroup:
         self.close()
 
     def check(self) -> None:
-        """Raise what ended the group, if something did."""
+        """Raise GroupError if the group has ended."""
         self.require_open("ProcessGroup")
 
     def __repr__(self) -> str:
@@ -249,16 +249,16 @@ class ProcessGroup:
 
 
 def _check_arguments(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
-    """Arguments, which are looked at before anything is opened."""
+    """Check timeout and sizes before a connection is opened; return both."""
     for name in sizes.keys() - set(Sizes._fields):
         refuse("ProcessGroup", name, f"a keyword among {list(Sizes._fields)}", "an unknown one")
-    known = Sizes(**sizes)
-    known.check(n)
-    return timeout_of(os.environ, timeout), known
+    checked = Sizes(**sizes)
+    checked.check(n)
+    return timeout_of(os.environ, timeout), checked
 
 
 def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
-    """The engine of the launcher that gave its variables."""
+    """Make the engine of the launcher that set these environment variables."""
     for name in ("CTO_ADDRESS", "CTO_SECRET"):
         if name in variables:
             raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
@@ -279,7 +279,7 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
 
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
-    """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
+    """Return the seconds that a rank waits: the argument, else CTO_TIMEOUT, else 300."""
     if given is None and variables.get("CTO_TIMEOUT"):
         given = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
     elif given is None:
@@ -290,7 +290,7 @@ def timeout_of(variables: Mapping[str, str], given: object) -> float:
 
 
 def number(variables: Mapping[str, str], name: str, what: str = "a number", kind: Any = int) -> Any:
-    """A launcher's variable as a number, if it is there."""
+    """Return a launcher's environment variable as a number; None if it is not set."""
     text = variables.get(name)
     try:
         return None if text is None else kind(text)
@@ -299,9 +299,9 @@ def number(variables: Mapping[str, str], name: str, what: str = "a number", kind
 
 
 class Resources(InChild):
-    """Resources that a group releases; they do not refer to the group, which may be collected.
+    """Resources of a group: engine, communicators, watching thread, without reference to the group.
 
-    A forked child lets go of it at once, without a word: what it said would be its parent's.
+    A forked child drops them without sending messages, which others would read as its parent's.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -314,7 +314,7 @@ class Resources(InChild):
         self._watcher: threading.Thread | None = None
 
     def renew(self) -> None:
-        """In a child the group has ended, and nothing is left to close."""
+        """In a forked child, mark the group as ended without closing the parent's resources."""
         _of_parents.append((self.engine, list(self.communicators.values())))
         self.communicators.clear()
         self._watcher = None
@@ -323,8 +323,8 @@ class Resources(InChild):
         self.engine.abandon()
 
     def close(self) -> None:
-        """End everything; the others are told by the engine."""
-        # What another thread is at ends first: a farewell would be taken for a part of its message.
+        """Stop the watching thread, end communicators and close the engine, which tells others."""
+        # Another thread's call has to end first: the last message would be read as part of its own.
         if not self.busy.acquire(blocking=False):
             self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
             self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
@@ -341,7 +341,7 @@ class Resources(InChild):
 
     @contextlib.contextmanager
     def initialising(self) -> Iterator[None]:
-        """While NCCL connects, there is nothing yet that could be aborted, but who watches."""
+        """Context in which NCCL connects: it cannot be aborted yet. Starts the watching thread."""
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="cto-nccl", daemon=True)
             self._watcher.start()
@@ -352,7 +352,7 @@ class Resources(InChild):
             self._is_connected.set()
 
     def _watch(self) -> None:
-        """Notice faults of others and of the GPU while the host may wait for the GPU."""
+        """Until `close`, look for faults of other ranks and of the GPU; abort NCCL at the first."""
         engine = self.engine
         try:
             while not engine.fault and not self._stop.wait(min(MAX_INTERVAL, engine.timeout / 4)):
@@ -364,7 +364,7 @@ class Resources(InChild):
             self._abort(engine.fault)
 
     def _trouble(self) -> str:
-        """A fault of another rank, or of calls that are under way on the GPU, in words."""
+        """Describe a fault of another rank, or of NCCL's calls on the GPU; "" if there is none."""
         engine = self.engine
         if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
             try:
@@ -378,17 +378,21 @@ class Resources(InChild):
         return ""
 
     def _abort(self, words: str) -> None:
-        """End what is under way on the GPU, so that its stream goes on; NCCL may also hang."""
+        """Abort NCCL's communicators, so that streams that wait for other ranks go on.
+
+        If that takes longer than ABORT_TIMEOUT, or a communicator is still connecting then, write
+        `words` to stderr and exit the process with status 1.
+        """
         aborts = [item.end for item in self.communicators.values()]
         if not _within(ABORT_TIMEOUT, [*aborts, self._is_connected.wait]):
-            said = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
-            sys.stderr.write(said)
+            message = f"cupy-training-ops: rank {self.engine.rank}: {words}; NCCL hangs\n"
+            sys.stderr.write(message)
             sys.stderr.flush()
             os._exit(1)
 
 
 def _within(seconds: float, actions: Sequence[Callable[[], object]]) -> bool:
-    """Return True if actions that may hang came back in time."""
+    """Call actions one after the other in a thread; return True if all returned in time."""
     every = (action() for action in actions)
     thread = threading.Thread(target=tuple, args=(every,), name="cto-nccl", daemon=True)
     thread.start()

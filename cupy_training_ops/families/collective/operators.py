@@ -440,8 +440,8 @@ class Recv(PointToPoint):
     outputs = (DONE, Output("Data", "T", variadic=True, shape="those that are sent"))
     needs = "a Send on the other rank"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
-    shapes = attribute(optional(shapes), None, doc="None: as the message says")
-    arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="whose arrive without out=")
+    shapes = attribute(optional(shapes), None, doc="None: read from the message")
+    arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="library of the results without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
         self.check_remote(remote)
@@ -458,6 +458,7 @@ class Recv(PointToPoint):
         return self._transfer(data, rows, self.group.rank, remote)
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
+        """Receive into `out`, into arrays of `shapes`, or into arrays of the message's shapes."""
         data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
         arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
         if arrays:
@@ -496,9 +497,9 @@ class Recv(PointToPoint):
         text = next_description(self.group, self.name, rank)
         shapes = shapes_in(text)
         specs = list(map(Spec, shapes, self.element_types))
-        own = transfer_description(where, self.tag, specs)
-        if own != text:  # an error, there too
-            self.group.exchange(self.name, (self.group.rank, rank), own)
+        expected = transfer_description(where, self.tag, specs)
+        if expected != text:  # exchange raises ArgumentError on both ranks
+            self.group.exchange(self.name, (self.group.rank, rank), expected)
         return shapes
 
     def placement(self) -> tuple[Backend, int]:
