@@ -202,10 +202,7 @@ class OpenCall(AtAddresses):
             return foreign.give_back(call.launch(adopted, changing, foreign=foreign))
 
     def checked(self, **arguments: object) -> CheckedCall:
-        """Check the call with these arrays without launching it.
-
-        The result may be called repeatedly, as long as the arrays are the same.
-        """
+        """Check the call with these arguments; return an object that launches it, repeatedly."""
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
@@ -237,7 +234,7 @@ class OpenCall(AtAddresses):
         return last, addresses
 
     def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """Split arguments into open inputs, in declared order, and changing values."""
+        """Split arguments into open inputs, in declared order, and new values of closed ones."""
         others = self._op.declaration.other_inputs
         if others:
             arguments = by_declared_names(self._op.name, others, arguments)
@@ -266,7 +263,7 @@ class OpenCall(AtAddresses):
 
 
 class _ClosedInputs:
-    """The inputs that are not open, and a cache of checked calls with them.
+    """The closed inputs, and a cache of checked calls with them.
 
     is_native: tensors stay tensors; else they are converted to arrays over the same memory.
     """
@@ -388,21 +385,24 @@ class _PartialCall:
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
     ) -> CheckedCall:
-        """Check a call with these arguments without launching it."""
+        """Check a call with these arguments; return an object that launches it.
+
+        If kernels read the open arrays' addresses from tables, it does not reference these arrays.
+        """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
         if self._saved is None or placed is None:
             saved = _save(call, inputs, self._out)
         else:
             places = call.prepared.changing
-            own = (inputs[p] if p in places else v for p, v in enumerate(self._saved[0]))
-            saved = (tuple(own), *self._saved[1:])
+            with_numbers = (inputs[p] if p in places else v for p, v in enumerate(self._saved[0]))
+            saved = (tuple(with_numbers), *self._saved[1:])
         return CheckedCall(self._op, call, saved, self._workspace, placed)
 
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """Return all inputs, and a launch's addresses and tables; refuse overlapping memory.
+        """Return (all inputs, addresses and tables of the launch); refuse overlapping memory.
 
         addresses: of open arrays, flattened, if they are known.
         """
@@ -453,10 +453,10 @@ Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays flattened, resu
 
 
 class CheckedCall(AtAddresses):
-    """A call over checked arrays; it takes new values of changing numbers, and returns None.
+    """A call over checked arrays, which launches them; numbers may have new values.
 
-    If kernels read addresses from tables, it launches at those of the check, and references no
-    open array: the caller keeps these alive.
+    If kernels read addresses from tables, it launches at the addresses of the check without
+    references to open arrays: the caller has to keep these alive.
     """
 
     def __init__(
@@ -483,20 +483,21 @@ class CheckedCall(AtAddresses):
         self.computed(**values)()
 
     def computed(self, **values: object) -> Callable[[], object]:
-        """Do all work before the first write, and return a function that writes.
+        """Cast numbers and get scratch memory; return a function that launches.
 
-        On the host that function is one call of C code, which no signal handler interrupts.
+        On the host it computes, and returns one call of C code that writes, which no signal
+        handler interrupts.
         """
         call, inputs = self._call, self._inputs
         if values:
             inputs = with_values(self._op, inputs, self._places, values)
-        own, arrays, results = call.values(inputs), self._arrays, self._results
+        numbers, arrays, results = call.values(inputs), self._arrays, self._results
         workspace: Any = self._workspace
         if call.records:
             call.refuse_gradients(arrays + results)
         if call.has_checks or workspace is not None:
-            workspace, own = call.check(inputs, arrays, results, workspace, own)
-        return call.compute(inputs, arrays, results, workspace, own, self._placed)
+            workspace, numbers = call.check(inputs, arrays, results, workspace, numbers)
+        return call.compute(inputs, arrays, results, workspace, numbers, self._placed)
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
@@ -508,7 +509,11 @@ def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
 def _save_closed(
     call: Call, inputs: Arguments, out: Arguments, places: Sequence[int]
 ) -> Saved | None:
-    """Return `_save` without open arrays, or None if the call needs more than their addresses."""
+    """Return `_save` with None for open arrays; None if the call needs more than addresses of them.
+
+    places: of open inputs. Addresses in tables suffice; arrays that kernels take themselves
+    (call.direct), and arrays that checks read, do not.
+    """
     if call.direct is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
@@ -606,7 +611,7 @@ _ALIGNMENT = 16  # bytes; a key says whether an address has it
 
 
 class TensorGuard:
-    """A guard of open inputs: `match` compares values with those of an earlier call."""
+    """Comparison of open inputs with those of an earlier call, by metadata, without their keys."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]

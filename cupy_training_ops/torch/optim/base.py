@@ -2,7 +2,13 @@
 """Base of the torch.optim.Optimizer subclasses: parts, norms, scales, states.
 
 A part is a list of parameters that one launch updates: of one parameter group, dtype, device and
-step count (`Part`, part.py). `place` is the index of its group in `param_groups`.
+step count (`Part`, part.py). `place` is the index of its group in `param_groups`. A step calls
+
+    _ready          parts with gradients; makes parts of parameters with a first gradient
+    _update         the operator and its scalar inputs, by the subclass
+    Part.writes     checks the operator's call (call/bound.py), returns functions that launch it
+    Whole.write     calls these, of all parts (optimizers/whole.py)
+    Part.finish     raises the parameters' versions for autograd
 """
 
 from __future__ import annotations
@@ -168,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
-        self._known: tuple[list[Tensor], list[State]] = [], []
+        self._gathered: tuple[list[Tensor], list[State]] = [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
         self._operators: dict[object, Op] = {}
@@ -297,9 +303,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return are_finite.float().reciprocal() if grad_scale is None else grad_scale / are_finite
 
     def _ready(self) -> Iterator[tuple[Part, list[Tensor]]]:
-        """Yield (part, gradients); splits a part if some of its parameters have none."""
+        """Yield (part, gradients), without parts that have none.
+
+        A part is split if some of its parameters have no gradient.
+        """
         self._current()
-        self._begin([(place, p) for place, p in self._waiting if p.grad is not None])
+        self._add_started([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
             gradients = [parameter.grad for parameter in part.parameters]
             n_missing = sum(map(is_, gradients, itertools.repeat(None)))
@@ -339,13 +348,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _current(self) -> list[Part]:
         """Return the parts; sort them again if groups or states were replaced."""
         parts = self._parts
-        if parts is None or not self._are_known() or not all(part.is_current() for part in parts):
+        if parts is None or not (self._are_gathered() and all(p.is_current() for p in parts)):
             parts = self._parts = self._gather()
         return parts
 
-    def _are_known(self) -> bool:
+    def _are_gathered(self) -> bool:
         """Return True if the parameters and states are the objects that `_gather` sorted."""
-        parameters, states = self._known
+        parameters, states = self._gathered
         return _same(self._parameters(), parameters) and _same(self.state.values(), states)
 
     def _parameters(self) -> list[Tensor]:
@@ -355,7 +364,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Sort parameters into parts by group, dtypes, device and number of steps.
 
         Parameters without moments, as they had no gradient, go to `_waiting`. Those whose states
-        share the tensor of a known count stay together, apart from others with equal numbers.
+        share the "step" of a count stay together, apart from others with an equal number.
         """
         self._waiting = []
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
@@ -378,18 +387,24 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
             for place, parameters, states in members_of.values()
         ]
-        self._known = self._parameters(), list(self.state.values())
+        self._gathered = self._parameters(), list(self.state.values())
         return parts
 
-    def _count(self, step: Any, parameter: Tensor, known: dict[int, Count]) -> Count:
-        """Return the known count of a state's "step", copied if a part has it, or a new one."""
-        count = known.get(id(step))
+    def _count(self, step: Any, parameter: Tensor, before: dict[int, Count]) -> Count:
+        """Return the count whose tensor `done` is a state's "step", or a new one.
+
+        before: counts before `_gather`, by id of `done`. One that another part has is copied.
+        """
+        count = before.get(id(step))
         if count is None:
             return Count(int(step), parameter.device)
         return count.copy() if id(count.done) in self._counts else count
 
-    def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
-        """Make states and parts for parameters with a first gradient; after an error, none."""
+    def _add_started(self, started: Sequence[tuple[int, Tensor]]) -> None:
+        """Add states and parts of parameters with a first gradient: none after an error.
+
+        started: (index of the group, parameter), empty in most steps.
+        """
         if not started:
             return
         assert self._parts is not None
@@ -405,8 +420,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             parts.append(self._make(place, parameters, states, count))
             first.update(zip(parameters, states, strict=False))  # without moments there are none
         self.state.update(first)
-        known = self._parameters(), list(self.state.values())
-        self._parts, self._waiting, self._known = parts, waiting, known
+        gathered = self._parameters(), list(self.state.values())
+        self._parts, self._waiting, self._gathered = parts, waiting, gathered
 
     def _first_state(self, parameter: Tensor) -> State:
         """Return a state with moments of 0; `_make` sets its "step"."""

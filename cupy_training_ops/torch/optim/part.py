@@ -108,7 +108,7 @@ class Update(NamedTuple):
     """An operator that updates a part, and its scalar inputs of this step, such as lr."""
 
     op: Op
-    key: object  # identifies the operator among those of a part
+    key: object  # of the bound call in a part's cache
     numbers: Mapping[str, Any]
 
 
@@ -154,7 +154,7 @@ class Count:
         return functools.partial(torch.sub, self.next, 1, out=self.done)
 
     def note_own_write(self) -> None:
-        """Note that this step wrote `done`, so that `catch_up` does nothing."""
+        """Remember that this step wrote `done`: for `catch_up` the caller did not."""
         self._version = self.done._version
 
 
@@ -273,7 +273,10 @@ class Part:
     def _update(
         self, update: Update, gradients: Sequence[Tensor], scales: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """Return (inputs, writes) for parameters with elements."""
+        """Return (inputs, writes) for parameters with elements.
+
+        Gradients of other strides are refused, then copied and checked again.
+        """
         device = gradients[0].device
         numbers = {
             k: None if t is None else t.to(device, non_blocking=True) for k, t in scales.items()
@@ -312,7 +315,10 @@ class Part:
 
 
 def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
-    """Check a call, and return a function that runs it without further checks."""
+    """Check a call; return a function that launches it.
+
+    That is the whole call if tensors are converted to CuPy arrays, which has to be on its stream.
+    """
     checked = call.checked(**inputs)
     if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
         return functools.partial(call, **inputs)
