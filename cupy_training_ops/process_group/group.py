@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""ProcessGroup: the ranks of a job, from one of them."""
+"""ProcessGroup: the ranks of a job, as one of them sees them."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class ProcessGroup:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
     def begin(self, op: str) -> None:
-        """Take `busy`, for one call at a time, which its end releases."""
+        """Begin a call: count it, and take `busy`, which the caller releases at its end."""
         self.require_open(op)
         self.begun += 1
         if not self.busy.acquire(False):
@@ -202,7 +202,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
-        """The part of a call that others see, one at a time; one that is stopped ends the group."""
+        """Context of the messages of one call; an exception inside ends the group for all."""
         self.begin(op)
         try:
             with self._engine.lock:
@@ -216,8 +216,11 @@ class ProcessGroup:
     def exchange(
         self, op: str, ranks: Ranks, text: str, parts: Sequence[Part] = (), answer: Answer = None
     ) -> Sequence[Any]:
-        """Send `text` and `parts` to the first of these ranks; return this rank's share of its
-        answer, if there is an `answer` function. Refused where the texts of ranks differ."""
+        """Send `text` and `parts` to the first of these ranks; return this rank's share.
+
+        The first rank computes the shares of all as answer(parts by rank); () without `answer`.
+        ArgumentError on all ranks if their texts differ.
+        """
         if len(ranks) == 1:
             self.require_open(op)
             return answer([[memoryview(part) for part in parts]])[0] if answer else ()
@@ -228,7 +231,7 @@ class ProcessGroup:
         return share
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:
-        """Compare the description of a call with the other ranks', the first time it is made."""
+        """Compare a call's description with the other ranks', the first time; True if it was."""
         is_new = (ranks, text) not in self._agreed
         if is_new:
             self.exchange(op, ranks, text)
@@ -236,7 +239,7 @@ class ProcessGroup:
         return is_new
 
     def broken(self, op: str, error: BaseException) -> BaseException:
-        """End the group for all, as a call was stopped in its middle; return the error to raise."""
+        """End the group for all ranks because `error` stopped a call; return the error to raise."""
         engine = self._engine
         engine.fault = engine.fault or STOPPED
         if isinstance(error, GroupError):

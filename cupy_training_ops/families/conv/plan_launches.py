@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launches of several plans: the wanted results, sums of parts, a bias's gradient, copies."""
+"""Launches that several plans share: sums of parts, the gradient of a bias, copies."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ Slots = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Wanted:
-    """The results wanted of X, Y and W: an image, from Y or X, and gradients of W and a bias.
+    """Arrays of a call, and the results that it computes; None for others.
 
-    Of an image alone, what it is computed from stands for X and Y.
+        image    Y = conv(X, W) + bias, or dX from dY (`is_gradient`)
+        dw, db   gradients of W and of a bias, from X and dY
+
+    y is Y or dY. A call for an image alone has its `source` as x and as y.
     """
 
     x: Spec
@@ -41,17 +44,17 @@ class Wanted:
 
     @property
     def dtype(self) -> Dtype:
-        """The type of all."""
+        """Return the dtype of all arrays."""
         return self.x.dtype
 
     @property
     def source(self) -> Spec:
-        """The array that the image is computed from."""
+        """Return the array that the image is computed from."""
         return self.y if self.is_gradient else self.x
 
     @property
     def target(self) -> Spec:
-        """The image, where one is wanted."""
+        """Return the image, of a call that computes one."""
         assert self.image is not None
         return self.image
 

@@ -54,7 +54,7 @@ SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enoug
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
 ) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
+    """Make a launch from x to y of this family, whose kernels have the same macros."""
     binding = slots(T=x, Y=y, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), block), args, binding)
 
@@ -105,7 +105,7 @@ class ReduceSumTraining(Op):
         return (Spec(tuple(shape), x.dtype),)
 
     def _reduced_axes(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
-        """The reduced axes, counted from the front."""
+        """Return the reduced axes, counted from the front."""
         rank = len(x.shape)
         if not axes:
             return set() if self.noop_with_empty_axes else set(range(rank))
@@ -156,7 +156,7 @@ def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
+    """Array that a pass reads or writes: the launch argument, its dtype and alignment."""
 
     argument: Spec | Scratch
     dtype: Dtype
@@ -164,7 +164,7 @@ class _Place:
 
 
 class _Room:
-    """Room for partial sums, and tickets where sums are divided."""
+    """Scratch memory of a call: partial sums, and counters (tickets) of sums in several blocks."""
 
     def __init__(self, device: Device) -> None:
         self.multiprocessors = device.multiprocessors
