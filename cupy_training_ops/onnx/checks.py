@@ -106,7 +106,7 @@ class Labels:
             if node.op_type in BY_LABELS
         }
         self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
-        self._losses = [node for node in graph.nodes if node.outputs[0] in self._feeds]
+        self._losses = [node for node in graph.nodes if self._feeds.keys() & node.outputs[:1]]
         self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 

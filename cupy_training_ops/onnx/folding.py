@@ -19,6 +19,7 @@ from ..errors import OpError
 from .graph import Extent, Graph, Node
 from .passes import DRAWING
 from .runner import runner_of
+from .standard.randoms import DRAWN
 
 MOST = 4096  # elements of a result
 MOST_AXES = 16  # of a shape
@@ -103,7 +104,8 @@ def _list(node: Node, graph: Graph, lists: Mapping[str, Extents]) -> Extents | N
 
 def _result(node: Node, graph: Graph, known: Mapping[str, HostArray]) -> HostArray | None:
     """What a node computes; None where that is not known, much, or fails, as it will as it runs."""
-    if not node.is_standard or node.op_type in DRAWING or len(node.outputs) != 1:
+    draws = node.op_type in DRAWING or node.op_type in DRAWN
+    if not node.is_standard or draws or len(node.outputs) != 1:
         return None
     if node.op_type == "Shape":
         shape = graph.shapes.get(node.inputs[0])

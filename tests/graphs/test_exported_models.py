@@ -157,7 +157,7 @@ def test_ten_steps_are_those_of_pytorch(name: str, is_dynamic: bool, mode: str, 
             array.data -= RATE * gradient
         assert abs(float(session.step(x, labels)) - loss.item()) < 1e-9
     parameters = dict(model.named_parameters())
-    assert session.parameters.keys() == parameters.keys()
+    assert session.gradients.keys() == parameters.keys()
     for key, array in parameters.items():
         np.testing.assert_allclose(
             session.parameters[key], array.detach(), rtol=0, atol=1e-8, err_msg=key
