@@ -15,13 +15,17 @@ import click
 import numpy as np
 
 from ..onnx import TrainingSession
+from ..onnx.artifacts import OPTIMIZERS, make_artifacts
+from ..onnx.bodies import with_bodies
+from ..onnx.checkpoint import FILES
 from ..onnx.checks import check_types
+from ..onnx.control import runner as control_runner
 from ..onnx.graph import Graph, Node, Value
+from ..onnx.losses import LOSSES
 from ..onnx.models import read_model
 from ..onnx.passes import prepare
 from ..onnx.program import node_runners
 from ..onnx.runner import Runner
-from ..onnx.training import FILES
 from .errors import CHECK_FAILED, Failure, reading
 from .inputs import file_type, open_arrays
 from .machine import array_library, computing, provider_option
@@ -31,7 +35,24 @@ MOST_SHOWN = 10  # losses
 Batch = dict[str, Any]
 
 
-@click.command("onnx")
+class _WithDefault(click.Group):
+    """A group whose first command is meant where none is named: `onnx artifacts/`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("onnx", cls=_WithDefault)
+def onnx() -> None:
+    """Training graphs: list what runs them, train some steps, make them of a model.
+
+    `onnx ARTIFACTS` is `onnx run ARTIFACTS`.
+    """
+
+
+@onnx.command("run")
 @click.argument("artifacts", type=click.Path())
 @click.option("--steps", type=click.IntRange(1), help="Train so many steps.")
 @click.option("--data", type=file_type, metavar="FILE", help="An array of examples for each input.")
@@ -41,7 +62,7 @@ Batch = dict[str, Any]
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of made data.")
 @click.option("--graph", is_flag=True, help="Capture steps in CUDA graphs, and replay them.")
 @provider_option
-def onnx(
+def run(
     artifacts: str,
     steps: int | None,
     data: str | None,
@@ -72,6 +93,41 @@ def onnx(
     _train(session, batches, steps)
 
 
+@onnx.command("make")
+@click.argument("model", type=click.Path(exists=True, dir_okay=False))
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--loss", required=True, help=f"{', '.join(LOSSES)}, or the name of an output.")
+@click.option("--frozen", multiple=True, help="A parameter that is not trained.")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="AdamW")
+@click.option("--clip-norm", type=float, help="The largest norm of all gradients together.")
+@click.option("--prefix", default="", help="Of the artifacts' file names.")
+def make(
+    model: str,
+    folder: str,
+    loss: str,
+    frozen: tuple[str, ...],
+    optimizer: str,
+    clip_norm: float | None,
+    prefix: str,
+) -> None:
+    """Make training artifacts of an inference model.
+
+    FOLDER gets the files that ONNX Runtime's generate_artifacts writes: `onnx FOLDER` lists and
+    trains them.
+    """
+    with reading(model):
+        make_artifacts(
+            model,
+            folder,
+            loss=loss,
+            frozen=frozen,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+            prefix=prefix,
+        )
+    say(f"{folder}: {', '.join(prefix + name for name in FILES)}")
+
+
 def _models(path: Path, prefix: str) -> list[Path]:
     """The models of a folder that are there, or the one."""
     with reading(str(path)):
@@ -92,8 +148,8 @@ def _list(model: Path, with_table: bool) -> bool:
     """Print what runs a model's nodes, as a table where something does not; True if all are run."""
     with reading(str(model)):
         graph, _, problems = read_model(model)
-    graph = prepare(graph, problems, None)
-    runners = node_runners(graph, problems)
+    graph = prepare(with_bodies(graph, problems), problems, None)
+    runners = node_runners(graph, problems, own=control_runner)
     check_types(graph, runners, problems)
     n_nodes = len(graph.nodes)
     say(f"{model}: {n_nodes} node{'s' * (n_nodes != 1)}")

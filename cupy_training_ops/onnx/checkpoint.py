@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from .. import limits
 from ..dtypes import HostArray, to_dtype
-from ..errors import ArgumentError, DtypeError, OpError, cut
-from .models import MOST_BYTES, from_bytes, read_bounded, read_part
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse, shown
+from .models import MOST_BYTES, from_bytes, onnx_package, read_bounded, read_part
 
 T = TypeVar("T")
+FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 IDENTIFIER = b"ODTC"
 _SLACK = 1 << 16  # bytes beyond twice the size, for small buffers that share names
 _INSIDE = -1  # the external offset of a tensor whose bytes are in the checkpoint
@@ -52,7 +53,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ArgumentError(f"{path}: expected a checkpoint's file, got {words}")
     buffer = Buffer(read_bounded(path, MOST_BYTES), str(path))
     root = buffer.root(IDENTIFIER)
-    reader = _Reader(buffer, path.with_name(path.name + ".data"))
+    reader = _Reader(buffer, _beside(path))
     module = root.table(1)
     if module is None:
         buffer.refuse("it has no parameters")
@@ -64,6 +65,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tuple(root.tables(2, reader.group)),
         _properties(root.table(3)),
     )
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
 
 
 class _Reader:
@@ -212,3 +217,163 @@ class Table:
         self.buffer.bytes(start + 4, 4 * n)  # they are there
         places = range(start + 4, start + 4 + 4 * n, 4)
         return [read(Table(self.buffer, self.buffer.offset(place))) for place in places]
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+VERSION = 2  # of the checkpoint's format
+ALIGNMENT = 8  # of tables and tensors' bytes
+MOST_INSIDE = 1 << 30  # bytes of arrays in the file itself
+
+
+def checkpoint_files(checkpoint: Checkpoint, path: Path) -> dict[Path, Iterable[Any]]:
+    """A checkpoint's file, a flatbuffer, and the one beside it with the bytes of its arrays where
+    these are too many; each as parts of a file. Names and arrays that upstream's format cannot
+    have are refused."""
+    arrays = [*checkpoint.trained.values(), *checkpoint.frozen.values()]
+    arrays += [a for g in checkpoint.groups for m in g.moments.values() for a in m.values()]
+    outside = Outside() if sum(array.nbytes for array in arrays) > MOST_INSIDE else None
+    data = _checkpoint_bytes(checkpoint, outside)
+    if len(data) >= MOST_BYTES:
+        words = f"{MOST_BYTES} bytes at most of names and properties"
+        raise ArgumentError(f"{path}: expected {words}, got {len(data)}")
+    if outside is None:
+        return {path: [data]}
+    return {path: [data], _beside(path): outside.parts()}
+
+
+class Outside:
+    """The arrays whose bytes are in the file beside a checkpoint, one behind the other."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._arrays: list[HostArray] = []
+
+    def add(self, array: HostArray) -> int:
+        """Add an array; where its bytes begin."""
+        start = self.nbytes
+        self._arrays.append(array)
+        self.nbytes += array.nbytes
+        return start
+
+    def parts(self) -> Iterator[bytes]:
+        """The file's bytes, array by array."""
+        return map(_little, self._arrays)
+
+
+def _checkpoint_bytes(checkpoint: Checkpoint, outside: Outside | None) -> bytes:
+    def rows(arrays: Mapping[str, HostArray]) -> list[Any]:
+        return [_tensor_fields(name, array, outside) for name, array in arrays.items()]
+
+    module: list[Any] = [("tables", rows(checkpoint.trained)), ("tables", rows(checkpoint.frozen))]
+    if outside is not None:
+        module += [None, ("?", True)]
+    kinds: dict[type, list[Any]] = {int: [], float: [], str: []}
+    for name, value in checkpoint.properties.items():
+        if not _is_property(value):
+            refuse("checkpoint", f"property {name!r}", "a number or text", shown(value))
+        number = ("text", value) if isinstance(value, str) else ("qf"[type(value) is float], value)
+        kinds[type(value)].append([("text", name), number])
+    properties = [("tables", rows) for rows in kinds.values()]
+    groups = []
+    for group in checkpoint.groups:
+        if not _is_property(group.initial_lr):
+            refuse("checkpoint", "lr", "a number of float32", shown(group.initial_lr))
+        states = [[("text", n), ("tables", rows(m))] for n, m in group.moments.items()]
+        numbers = ("q", group.step), ("f", group.initial_lr)
+        groups.append([("text", group.name), *numbers, ("tables", states)])
+    writer = _Writer()
+    writer.root([("i", VERSION), ("table", module), ("tables", groups), ("table", properties)])
+    return bytes(writer.data)
+
+
+def _is_property(value: object) -> bool:
+    """Return True if upstream's format can have it: text, or a number of int64 or float32."""
+    if type(value) not in (int, float):
+        return type(value) is str
+    try:
+        struct.pack("<f" if type(value) is float else "<q", value)
+    except (struct.error, OverflowError):
+        return False
+    return True
+
+
+def _tensor_fields(name: str, array: HostArray, outside: Outside | None) -> list[Any]:
+    kind = int(onnx_package().helper.np_dtype_to_tensor_dtype(array.dtype))
+    dims = struct.pack(f"<{array.ndim}q", *array.shape)
+    fields = [("text", name), None, ("vector", dims, 8), ("i", kind)]
+    if outside is not None:
+        return [*fields, None, None, ("q", outside.add(array))]
+    return [*fields, ("vector", _little(array), 1)]
+
+
+def _little(array: HostArray) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+class _Writer:
+    """Writes a flatbuffer front to back: each table, then what it points to.
+
+    A table is a list of fields by number, each None or a pair: "i", "q", "f", "?" and a number;
+    "text"; "table" and a table; "tables" and a list of them; "vector", bytes, and bytes an element.
+    """
+
+    SIZES: ClassVar[dict[str, int]] = {"i": 4, "q": 8, "f": 4, "?": 1}
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def root(self, fields: list[Any]) -> None:
+        """Write the file's header and its table."""
+        self.data += bytes(4) + IDENTIFIER
+        self._point(0, self._table(fields))
+
+    def _table(self, fields: list[Any]) -> int:
+        """Write a table and what it points to; its place."""
+        places, size = [], 4
+        for each in fields:
+            n = 0 if each is None else self.SIZES.get(each[0], 4)
+            size += -size % n if n else 0
+            places.append(size if n else 0)
+            size += n
+        self._pad(4 + 2 * len(fields))
+        entries = struct.pack(f"<{2 + len(fields)}H", 4 + 2 * len(fields), size, *places)
+        self.data += entries
+        start = len(self.data)
+        self.data += struct.pack("<i", len(entries)) + bytes(size - 4)
+        for each, place in zip(fields, places, strict=True):
+            if each is not None:
+                self._field(start + place, *each)
+        return start
+
+    def _field(self, at: int, kind: str, value: Any, itemsize: int = 1) -> None:
+        if kind in self.SIZES:
+            struct.pack_into(f"<{kind}", self.data, at, value)
+        elif kind == "table":
+            self._point(at, self._table(value))
+        elif kind == "tables":
+            self._point(at, self._tables(value))
+        else:
+            data = value.encode() if kind == "text" else value
+            self._point(at, self._vector(data, itemsize, b"\0" if kind == "text" else b""))
+
+    def _tables(self, rows: list[Any]) -> int:
+        self._pad(0, 4)
+        start = len(self.data)
+        self.data += struct.pack("<I", len(rows)) + bytes(4 * len(rows))
+        for i, row in enumerate(rows):
+            self._point(start + 4 + 4 * i, self._table(row))
+        return start
+
+    def _vector(self, data: bytes, itemsize: int, end: bytes) -> int:
+        self._pad(4)
+        start = len(self.data)
+        self.data += struct.pack("<I", len(data) // itemsize) + data + end
+        return start
+
+    def _pad(self, before: int, alignment: int = ALIGNMENT) -> None:
+        """Add zeros, so that what comes `before` bytes later is aligned."""
+        self.data += bytes(-(len(self.data) + before) % alignment)
+
+    def _point(self, at: int, place: int) -> None:
+        struct.pack_into("<I", self.data, at, place - at)

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
-from .graph import Extent, Graph, Node, Problems, may_repeat_to
+from .graph import Extent, Graph, Node, Problems, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS, STATE
 from .runner import Run, Runner, declared_places
@@ -57,7 +58,7 @@ class Extents:
             if item.shape and not item.is_sequence and item.name not in loose
         }
 
-    def check(self, arrays: Mapping[str, Any]) -> None:
+    def check(self, arrays: Mapping[str, Any], caller: str) -> None:
         """Refuse arrays of other extents; each has the declared rank."""
         by_name: dict[str, int] = {}
         for name, array in arrays.items():
@@ -69,7 +70,7 @@ class Extents:
                 if wanted is not None and wanted != extent:
                     origin = "" if wanted == expected else f" ({cut(str(expected))})"
                     words = f"{wanted}{origin} as extent {place}"
-                    refuse("Session", cut(name), words, f"shape {array.shape}")
+                    refuse(caller, cut(name), words, f"shape {array.shape}")
 
 
 def _contradictions(graph: Graph) -> Iterator[str]:
@@ -98,8 +99,14 @@ class Labels:
 
     def __init__(self, graph: Graph) -> None:
         names = {item.name for item in graph.inputs}
-        losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
-        self._losses = [node for node in losses if node.inputs[1] in names]
+        origins = _origins(graph)
+        feeds = {
+            node.outputs[0]: origins.get(node.inputs[1], node.inputs[1])
+            for node in graph.nodes
+            if node.op_type in BY_LABELS
+        }
+        self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
+        self._losses = [node for node in graph.nodes if node.outputs[0] in self._feeds]
         self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
@@ -123,7 +130,7 @@ class Labels:
     def note_range(self, name: str, value: Any) -> None:
         """Note the range of a feed, if it is labels."""
         for node in self._losses:
-            if node.inputs[1] != name:
+            if self._feeds[node.outputs[0]] != name:
                 continue
             self._ranges[node.outputs[0]] = None
             if not hasattr(value, "__cuda_array_interface__"):
@@ -147,7 +154,17 @@ class Labels:
         if labels is not None and not (labels[0] >= 0 and labels[1] < classes):
             wrong = labels[0] if labels[0] < 0 else labels[1]
             expected = f"labels from 0 to {classes - 1}"
-            raise ArgumentError(f"{cut(node.inputs[1])}: expected {expected}, got {wrong}")
+            feed = self._feeds[node.outputs[0]]
+            raise ArgumentError(f"{cut(feed)}: expected {expected}, got {wrong}")
+
+
+def _origins(graph: Graph) -> dict[str, str]:
+    """The values that others are in another shape."""
+    origins: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze") and node.is_standard:
+            origins[node.outputs[0]] = origins.get(node.inputs[0], node.inputs[0])
+    return origins
 
 
 def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
@@ -222,20 +239,27 @@ Known = Mapping[str, Dtype]
 
 
 def check_types(
-    graph: Graph, runners: Mapping[int, Runner], problems: Problems, on_host: bool = True
+    graph: Graph,
+    runners: Mapping[int, Runner],
+    problems: Problems,
+    on_host: bool = True,
+    around: Known = MappingProxyType({}),
 ) -> None:
     """Follow types from inputs and constants on; values of unknown type are not refused.
 
-    on_host: False if a device computes, which has no array of some types.
+    on_host: False if a device computes, which has no array of some types. around: the types of a
+    subgraph's inputs.
     """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
+    known |= around
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
         dtypes: Sequence[Dtype | None] = ()
         try:
             _check_outputs(node)
-            op = runners[i].op if i in runners else None
-            dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+            for part in subgraphs(node).values():
+                check_types(part, {}, problems, on_host, part_types(node, part, known))
+            dtypes = output_types(node, known, runners[i].op if i in runners else None)
             refuse_types = runners[i].refuse_types if i in runners else None
             if refuse_types is not None:
                 refuse_types([known.get(name) for name in node.inputs])
@@ -256,9 +280,37 @@ def check_types(
             problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
 
 
+def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dtype | None]:
+    """The types of a node's outputs, by those of its inputs; inputs that do not fit are refused.
+
+    op: the operator of this package that runs the node, whose declaration decides.
+    """
+    if op is not None:
+        return _by_declaration(op, node, known)
+    parts = subgraphs(node)
+    dtypes = _by_schema(node, known)
+    if not parts:
+        return dtypes
+    first = next(iter(parts.values())).outputs[node.op_type == "Loop" :]  # behind a condition
+    return [item.dtype for item in first]
+
+
+def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
+    """The types of a subgraph's inputs: as it declares them, and of the values around it."""
+    known = {item.name: item.dtype for item in part.inputs if item.dtype}
+    if part.n_captured:
+        names = [item.name for item in part.inputs[-part.n_captured :]]
+        around = node.inputs[-part.n_captured :]
+        pairs = zip(names, around, strict=True)
+        known |= {name: types[outer] for name, outer in pairs if outer in types}
+    return known
+
+
 def check_divisors(graph: Graph, problems: Problems) -> None:
     """Refuse a constant 0 that integers are divided by."""
     for node in graph.nodes:
+        for part in subgraphs(node).values():
+            check_divisors(part, problems)
         if node.op_type in ("Div", "Mod") and node.is_standard and len(node.inputs) == 2:
             divisor = graph.constants.get(node.inputs[1])
             try:
@@ -269,8 +321,12 @@ def check_divisors(graph: Graph, problems: Problems) -> None:
 
 def _check_outputs(node: Node) -> None:
     schema = _schema(node.op_type, node.version) if node.is_standard else None
-    if schema is not None and len(node.outputs) > schema.most_outputs:
+    if schema is None:
+        return
+    if len(node.outputs) > schema.most_outputs:
         raise ArgumentError(f"expected at most {schema.most_outputs} outputs")
+    if len(node.outputs) < schema.least_outputs:
+        raise ArgumentError(f"expected at least {schema.least_outputs} outputs")
 
 
 def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
@@ -304,6 +360,7 @@ class _Schema(NamedTuple):
 
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[str, ...]
+    least_outputs: int
     most_outputs: int
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
@@ -318,7 +375,9 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     if schema is None:
         return []
     bound: dict[str, Dtype | None] = {}
-    for k, name in enumerate(node.inputs if schema.inputs else ()):
+    n_captured = max((part.n_captured for part in subgraphs(node).values()), default=0)
+    own = node.inputs[: len(node.inputs) - n_captured]
+    for k, name in enumerate(own if schema.inputs else ()):
         if name in known and not name.endswith(STATE):
             _bind(node, schema, k, known[name], bound)
     only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
@@ -330,8 +389,9 @@ def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
     name, variable, is_one = schema.input(k)
-    kinds = schema.allowed.get(variable, {variable})
-    if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
+    kinds = schema.allowed.get(variable, frozenset({variable}))
+    form = _type_string(dtype)
+    if kinds.isdisjoint((form, f"seq({form})", f"optional({form})", f"optional(seq({form}))")):
         got = type_name(dtype)
         raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
     if variable in schema.allowed and is_one:
@@ -367,6 +427,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
             for item in known.inputs
         ),
         tuple(item.type_str for item in known.outputs),
+        known.min_output,
         known.max_output,
         {c.type_param_str: frozenset(c.allowed_type_strs) for c in known.type_constraints},
     )

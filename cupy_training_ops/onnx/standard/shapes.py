@@ -412,16 +412,6 @@ def non_zero(xp: Module, x: Array) -> Array:
     return xp.stack(xp.nonzero(x)).astype(np.int64)
 
 
-@standard("SequenceConstruct", keeps=True)
-def sequence_construct(xp: Module, *arrays: Array) -> list[Array]:
-    return list(arrays)
-
-
-@standard("SequenceAt", host=(1,), view=True)
-def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
-    return arrays[int(place)]
-
-
 # ---- Resize --------------------------------------------------------------------------------------
 
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them

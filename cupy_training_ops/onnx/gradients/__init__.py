@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""Gradient graphs of inference models: a rule for each operator, and what puts them together."""
+
+from __future__ import annotations
+
+import importlib
+
+from .builder import add_gradients as add_gradients
+from .modes import in_evaluation as in_evaluation
+from .modes import in_training as in_training
+
+RULES_OF = (  # modules that fill the table
+    "elementwise",
+    "losses",
+    "normalization",
+    "pooling",
+    "products",
+    "quantization",
+    "reductions",
+    "resizing",
+    "shapes",
+)
+for _name in RULES_OF:
+    importlib.import_module(f".{_name}", __name__)

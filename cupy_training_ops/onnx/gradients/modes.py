@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""A graph as it is trained and as it is evaluated: batch norm's statistics, dropout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..graph import Graph, Node
+from .rules import MICROSOFT
+
+
+def in_training(graph: Graph) -> Graph:
+    """The graph with statistics of the batch, and with dropout."""
+    flag, nodes, constants = "training_mode::true", [], dict(graph.constants)
+    for node in graph.nodes:
+        if node.op_type == "BatchNormalization" and node.is_standard:
+            node = _batch_norm(node)
+        elif node.op_type == "Dropout" and node.is_standard:
+            constants[flag] = np.array(True)
+            ratio = node.inputs[1] if len(node.inputs) > 1 else ""
+            node = replace(node, inputs=(node.inputs[0], ratio, flag))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _batch_norm(node: Node) -> Node:
+    """The operator that has the statistics among its outputs, where its gradient reads them."""
+    y, *running = node.outputs
+    running = running or [f"{y}::mean", f"{y}::var"]
+    names = (*running, f"{y}::saved_mean", f"{y}::saved_inv_std")
+    attributes = {k: v for k, v in node.attributes.items() if k in ("epsilon", "momentum")}
+    attributes["training_mode"] = 1
+    outputs = (y, *names)
+    return Node("BatchNormInternal", MICROSOFT, 1, node.inputs, outputs, attributes, node.name)
+
+
+def in_evaluation(graph: Graph) -> Graph:
+    """The graph with running statistics, and without dropout."""
+    return graph.with_nodes(_evaluated(node) for node in graph.nodes)
+
+
+def _evaluated(node: Node) -> Node:
+    if not node.is_standard:
+        return node
+    if node.op_type == "BatchNormalization":
+        attributes = {k: v for k, v in node.attributes.items() if k != "training_mode"}
+        return replace(node, outputs=node.outputs[:1], attributes=attributes)
+    if node.op_type == "Dropout":
+        return replace(node, inputs=node.inputs[:2])
+    return node

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...errors import ArgumentError
+from .rules import INT64, Site, Term, gradient
+
+
+@gradient("MaxPool")
+def max_pool(site: Site) -> Sequence[Term | None]:
+    """dx = dy at the indices of the largest, each the first of its window."""
+    indices = site.extra_output(1, INT64)
+    return [site.op("MaxPoolGrad", site.dy, indices, **site.node.attributes)]
+
+
+@gradient("AveragePool")
+def average_pool(site: Site) -> Sequence[Term | None]:
+    """dx = the sum of dy / count over the windows; the node that computes it finds its pool, whose
+    shapes it needs, by the name."""
+    site.name_node()
+    return [site.op("AveragePoolGrad", site.dy, **site.node.attributes)]
+
+
+@gradient("GlobalAveragePool")
+def global_average_pool(site: Site) -> Sequence[Term | None]:
+    """dx = dy / n, repeated."""
+    x = site.inputs[0]
+    return [site.op("Expand", site.share(site.dy, x, site.outputs[0]), site.shape(x))]
+
+
+@gradient("GlobalMaxPool")
+def global_max_pool(site: Site) -> Sequence[Term | None]:
+    """dx = dy at the first of the largest."""
+    x = site.inputs[0]
+    n = site.op("ReduceProd", site.op("Shape", x, start=2, dtype=INT64), keepdims=1)
+    planes = site.op("Concat", site.dims((x, 0), (x, 1)), n, axis=0)
+    flat = site.op("Reshape", x, planes, allowzero=1)
+    places = site.op("ArgMax", flat, axis=2, keepdims=1, dtype=INT64)
+    dy = site.reshape(site.dy, (x, 0), (x, 1), 1)
+    dx = site.own("GatherElementsGrad", dy, planes, places, axis=2)
+    return [site.reshape_like(dx, x)]
+
+
+@gradient("LpPool")
+def lp_pool(site: Site) -> Sequence[Term | None]:
+    """y^p = sum of |x|^p: dx = sign(x) |x|^(p - 1) times the sum of dy y^(1 - p) over windows.
+
+    A sum over the windows that an element is in is the gradient of a mean of as many elements.
+    """
+    x = site.inputs[0]
+    attributes = {k: v for k, v in site.node.attributes.items() if k != "p"}
+    if attributes.get("ceil_mode"):
+        raise ArgumentError("its gradient is known for ceil_mode=0 alone")
+    n = math.prod(attributes["kernel_shape"])
+    p = site.attribute("p", 2)
+    part = _of_norm(site, p) * n
+    options = {**attributes, "count_include_pad": 1}
+    sums = site.op("AveragePoolGrad", part, site.shape(x), **options)
+    return [sums * _slope(site, x, p)]
+
+
+@gradient("GlobalLpPool")
+def global_lp_pool(site: Site) -> Sequence[Term | None]:
+    """dx = sign(x) |x|^(p - 1) dy y^(1 - p)."""
+    p = site.attribute("p", 2)
+    return [_of_norm(site, p) * _slope(site, site.inputs[0], p)]
+
+
+def _of_norm(site: Site, p: int) -> Term:
+    """dy y^(1 - p), 0 where y is 0."""
+    y = site.outputs[0]
+    power = site.op("Pow", y, site.number(1 - p, y))
+    return site.choose(site.compare("Equal", y, 0), 0, site.dy * power)
+
+
+def _slope(site: Site, x: Term, p: int) -> Term:
+    """sign(x) |x|^(p - 1)."""
+    if p == 2:
+        return x
+    return site.op("Sign", x) * site.op("Pow", site.op("Abs", x), site.number(p - 1, x))

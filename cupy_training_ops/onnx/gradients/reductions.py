@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of reductions.
+
+y = reduction of x over axes: dx has x's shape, to which dy, with a 1 for each axis, repeats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
+from ..graph import Extent
+from .rules import INT64, ZERO, Site, Term, gradient
+
+ZERO |= {"ArgMax", "ArgMin"}
+
+
+@gradient("ReduceSum")
+def reduce_sum(site: Site) -> Sequence[Term | None]:
+    """dx = dy, repeated."""
+    return [_repeat(site, _with_axes(site, site.dys[0]))]
+
+
+@gradient("ReduceMean")
+def reduce_mean(site: Site) -> Sequence[Term | None]:
+    """dx = dy / n, repeated; n may be more than a half type has."""
+    dy = site.dys[0]
+    dtype = site.dtype(dy)
+    if dtype in (FLOAT16, BFLOAT16):
+        dy = site.cast(site.cast(dy, FLOAT32) / _count(site, FLOAT32), dtype)
+    else:
+        dy = dy / _count(site, dtype)
+    return [_repeat(site, _with_axes(site, dy))]
+
+
+@gradient("ReduceSumSquare")
+def reduce_sum_square(site: Site) -> Sequence[Term | None]:
+    """dx = 2 x dy."""
+    return [site.inputs[0] * _with_axes(site, site.dys[0] * 2)]
+
+
+@gradient("ReduceL1")
+def reduce_l1(site: Site) -> Sequence[Term | None]:
+    """dx = sign(x) dy."""
+    return [site.op("Sign", site.inputs[0]) * _with_axes(site, site.dys[0])]
+
+
+@gradient("ReduceL2")
+def reduce_l2(site: Site) -> Sequence[Term | None]:
+    """dx = x dy / y, 0 where y = 0."""
+    (dy,), (y,) = site.dys, site.outputs
+    rate = site.choose(site.compare("Equal", y, 0), 0, dy / y)
+    return [site.inputs[0] * _with_axes(site, rate)]
+
+
+@gradient("ReduceLogSum")
+def reduce_log_sum(site: Site) -> Sequence[Term | None]:
+    """dx = dy / sum of x, repeated."""
+    total = _reduce(site, "ReduceSum", site.inputs[0])
+    return [_repeat(site, _with_axes(site, site.dys[0]) / total)]
+
+
+@gradient("ReduceLogSumExp")
+def reduce_log_sum_exp(site: Site) -> Sequence[Term | None]:
+    """dx = dy e^(x - y)."""
+    (dy,), (y,) = site.dys, site.outputs
+    share = site.op("Exp", site.inputs[0] - _with_axes(site, y))
+    return [share * _with_axes(site, dy)]
+
+
+@gradient("ReduceMax", "ReduceMin")
+def reduce_extreme(site: Site) -> Sequence[Term | None]:
+    """dx = dy / n where x is one of the n that are y, else 0."""
+    (dy,), (x, *_), (y,) = site.dys, site.inputs, site.outputs
+    is_y = site.compare("Equal", x, _with_axes(site, y))
+    n = _reduce(site, "ReduceSum", site.choose(is_y, site.number(1, x), 0))
+    return [site.choose(is_y, _with_axes(site, dy) / n, 0)]
+
+
+@gradient("ReduceProd")
+def reduce_product(site: Site) -> Sequence[Term | None]:
+    """dx = dy times the product of all others.
+
+    That is p / x with the product p of all that is not 0; of one 0 it is p; where another element
+    is 0 it is 0.
+    """
+    x = site.inputs[0]
+    is_0 = site.compare("Equal", x, 0)
+    zero = site.choose(is_0, site.number(1, x), 0)
+    has_others = site.compare("Greater", _reduce(site, "ReduceSum", zero) - zero, 0)
+    x = site.choose(is_0, 1, x)
+    others = _reduce(site, "ReduceProd", x) / x
+    return [site.choose(has_others, 0, others * _with_axes(site, site.dys[0]))]
+
+
+@gradient("CumSum")
+def cumulative_sum(site: Site) -> Sequence[Term | None]:
+    """dx = the same sum of dy from the other end."""
+    attributes = {**site.node.attributes, "reverse": 1 - site.attribute("reverse", 0)}
+    return [site.op("CumSum", site.dys[0], site.inputs[1], **attributes)]
+
+
+# ---- axes ----------------------------------------------------------------------------------------
+
+
+def _axes(site: Site) -> Term | None:
+    """The axes of an input or an attribute; None for all."""
+    axes = site.inputs[1] if len(site.inputs) > 1 else None
+    if axes is None and "axes" in site.node.attributes:
+        return site.ints(*site.node.attributes["axes"])
+    return axes
+
+
+def _with_axes(site: Site, y: Term) -> Term:
+    """A value of y's shape with 1 where an axis was reduced, or one number: it repeats to x."""
+    axes = _axes(site)
+    if axes is None or site.attribute("keepdims", 1):
+        return y
+    return site.op("Unsqueeze", y, axes)
+
+
+def _repeat(site: Site, dy: Term) -> Term:
+    return site.op("Expand", dy, site.shape(site.inputs[0]))
+
+
+def _reduce(site: Site, op_type: str, x: Term) -> Term:
+    """Another reduction over the node's axes, with 1 in place of each."""
+    options = {"keepdims": 1}
+    if site.attribute("noop_with_empty_axes", 0):
+        options["noop_with_empty_axes"] = 1
+    if op_type == "ReduceSum" or len(site.inputs) > 1:
+        axes = _axes(site)
+        return site.op(op_type, x, *([] if axes is None else [axes]), **options)
+    if "axes" in site.node.attributes:
+        options["axes"] = site.node.attributes["axes"]
+    return site.op(op_type, x, **options)
+
+
+def _count(site: Site, dtype: Dtype) -> Term:
+    """How many elements of x are one of y's."""
+    x, y = site.inputs[0], site.outputs[0]
+    sizes = _size(site.extents(x)), _size(site.extents(y))
+    if sizes[0] is not None and sizes[1]:
+        return site.constant(np.array(sizes[0] / sizes[1], dtype))
+    of_x, of_y = (site.cast(site.op("Size", each, dtype=INT64), dtype) for each in (x, y))
+    return of_x / of_y
+
+
+def _size(extents: Sequence[Extent] | None) -> int | None:
+    """How many elements there are; None where that is not known."""
+    known = [n for n in extents or () if isinstance(n, int)]
+    return None if extents is None or len(known) < len(extents) else math.prod(known)

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: MIT
+"""Rules: from the gradients of a node's outputs to those of its inputs, as nodes.
+
+    @gradient("Tanh")
+    def tanh(site):
+        (dy,), (y,) = site.dys, site.outputs
+        return [dy * (1 - y * y)]
+
+A rule returns a gradient for each input, None where there is none. Arithmetic with a Term adds
+nodes to the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import FLOAT32, Dtype, HostArray
+from ...errors import ArgumentError, cut
+from ..graph import Extent, Node
+from ..models import onnx_package
+from ..standard.table import HALVES
+from .writer import Writer
+
+MICROSOFT = "com.microsoft"
+INT64, BOOL = np.dtype(np.int64), np.dtype(bool)
+
+Rule = Callable[["Site"], "Sequence[Term | None]"]
+RULES: dict[str, Rule] = {}
+ZERO: set[str] = set()  # operators whose results do not move with their inputs
+UNDEFINED: dict[str, str] = {}  # operators without a gradient, and why
+# Operators that are differentiated by the nodes that ONNX itself computes them by:
+BY_BODY: set[str] = set()
+STRAIGHT: set[str] = set()  # operators whose whole numbers have the gradient of what they round
+
+
+def gradient(*names: str) -> Callable[[Rule], Rule]:
+    """Put a rule into the table, under these operators' names."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+class Term:
+    """A value of the graph in a formula. Numbers beside it become constants of its type."""
+
+    __slots__ = ("_site", "name")
+
+    def __init__(self, site: Site, name: str) -> None:
+        self._site, self.name = site, name
+
+    def __add__(self, other: Term | float) -> Term:
+        return self._site.op("Add", self, self.beside(other))
+
+    def __sub__(self, other: Term | float) -> Term:
+        return self._site.op("Sub", self, self.beside(other))
+
+    def __rsub__(self, other: float) -> Term:
+        return self._site.op("Sub", self.beside(other), self)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return self._site.op("Mul", self, self.beside(other))
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return self._site.op("Div", self, self.beside(other))
+
+    def __rtruediv__(self, other: float) -> Term:
+        return self._site.op("Div", self.beside(other), self)
+
+    def __neg__(self) -> Term:
+        return self._site.op("Neg", self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def beside(self, other: Term | float) -> Term:
+        """Another value as a Term; a number becomes a constant of this one's type."""
+        return other if isinstance(other, Term) else self._site.number(other, self)
+
+
+Dim = tuple[Term, int]  # a value and an axis of it: its length there
+
+
+class Site:
+    """A node whose gradients a rule makes: its inputs, outputs, and gradients of outputs.
+
+    inputs     Terms, None of one that is left out
+    dys        by output; None where the loss does not depend on it
+    wanted     by input: True if its gradient is asked for
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        place: int,
+        dys: Sequence[str],
+        wanted: tuple[bool, ...],
+    ) -> None:
+        self._writer, self._place, self.wanted = writer, place, wanted
+        self.inputs = tuple(self._term(name) for name in self.node.inputs)
+        self.dys = tuple(self._term(name) for name in dys)
+
+    @property
+    def node(self) -> Node:
+        """The node itself."""
+        return self._writer.forward[self._place]
+
+    @property
+    def _title(self) -> str:
+        return self.node.name or self.node.outputs[0]
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """Terms of the outputs that the node has; None of those that are left out."""
+        return tuple(self._term(name) for name in self.node.outputs)
+
+    @property
+    def dy(self) -> Term:
+        """The gradient of the first output; that of another is refused."""
+        for name, other in zip(self.node.outputs[1:], self.dys[1:], strict=False):
+            if other is not None:
+                raise ArgumentError(f"the gradient of its output {cut(name)!r} is not known")
+        first: Term = self.dys[0]
+        return first
+
+    def _term(self, name: str) -> Any:
+        return Term(self, name) if name else None
+
+    # ---- making nodes ----------------------------------------------------------------------------
+
+    def op(self, op_type: str, *inputs: Term | None, **options: Any) -> Term:
+        """Add a node with one result, which comes back.
+
+        options: the node's attributes; domain; dtype, that of the result, or `like`, a value of it,
+        by default the first input.
+        """
+        return self.ops(1, op_type, *inputs, **options)[0]
+
+    def own(self, op_type: str, *inputs: Term | None, **options: Any) -> Term:
+        """Add a node of the training operators."""
+        return self.op(op_type, *inputs, domain=MICROSOFT, **options)
+
+    def owns(
+        self, n_outputs: int, op_type: str, *inputs: Term | None, **options: Any
+    ) -> tuple[Term, ...]:
+        """Add a node of the training operators with several results."""
+        return self.ops(n_outputs, op_type, *inputs, domain=MICROSOFT, **options)
+
+    def ops(
+        self,
+        n_outputs: int,
+        op_type: str,
+        *inputs: Term | None,
+        domain: str = "",
+        dtype: Dtype | None = None,
+        like: Term | None = None,
+        **attributes: Any,
+    ) -> tuple[Term, ...]:
+        """Add a node with several results."""
+        if like is not None:
+            dtype = self._writer.types.get(like.name)
+        names = self._writer.add(
+            op_type,
+            [term.name if term else "" for term in inputs],
+            f"{self._title}_Grad/{op_type}",
+            n_outputs=n_outputs,
+            domain=domain,
+            dtype=dtype,
+            attributes=attributes,
+        )
+        return tuple(Term(self, name) for name in names)
+
+    def compare(self, op_type: str, a: Term, b: Term | float) -> Term:
+        """A comparison of two values, or of a value and a number: "Less", "Equal", ..."""
+        return self.op(op_type, a, a.beside(b), dtype=BOOL)
+
+    def choose(self, condition: Term, a: Term | float, b: Term | float) -> Term:
+        """a where the condition holds, else b; one of them is a Term."""
+        like = a if isinstance(a, Term) else b
+        assert isinstance(like, Term)
+        dtype = self._writer.types.get(like.name)
+        return self.op("Where", condition, like.beside(a), like.beside(b), dtype=dtype)
+
+    def cast(self, x: Term, dtype: Dtype) -> Term:
+        """A value in another type; itself if it is of that type."""
+        if self._writer.types.get(x.name) == dtype:
+            return x
+        return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
+
+    def constant(self, value: HostArray) -> Term:
+        """An array that stands in the graph."""
+        return Term(self, self._writer.constant(f"{self._title}_Grad/constant", value))
+
+    def ints(self, *values: int) -> Term:
+        """A list of integers that stands in the graph."""
+        return self.constant(np.array(values, INT64))
+
+    def number(self, value: float, like: Term) -> Term:
+        """A number of another value's type."""
+        return self.constant(np.array(value, self.dtype(like)))
+
+    def shape(self, x: Term) -> Term:
+        """The shape of a value: a constant where the model says it."""
+        extents = self.extents(x)
+        if extents is not None and all(isinstance(n, int) for n in extents):
+            return self.ints(*extents)  # type: ignore[arg-type]
+        return self.op("Shape", x, dtype=INT64)
+
+    def reshape(self, value: Term, *dims: int | Dim) -> Term:
+        """A value in another shape; nothing is inferred of it, so that it may be empty."""
+        return self.op("Reshape", value, self.dims(*dims), allowzero=1)
+
+    def reshape_like(self, value: Term, x: Term) -> Term:
+        """A value in the shape of another."""
+        return self.op("Reshape", value, self.shape(x), allowzero=1)
+
+    def dims(self, *dims: int | Dim) -> Term:
+        """A list of integers: extents of values as (value, axis), and numbers.
+
+        dims((x, 0), 2, 3): [len(x), 2, 3]
+        """
+        known = [dim if isinstance(dim, int) else self.extent(*dim) for dim in dims]
+        if all(isinstance(n, int) for n in known):
+            return self.ints(*known)  # type: ignore[arg-type]
+        parts = [
+            self.ints(n)
+            if isinstance(n, int)
+            else self.op("Gather", self.op("Shape", dim[0], dtype=INT64), self.ints(dim[1]))  # type: ignore[index]
+            for n, dim in zip(known, dims, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
+
+    def zeros(self, x: Term) -> Term:
+        """Zeros of the shape and type of a value."""
+        zero = np.zeros(1, self.dtype(x))
+        return self.op("ConstantOfShape", self.shape(x), value=zero, like=x)
+
+    def share(self, dy: Term, x: Term, y: Term) -> Term:
+        """A value by the number of elements of x for each one of y; halves in float32, which holds
+        such numbers."""
+        dtype = self.dtype(dy)
+        if dtype in HALVES:
+            wide = self.share(self.cast(dy, FLOAT32), x, y)
+            return self.cast(wide, dtype)
+        sizes = [self.extents(each) for each in (x, y)]
+        if all(n is not None and all(isinstance(m, int) for m in n) for n in sizes):
+            n_x, n_y = (math.prod(n) for n in sizes)  # type: ignore[arg-type]
+            return dy / (n_x / max(n_y, 1))
+        counts = (self.cast(self.op("Size", each, dtype=INT64), dtype) for each in (x, y))
+        return dy / self.op("Div", *counts)
+
+    def count_up(self, n: Term) -> Term:
+        """The numbers 0, 1, ..., n - 1."""
+        zero, one = (self.constant(np.array(number, INT64)) for number in (0, 1))
+        return self.op("Range", zero, n, one)
+
+    def add_along(self, value: Term, places: Term, axis: int, n: Term) -> Term:
+        """The array of n slices along an axis to whose slices at these places those of a value are
+        added: x[places[j]] += value[j]. n: a list of one number."""
+        shape = self.op("ScatterElements", self.shape(value), self.ints(axis), n, axis=0)
+        return self.own("GatherGrad", shape, places, value, axis=axis, like=value)
+
+    def extra_output(self, place: int, dtype: Dtype | None = None) -> Term:
+        """An output of the node, which it has from now on, and its type, if that is known."""
+        node = self.node
+        if place < len(node.outputs) and node.outputs[place]:
+            return Term(self, node.outputs[place])
+        name = self._writer.new_name(f"{node.outputs[0]}_{place}")
+        if dtype is not None:
+            self._writer.types[name] = dtype
+        outputs = [*node.outputs, *[""] * (place + 1 - len(node.outputs))]
+        outputs[place] = name
+        self.replace_node(outputs=tuple(outputs))
+        return Term(self, name)
+
+    def name_node(self) -> None:
+        """Give the node a name that no other has."""
+        names = [node.name for node in self._writer.forward]
+        if not self.node.name or names.count(self.node.name) > 1:
+            taken = set(names)
+            name = self.node.outputs[0]
+            while name in taken:
+                name += "_"
+            self.replace_node(name=name)
+
+    def replace_node(self, **changes: Any) -> None:
+        """Change the forward node."""
+        self._writer.forward[self._place] = replace(self.node, **changes)
+
+    def sum_to(self, value: Term, x: Term) -> Term:
+        """The sum of a value of the first output's shape over what repeats x in it."""
+        return self.sum_from(value, self.extents(self.outputs[0]), x)
+
+    def sum_from(self, value: Term, whole: Sequence[Extent] | None, x: Term) -> Term:
+        """The sum of a value of the shape `whole`, None if unknown, over what repeats x in it."""
+        part = self.extents(x)
+        axes = None if whole is None or part is None else _repeated(whole, part)
+        if axes is None or whole is None or part is None:
+            shape = self.op("Shape", x, dtype=INT64)
+            shapes = shape, self.op("Shape", value, dtype=INT64)
+            axes_of_x, _ = self.ops(2, "BroadcastGradientArgs", *shapes, domain=MICROSOFT)
+            options = {"keepdims": 1, "noop_with_empty_axes": 1}
+            summed = self.own("ReduceSumTraining", value, axes_of_x, **options)
+            return self.op("Reshape", summed, shape)
+        if not axes:
+            return value
+        n_front = len(whole) - len(part)
+        if len(axes) == n_front:
+            return self.op("ReduceSum", value, self.ints(*axes), keepdims=0)
+        value = self.op("ReduceSum", value, self.ints(*axes), keepdims=1)
+        return self.op("Squeeze", value, self.ints(*range(n_front))) if n_front else value
+
+    # ---- what is known ---------------------------------------------------------------------------
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """An attribute of the node."""
+        return self.node.attributes.get(name, default)
+
+    def dtype(self, x: Term) -> Dtype:
+        """The type of a value; refused where the model does not say it."""
+        dtype = self._writer.types.get(x.name)
+        if dtype is None:
+            raise ArgumentError(f"its gradient needs the type of {cut(x.name)!r}")
+        return dtype
+
+    def extents(self, x: Term) -> tuple[Extent, ...] | None:
+        """The shape of a value as the model says it; None where it does not."""
+        constant = self._writer.constants.get(x.name)
+        return self._writer.graph.shapes.get(x.name) if constant is None else constant.shape
+
+    def extent(self, x: Term, axis: int) -> Extent:
+        """The length of a value along an axis as the model says it."""
+        extents = self.extents(x)
+        return None if extents is None else extents[axis]
+
+    def rank(self, x: Term) -> int:
+        """The number of a value's dimensions; refused where the model does not say it."""
+        extents = self.extents(x)
+        if extents is None:
+            raise ArgumentError(f"its gradient needs the rank of {cut(x.name)!r}")
+        return len(extents)
+
+    def known(self, x: Term, name: str) -> HostArray:
+        """The array of a constant; another value, the node's input of this name, is refused."""
+        array = self.value(x)
+        if array is None:
+            raise ArgumentError(f"its gradient needs {name} as a constant, got {cut(x.name)!r}")
+        return array
+
+    def value(self, x: Term | None) -> HostArray | None:
+        """The array of a constant; None of another value, as of a parameter."""
+        if x is None or x.name in self._writer.parameters:
+            return None
+        return self._writer.constants.get(x.name)
+
+
+def onnx_type(dtype: Dtype) -> int:
+    """The number of a type in ONNX, as Cast takes it."""
+    return int(onnx_package().helper.np_dtype_to_tensor_dtype(dtype))
+
+
+def _repeated(whole: Sequence[Extent], part: Sequence[Extent]) -> tuple[int, ...] | None:
+    """The axes of `whole` along which `part` is repeated; None where that is not known.
+
+    (2, 3, N), (3, 1): 0, 2.
+    """
+    n_front = len(whole) - len(part)
+    axes = list(range(n_front))
+    for axis, (n, m) in enumerate(zip(whole[n_front:], part, strict=True), n_front):
+        if m == 1 and n != 1:
+            axes.append(axis)
+        elif not isinstance(m, int) and (m is None or m != n):
+            return None
+    return tuple(axes)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""Graphs written as ONNX models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import Dtype, HostArray
+from ..errors import pass_on
+from .graph import Graph, Node, Value
+from .models import MOST_ELEMENTS, onnx_package, value_of
+
+IR_VERSION = 9  # that onnxruntime-training 1.19.2 reads
+OTHER_OPSET = 1  # of domains beside ONNX's own
+
+
+def model_of(graph: Graph, name: str) -> Any:
+    """The ModelProto of a graph."""
+    onnx = onnx_package()
+    helper = onnx.helper
+    versions = {node.domain: OTHER_OPSET for node in graph.nodes if not node.is_standard}
+    versions[""] = max((node.version for node in graph.nodes if node.is_standard), default=17)
+    proto = helper.make_graph(
+        [_node(helper, node) for node in graph.nodes],
+        name,
+        [_value(helper, item) for item in graph.inputs],
+        [_value(helper, item) for item in graph.outputs],
+        [_tensor(helper, key, array) for key, array in graph.constants.items()],
+        value_info=_known_values(helper, graph),
+    )
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_model(
+        proto, opset_imports=opsets, ir_version=IR_VERSION, producer_name="cupy-training-ops"
+    )
+
+
+def with_inferred(graph: Graph) -> Graph:
+    """The graph with the types and shapes that ONNX infers for its values."""
+    onnx = onnx_package()
+    large = {n: a for n, a in graph.constants.items() if a.size > MOST_ELEMENTS}
+    inputs = (*graph.inputs, *(Value(n, a.dtype, a.shape) for n, a in large.items()))
+    small = {n: a for n, a in graph.constants.items() if n not in large}
+    proto = model_of(replace(graph, inputs=inputs, constants=small), "inferred")
+    try:
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception as error:  # of ONNX's C++ code; rules refuse what they have to know
+        pass_on(error)
+        return graph
+    values = [value_of(item) for item in proto.graph.value_info]
+    types = {v.name: v.dtype for v in values if v.dtype and v.is_array}
+    shapes = {v.name: v.shape for v in values if v.shape is not None}
+    return replace(graph, types={**types, **graph.types}, shapes={**shapes, **graph.shapes})
+
+
+def _node(helper: Any, node: Node) -> Any:
+    attributes = {
+        key: _tensor(helper, "", value) if isinstance(value, np.ndarray) else value
+        for key, value in node.attributes.items()
+    }
+    proto = helper.make_node(
+        node.op_type, node.inputs, node.outputs, name=node.name, domain=node.domain, **attributes
+    )
+    return proto
+
+
+def _value(helper: Any, item: Value) -> Any:
+    number = _number(helper, item.dtype)
+    if item.is_sequence:
+        return helper.make_tensor_sequence_value_info(item.name, number, None)
+    return helper.make_tensor_value_info(item.name, number, item.shape)
+
+
+def _known_values(helper: Any, graph: Graph) -> list[Any]:
+    """Types and shapes of values inside the graph."""
+    ends = {item.name for item in (*graph.inputs, *graph.outputs)} | graph.constants.keys()
+    made = {name for node in graph.nodes for name in node.outputs if name} - ends
+    return [
+        helper.make_tensor_value_info(name, _number(helper, dtype), graph.shapes.get(name))
+        for name, dtype in graph.types.items()
+        if name in made
+    ]
+
+
+def _number(helper: Any, dtype: Dtype | None) -> int:
+    return 0 if dtype is None else helper.np_dtype_to_tensor_dtype(dtype)
+
+
+def _tensor(helper: Any, name: str, array: HostArray) -> Any:
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Models of one operator, and their gradients beside finite differences, in float64.
+
+loss = sum over outputs of sum(weights y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import cupy_training_ops as cto
+
+STEP = 1e-5
+
+
+def model_of(
+    op_type: str,
+    inputs: Sequence[np.ndarray | None],
+    *,
+    n_outputs: int = 1,
+    n_others: int = 0,
+    opset: int = 18,
+    domain: str = "",
+    is_dynamic: bool = False,
+    has_ranks: bool = False,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """A model whose inputs `in0`, `in1`, ... are initializers, and whose outputs are weighted, but
+    for `n_others` behind these.
+
+    is_dynamic: each input of float64 is that initializer behind a Reshape, so that no shape is
+    known, but ranks if it `has_ranks`.
+    """
+    names = ["" if array is None else f"in{i}" for i, array in enumerate(inputs)]
+    arrays = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
+    nodes, given = [], []
+    for name, array in arrays.items():
+        if is_dynamic and array.dtype == np.float64:
+            n = array.ndim if has_ranks else None
+            given.append(helper.make_tensor_value_info(f"{name}_shape", TensorProto.INT64, (n,)))
+            nodes.append(helper.make_node("Reshape", [name, f"{name}_shape"], [f"{name}_same"]))
+    read = [f"{n}_same" if any(n + "_same" in node.output for node in nodes) else n for n in names]
+    outputs = [f"y{i}" for i in range(n_outputs)]
+    others = [f"other{i}" for i in range(n_others)]
+    nodes.append(helper.make_node(op_type, read, outputs + others, domain=domain, **attributes))
+    for y in outputs:
+        nodes += [
+            helper.make_node("Mul", [y, f"{y}_weights"], [f"{y}_weighted"]),
+            helper.make_node("ReduceSum", [f"{y}_weighted"], [f"{y}_sum"], keepdims=0),
+        ]
+        given.append(helper.make_tensor_value_info(f"{y}_weights", TensorProto.DOUBLE, None))
+    nodes.append(helper.make_node("Sum", [f"{y}_sum" for y in outputs], ["loss"]))
+    loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
+    initial = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "one operator", given, [loss], initial)
+    opsets = [helper.make_opsetid(d, 1 if d else opset) for d in {"", domain}]
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+def check_gradients(
+    op_type: str,
+    inputs: Sequence[np.ndarray | None],
+    rng: np.random.Generator,
+    *,
+    trainable: Sequence[int] | None = None,
+    tolerance: float = 1e-6,
+    step: float = STEP,
+    is_dynamic: bool = False,
+    n_outputs: int = 1,
+    **options: Any,
+) -> cto.onnx.TrainingSession:
+    """Compare the gradients of real inputs, or those of `trainable`, with central differences.
+
+    Elements are moved one by one where an input has at most 40, else along 40 random directions.
+    """
+    real = [i for i, a in enumerate(inputs) if a is not None and np.asarray(a).dtype.kind == "f"]
+    doubles = [i for i in real if np.asarray(inputs[i]).dtype == np.float64]
+    names = [f"in{i}" for i in (real if trainable is None else trainable)]
+    model = model_of(op_type, inputs, is_dynamic=is_dynamic, n_outputs=n_outputs, **options)
+    session = cto.onnx.TrainingSession.from_model(
+        model, loss="loss", trainable=names, optimizer="SGD"
+    )
+    feeds = {f"in{i}_shape": np.array(np.shape(inputs[i]), np.int64) for i in doubles if is_dynamic}
+    plain = cto.onnx.Session(part(model, [f"y{i}" for i in range(n_outputs)]))
+    for name, y in plain.run(feeds).items():
+        feeds[f"{name}_weights"] = rng.standard_normal(y.shape)
+    feeds = {name: feeds[name] for name in session.inputs}
+    session.accumulate(**feeds)
+    for name in names:
+        parameter = session.parameters[name]
+        original, gradient = parameter.copy(), session.gradients[name].copy()
+        for direction in directions(parameter.shape, rng):
+            sides = []
+            for sign in (1, -1):
+                parameter[...] = original + sign * step * direction
+                sides.append(float(session.eval(**feeds)))
+            parameter[...] = original
+            expected = (sides[0] - sides[1]) / (2 * step)
+            actual = float((gradient * direction).sum())
+            scale = max(1.0, abs(expected))
+            assert abs(actual - expected) <= tolerance * scale, (op_type, name, actual, expected)
+    return session
+
+
+def needs(op_type: str, inputs: Sequence[np.ndarray | None], **options: Any) -> None:
+    """Skip a test of an operator that nothing here runs."""
+    options.pop("trainable", None)
+    try:
+        cto.onnx.Session(model_of(op_type, inputs, **options))
+    except cto.ArgumentError as error:
+        if "unknown operator" in str(error):
+            pytest.skip("nothing here runs the operator")
+        raise
+
+
+def part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The model cut at these values."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    last = max(i for i, node in enumerate(copy.graph.node) if set(names) & set(node.output))
+    del copy.graph.node[last + 1 :]
+    read = {name for node in copy.graph.node for name in node.input}
+    kept = [item for item in copy.graph.input if item.name in read]
+    del copy.graph.input[:]
+    copy.graph.input.extend(kept)
+    return copy
+
+
+def directions(shape: tuple[int, ...], rng: np.random.Generator) -> list[np.ndarray]:
+    """Unit vectors of an array's elements, or random directions of length about 1."""
+    size = int(np.prod(shape))
+    if size <= 40:
+        return [row.reshape(shape) for row in np.eye(size)]
+    return [rng.standard_normal(shape) / np.sqrt(size) for _ in range(40)]
