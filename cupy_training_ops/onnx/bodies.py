@@ -17,6 +17,7 @@ import numpy as np
 from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray
 from ..errors import ArgumentError, OpError, cut, pass_on
 from .checks import output_types, part_types
+from .control import runs_graphs
 from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .runner import is_known
@@ -39,7 +40,7 @@ Wanted = Callable[[Node], bool]
 
 def with_bodies(graph: Graph, problems: Problems) -> Graph:
     """The graph with bodies in place of the nodes whose operators nothing here runs."""
-    return expand(graph, lambda node: not is_known(node), problems)
+    return expand(graph, lambda node: not (is_known(node) or runs_graphs(node)), problems)
 
 
 def expand(graph: Graph, wanted: Wanted, problems: Problems | None = None) -> Graph:
@@ -105,8 +106,9 @@ class _Expansion:
         schema = _schema(node)
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
-        if subgraphs(node) or not any(node.outputs):
-            return None  # a body that is made of the node's own graphs, or is for nothing
+        captures = any(part.n_captured for part in subgraphs(node).values())
+        if captures or not any(node.outputs):
+            return None  # it would read more than the node's inputs, or is for nothing
         try:
             _check(node, schema)
             body = _Body(_function(schema, node, types, shapes), schema, node, self._problems)
@@ -327,13 +329,15 @@ def _type_proto(
 
 
 def node_proto(node: Node) -> Proto:
-    """A node without subgraphs as ONNX writes it."""
+    """A node as ONNX writes it; its subgraphs as they were read."""
     onnx = onnx_package()
     result = onnx.helper.make_node(node.op_type, node.inputs, node.outputs, domain=node.domain)
     schema = _schema(node)
     for name, value in node.attributes.items():
         known = schema.attributes.get(name) if schema is not None else None
-        if isinstance(value, np.ndarray):
+        if isinstance(value, Graph):
+            value = value.source
+        elif isinstance(value, np.ndarray):
             value = tensor_of(onnx, name, value)
         kind = int(known.type) if known is not None and value == () else None
         result.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))

@@ -24,7 +24,7 @@ from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
-from .graph import Extent, Graph, Node, Problems, may_repeat_to, subgraphs
+from .graph import Extent, Graph, Node, Problems, Value, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS, STATE
 from .runner import Run, Runner, declared_places
@@ -304,6 +304,64 @@ def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
         pairs = zip(names, around, strict=True)
         known |= {name: types[outer] for name, outer in pairs if outer in types}
     return known
+
+
+# ---- sequences, before it runs -------------------------------------------------------------------
+
+_ARRAY, _SEQUENCE = "an array", "a sequence"
+_EITHER = frozenset({_ARRAY, _SEQUENCE})
+
+
+def check_sequences(
+    graph: Graph, problems: Problems, around: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse sequences where arrays are needed, and arrays where sequences are.
+
+    around: the forms of what a subgraph reads of the graph around it.
+    """
+    forms = {item.name: _form(item) for item in graph.inputs if item.dtype} | dict(around)
+    forms |= dict.fromkeys(graph.constants, _ARRAY)
+    for node in graph.nodes:
+        parts = subgraphs(node)
+        for part in parts.values():
+            inner = [item.name for item in part.inputs[len(part.inputs) - part.n_captured :]]
+            outer = node.inputs[len(node.inputs) - part.n_captured :]
+            pairs = zip(inner, outer, strict=True)
+            check_sequences(part, problems, {k: forms[n] for k, n in pairs if n in forms})
+        schema = _schema(node.op_type, node.version) if node.is_standard else None
+        if parts:  # whose outputs say what they are
+            outputs = next(iter(parts.values())).outputs[node.op_type == "Loop" :]
+            said = zip(node.outputs, outputs, strict=False)
+            forms |= {name: _form(item) for name, item in said if item.dtype}
+        elif schema is not None:
+            _follow_forms(node, schema, forms, problems)
+
+
+def _form(item: Value) -> str:
+    return _SEQUENCE if item.is_sequence else _ARRAY
+
+
+def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: Problems) -> None:
+    """Add the forms of a node's outputs, which may be those of its inputs."""
+    found = set()
+    for k, name in enumerate(node.inputs if schema.inputs else ()):
+        title, variable, _ = schema.input(k)
+        allowed = _allowed_forms(schema, variable)
+        form = forms.get(name)
+        if form is not None and form not in allowed:
+            problems.add(node.title, f"{title}: expected {min(allowed)}, got {form}")
+        if form is not None and allowed == _EITHER:
+            found.add(form)
+    for k, name in enumerate(node.outputs if schema.outputs else ()):
+        own = _allowed_forms(schema, schema.outputs[min(k, len(schema.outputs) - 1)])
+        possible = own if len(own) == 1 else found
+        if name and len(possible) == 1:
+            forms[name] = min(possible)
+
+
+def _allowed_forms(schema: _Schema, variable: str) -> frozenset[str]:
+    kinds = schema.allowed.get(variable, (variable,))
+    return frozenset(_SEQUENCE if "seq(" in kind else _ARRAY for kind in kinds)
 
 
 def check_divisors(graph: Graph, problems: Problems) -> None:

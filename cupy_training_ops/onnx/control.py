@@ -25,16 +25,20 @@ from .steps import run_step
 Ints = tuple[int, ...]
 
 
+def runs_graphs(node: Node) -> bool:
+    """Return True if a node's operator runs graphs."""
+    return node.is_standard and node.op_type in _FORMS
+
+
 def runner(node: Node) -> Runner | None:
     """The runner of a node that runs graphs; None of other nodes."""
-    form = _FORMS.get(node.op_type) if node.is_standard else None
-    if form is None:
+    if not runs_graphs(node):
         return None
     optional = {"Loop": 2, "Scan": int(node.version < 9)}.get(node.op_type, 0)
     for k, name in enumerate(node.inputs):
         if not name and k >= optional:
             raise ArgumentError(f"its input {k} is missing")
-    return form(node)
+    return _FORMS[node.op_type](node)
 
 
 # ---- a graph that a node runs --------------------------------------------------------------------

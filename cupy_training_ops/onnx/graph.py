@@ -80,6 +80,7 @@ class Graph:
     types: Mapping[str, Dtype] = field(default_factory=dict)
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
     n_captured: int = 0  # inputs of a subgraph, at the end, that are values of the graph around it
+    source: Any = None  # of a subgraph, its protobuf
 
     def free_names(self) -> tuple[str, ...]:
         """Names that nothing in the graph makes, in the order of their first use."""

@@ -295,7 +295,7 @@ def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> 
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
     inputs, outputs = tuple(map(value_of, graph.input)), tuple(map(value_of, graph.output))
     _check_types((*graph.input, *graph.output), problems)
-    part = Graph(tuple(nodes), inputs, outputs, constants)
+    part = Graph(tuple(nodes), inputs, outputs, constants, source=graph)
     known = {item.name for item in inputs} | constants.keys() | {*part.free_names()}
     declared = (*map(value_of, graph.value_info), *inputs, *outputs)
     return replace(

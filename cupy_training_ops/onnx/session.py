@@ -19,7 +19,15 @@ from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, cut, pass_on, refuse, shown
 from .activations import Activations, with_codes
 from .bodies import with_bodies
-from .checks import LOSSES, Extents, Labels, check_divisors, check_types, with_gradient_checks
+from .checks import (
+    LOSSES,
+    Extents,
+    Labels,
+    check_divisors,
+    check_sequences,
+    check_types,
+    with_gradient_checks,
+)
 from .control import runner as control_runner
 from .graph import EMPTY, Value
 from .models import Source, read_model
@@ -75,6 +83,7 @@ class Session:
         runners = node_runners(graph, problems, own=control_runner)
         first = graph
         check_types(graph, runners, problems, xp is np)
+        check_sequences(graph, problems)
         check_divisors(graph, problems)
         problems.refuse()
         graph = schedule(fuse_products(graph))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ArgumentError, OpError, pass_on, refuse, shown
 from ..registry import REGISTRY
-from .graph import EMPTY, Graph, Node, Problems, Value, subgraphs
+from .graph import EMPTY, Graph, Node, Problems, Value
 from .models import onnx_package, read_node
 from .runner import each, is_known, runner_of
 from .session import Session
@@ -38,7 +38,7 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
             f"{read.title}: expected a node that reads its inputs alone, got one "
             f"that reads {around}"
         )
-    if subgraphs(read) or not is_known(read):
+    if not is_known(read):
         return _run_as_graph(read, inputs)
     run = runner_of(read).make(_module(inputs))
     try:

@@ -252,3 +252,20 @@ def test_an_output_that_a_body_does_not_make_is_refused() -> None:
     del model.graph.node[0].output[:]
     with pytest.raises(cto.ArgumentError, match="expected at least 1 outputs"):
         cto.onnx.Session(model)
+
+
+@pytest.mark.skipif(
+    not onnx.defs.has("FlexAttention", domain="ai.onnx.preview"), reason="an older onnx"
+)
+def test_a_body_that_is_made_of_the_node_s_graph(rng) -> None:
+    """Attention's scores, which a graph halves."""
+    text = """<ir_version: 11, opset_import: ["" : 25, "ai.onnx.preview" : 1]>
+        g (double[1, 2, 3, 4] q, double[1, 2, 5, 4] k, double[1, 2, 5, 4] v)
+        => (double[1, 2, 3, 4] y) {
+        y = ai.onnx.preview.FlexAttention <score_mod = m (double[B, H, L, S] s)
+            => (double[B, H, L, S] t) { half = Constant <value = double {0.5}> ()
+            t = Mul (s, half) }> (q, k, v) }"""
+    x = drawn(rng, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))
+    found = cto.onnx.Session(onnx.parser.parse_model(text)).run(x)["y"]
+    expected = functional.scaled_dot_product_attention(*map(torch.tensor, x.values()), scale=0.25)
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)

@@ -8,7 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .one_operator import check_gradients, model_of
+from .one_operator import check_gradients, check_types, model_of
 
 torch = pytest.importorskip("torch")
 
@@ -109,3 +109,8 @@ def test_gradients_are_those_of_pytorch(mode, rng) -> None:
     y = torch.nn.functional.interpolate(tensor, scale_factor=(2, 3), mode=mode)
     (y * torch.tensor(weights)).sum().backward()
     np.testing.assert_allclose(session.gradients["in0"], tensor.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_narrow_types(mode, rng) -> None:
+    check_types("Resize", inputs(PLANES, rng, sizes=SIZES), tuple(SIZES), rng, mode=mode)

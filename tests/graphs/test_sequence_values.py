@@ -143,3 +143,32 @@ def test_optional_values(arrays) -> None:
         run(text, x=None)
     text = "(optional(float[N]) x) => (optional(float[N]) y) { y = Identity (x) }"
     assert run(text, x=None) == [None]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(seq(float[2]) s) => (float[2] y) { y = Neg (s) }", "expected an array, got a sequence"),
+        ("(float[2] x, int64 i) => (float y) { y = SequenceAt (x, i) }", "got an array"),
+        (
+            "(float[2] x) => (float[2] y) { s = SequenceConstruct (x) t = Identity (s) y = Abs(t)}",
+            "expected an array, got a sequence",
+        ),
+        (
+            """(bool c, float[2] x) => (float[2] y) { s = SequenceConstruct (x)
+            y = If (c) <then_branch = a () => (float[2] v) { v = Relu (s) },
+                        else_branch = b () => (float[2] v) { v = Identity (x) }> }""",
+            "X: expected an array, got a sequence",
+        ),
+        (
+            """(bool c, float[2] x) => (int64 y) {
+            s = If (c) <then_branch = a () => (float[2] v) { v = Relu (x) },
+                        else_branch = b () => (float[2] v) { v = Identity (x) }>
+            y = SequenceLength (s) }""",
+            "input_sequence: expected a sequence, got an array",
+        ),
+    ],
+)
+def test_arrays_and_sequences_are_not_mixed(text, words) -> None:
+    with pytest.raises(cto.ArgumentError, match=words):
+        run(text)

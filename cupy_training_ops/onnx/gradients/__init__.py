@@ -16,6 +16,7 @@ RULES_OF = (  # modules that fill the table
     "pooling",
     "products",
     "quantization",
+    "recurrent",
     "reductions",
     "resizing",
     "shapes",
