@@ -93,6 +93,10 @@ def test_affine_grids_are_those_of_torch(align: int, size: tuple[int, ...], rng)
     found = result("AffineGrid", theta, np.array(size), align_corners=align)
     exact = functional.affine_grid(torch.tensor(theta), size, align_corners=bool(align))
     np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+    with pytest.raises(cto.ArgumentError, match="size: expected 4 or 5 extents, got 3"):
+        result("AffineGrid", theta, np.array(size[:3]))
+    with pytest.raises(cto.ArgumentError, match="expected a vector of extents"):
+        result("AffineGrid", theta, np.array([size]))
 
 
 # ---- regions -------------------------------------------------------------------------------------
@@ -216,6 +220,14 @@ def test_deformed_convolutions_place_by_place(has_more: bool, rng) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-10)
     with pytest.raises(cto.ArgumentError, match="offset: expected"):
         result("DeformConv", x, w, offset[:, :-1], **attributes)
+    for wrong, words in (
+        ((None, mask[:, 1:]), "mask: expected shape"),
+        ((bias[1:],), "B: expected"),
+    ):
+        with pytest.raises(cto.ArgumentError, match=words):
+            result("DeformConv", x, w, offset, *wrong, **attributes)
+    with pytest.raises(cto.ArgumentError, match="expected one rank of at least 3"):
+        result("DeformConv", x, w[0], offset, **attributes)
 
 
 # ---- windows -------------------------------------------------------------------------------------

@@ -74,7 +74,6 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("DFT", [(3, 8, 1)], {"onesided": 1}),
     ("DFT", [(3, 8, 2), np.array(15)], {"onesided": 1, "inverse": 1}),
     ("STFT", [(2, 30, 1), np.array(3), (8,)], {}),
-    ("HannWindow", [np.array(9)], {}),
     ("RandomUniformLike", [(3, 4), np.array([2**63 + 5, 7], np.uint64)], {}),
     ("RandomNormal", [np.array([5, 7], np.uint64)], {"shape": [3, 4]}),
     ("Multinomial", [(3, 4), np.array([5, 0], np.uint64)], {"sample_size": 9}),

@@ -179,7 +179,7 @@ def _each_along(array: Array, shape: tuple[int, ...], axis: int, name: str) -> A
     if array.size == 1:
         return array.reshape(())
     each = [1] * len(shape)
-    if len(shape) >= -axis:
+    if len(shape) > 1:
         each[axis] = shape[axis]
     if array.ndim == 1 and array.size == math.prod(each):
         return array.reshape(each)

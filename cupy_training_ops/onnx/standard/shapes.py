@@ -32,6 +32,8 @@ VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 def extents(shape: Any) -> tuple[int, ...]:
     """A shape that an array on the host holds."""
+    if getattr(shape, "ndim", 1) != 1:
+        raise ArgumentError(f"expected a vector of extents, got an array of shape {shape.shape}")
     result = tuple(int(extent) for extent in shape)
     limits.refuse(limits.of_shape(result))
     return result
