@@ -20,6 +20,7 @@ from .checks import output_types, part_types
 from .control import runs_graphs
 from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
+from .passes import constant
 from .runner import is_known
 
 _FLOAT, _DOUBLE = 1, 11  # ONNX's numbers of float32 and float64
@@ -75,7 +76,7 @@ class _Expansion:
             self._count()
             body = self._body(node, types, graph.shapes) if self._wanted(node) else None
             if body is None or node.op_type in around:
-                node = self._with_parts(node, types)
+                node = self._with_parts(_plain_cast(node, types) if around else node, types)
                 nodes.append(node)
                 types.update(_types(node, types, graph.types))
                 continue
@@ -125,7 +126,8 @@ def _types(
     """The types of a node's outputs, as far as they are known."""
     dtypes: Sequence[Dtype | None] = ()
     try:
-        dtypes = output_types(node, types)
+        is_constant = node.op_type == "Constant" and node.is_standard
+        dtypes = [constant(node).dtype] if is_constant else output_types(node, types)
     except (OpError, TypeError, ValueError) as error:  # which the check of types refuses later
         pass_on(error)
     for k, name in enumerate(node.outputs):
@@ -141,7 +143,7 @@ class _Body:
     """The nodes of a function, with its own names, and those of its inputs and outputs."""
 
     def __init__(self, function: Proto, schema: Any, node: Node, problems: Problems) -> None:
-        given = {item.name: item for item in node_proto(node).attribute}
+        own = {item.name: item for item in node_proto(node).attribute}
         defaults = {
             name: item.default_value
             for name, item in schema.attributes.items()
@@ -153,7 +155,7 @@ class _Body:
         self.outputs = tuple(function.output)
         self.nodes = []
         for item in function.node:
-            _fill_in(item, {**defaults, **given})
+            _fill_in(item, {**defaults, **own})
             inner = read_node(item, node.place, versions, problems)
             self.nodes.append(replace(inner, name=node.name))
 
@@ -213,6 +215,16 @@ def _wide_value(value: Any) -> Any:
         inner = {name: _wide_value(array) for name, array in value.constants.items()}
         return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)
     return value.astype(FLOAT64) if getattr(value, "dtype", None) == FLOAT32 else value
+
+
+def _plain_cast(node: Node, types: Mapping[str, Dtype]) -> Node:
+    """Cast in place of a CastLike whose type is known: a number that it casts may be needed on the
+    host then, where the other array is not."""
+    dtype = types.get(node.inputs[1]) if node.op_type == "CastLike" else None
+    if dtype is None or node.attributes:
+        return node
+    number = int(onnx_package().helper.np_dtype_to_tensor_dtype(dtype))
+    return replace(node, op_type="Cast", inputs=node.inputs[:1], attributes={"to": number})
 
 
 def _without_end(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -291,9 +303,9 @@ def _function(
     else:
         version = _newest(schema.context_dependent_function_opset_versions, node.version)
         kinds = [_type_proto(schema, k, n, types, shapes) for k, n in enumerate(node.inputs)]
-        given = node_proto(node).SerializeToString()
+        own = node_proto(node).SerializeToString()
         try:
-            data = schema.get_context_dependent_function_with_opset_version(version, given, kinds)
+            data = schema.get_context_dependent_function_with_opset_version(version, own, kinds)
         except Exception as error:
             pass_on(error)
             raise ArgumentError(f"ONNX gives no body of it: {error}") from None

@@ -329,10 +329,10 @@ def check_sequences(
             pairs = zip(inner, outer, strict=True)
             check_sequences(part, problems, {k: forms[n] for k, n in pairs if n in forms})
         schema = _schema(node.op_type, node.version) if node.is_standard else None
-        if parts:  # whose outputs say what they are
+        if parts and node.op_type != "SequenceMap":  # the parts' outputs say what they are
             outputs = next(iter(parts.values())).outputs[node.op_type == "Loop" :]
-            said = zip(node.outputs, outputs, strict=False)
-            forms |= {name: _form(item) for name, item in said if item.dtype}
+            for name, item in zip(node.outputs, outputs, strict=False):
+                forms |= {name: _form(item)} if item.dtype else {}
         elif schema is not None:
             _follow_forms(node, schema, forms, problems)
 
@@ -343,7 +343,7 @@ def _form(item: Value) -> str:
 
 def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: Problems) -> None:
     """Add the forms of a node's outputs, which may be those of its inputs."""
-    found = set()
+    mixed: set[str] = set()
     for k, name in enumerate(node.inputs if schema.inputs else ()):
         title, variable, _ = schema.input(k)
         allowed = _allowed_forms(schema, variable)
@@ -351,10 +351,10 @@ def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: 
         if form is not None and form not in allowed:
             problems.add(node.title, f"{title}: expected {min(allowed)}, got {form}")
         if form is not None and allowed == _EITHER:
-            found.add(form)
+            mixed.add(form)
     for k, name in enumerate(node.outputs if schema.outputs else ()):
         own = _allowed_forms(schema, schema.outputs[min(k, len(schema.outputs) - 1)])
-        possible = own if len(own) == 1 else found
+        possible = own if len(own) == 1 else mixed
         if name and len(possible) == 1:
             forms[name] = min(possible)
 

@@ -285,12 +285,12 @@ def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[
         states = results[:n]
         for stack, result in zip(stacks, results[n:], strict=True):
             stack.append(_to(xp, result, False))
-    found = []
+    columns = []
     for k, (axis, backward) in enumerate(zip(form.out_axes, form.out_backward, strict=True)):
         stack = stacks[k][::-1] if backward else stacks[k]
         y = xp.stack(stack) if stack else body.empty(n + k)
-        found.append(xp.ascontiguousarray(xp.moveaxis(y, 0, axis_of(axis, y.ndim))))
-    return [*(_to(xp, state, False) for state in states), *found]
+        columns.append(xp.ascontiguousarray(xp.moveaxis(y, 0, axis_of(axis, y.ndim))))
+    return [*(_to(xp, state, False) for state in states), *columns]
 
 
 def _module_of(xp: Any, x: Any) -> Any:
@@ -329,11 +329,11 @@ def _run_sequence_map(
 ) -> list[Any]:
     if not isinstance(values[0], list):
         raise ArgumentError("input_sequence: expected a sequence, got an array")
-    found: list[list[Any]] = [[] for _ in range(n_outputs)]
+    results: list[list[Any]] = [[] for _ in range(n_outputs)]
     for inputs in _rows(values[:n_own], len(values[0])):
-        for items, result in zip(found, body.run([*inputs, *values[n_own:]]), strict=True):
+        for items, result in zip(results, body.run([*inputs, *values[n_own:]]), strict=True):
             items.append(_to(xp, result, False))
-    return found
+    return results
 
 
 def _rows(values: Sequence[Any], n: int) -> Iterator[list[Any]]:

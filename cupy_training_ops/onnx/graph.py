@@ -84,11 +84,11 @@ class Graph:
 
     def free_names(self) -> tuple[str, ...]:
         """Names that nothing in the graph makes, in the order of their first use."""
-        made = {item.name for item in self.inputs} | self.constants.keys()
-        made.update(name for node in self.nodes for name in node.outputs)
+        own = {item.name for item in self.inputs} | self.constants.keys()
+        own.update(name for node in self.nodes for name in node.outputs)
         read = [name for node in self.nodes for name in node.inputs]
         read += [item.name for item in self.outputs]
-        return tuple(dict.fromkeys(name for name in read if name and name not in made))
+        return tuple(dict.fromkeys(name for name in read if name and name not in own))
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """A copy of the graph with other nodes."""

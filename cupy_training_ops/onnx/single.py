@@ -60,8 +60,8 @@ def _run_as_graph(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
     names = tuple(f"input {k}" if f"input {k}" in feeds else "" for k in range(len(inputs)))
     outputs = tuple(Value(name, None, None) for name in node.outputs if name)
     single = Node(node.op_type, node.domain, node.version, names, node.outputs, node.attributes)
-    found = Session(Graph((single,), values, outputs, {}), xp).run(feeds)
-    return tuple(found.get(name) for name in node.outputs)
+    results = Session(Graph((single,), values, outputs, {}), xp).run(feeds)
+    return tuple(results.get(name) for name in node.outputs)
 
 
 def _value(name: str, value: Any) -> Value:

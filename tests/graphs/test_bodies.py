@@ -15,8 +15,11 @@ from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
 import cupy_training_ops as cto
+from cupy_training_ops.onnx import session
 from cupy_training_ops.onnx.bodies import expand
 from cupy_training_ops.onnx.models import read_model
+
+from . import boxes
 
 TYPES = {"float64": 11, "float32": 1, "int64": 7, "bool": 9}
 
@@ -269,3 +272,33 @@ def test_a_body_that_is_made_of_the_node_s_graph(rng) -> None:
     found = cto.onnx.Session(onnx.parser.parse_model(text)).run(x)["y"]
     expected = functional.scaled_dot_product_attention(*map(torch.tensor, x.values()), scale=0.25)
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("node", "shapes"),
+    [
+        ("Attention <is_causal=1>", {"q": (2, 4, 3, 8), "k": (2, 2, 5, 8), "v": (2, 2, 5, 8)}),
+        (
+            "Attention <q_num_heads=4, kv_num_heads=2, softcap=3.0>",
+            {"q": (2, 3, 8), "k": (2, 5, 4), "v": (2, 5, 4), "mask": (3, 5)},
+        ),
+        (
+            "Attention <is_causal=1>",
+            {"q": (2, 2, 3, 8), "k": (2, 2, 5, 8), "v": (2, 2, 5, 8), "bools": (3, 5)},
+        ),
+        ("RMSNormalization", {"x": (2, 3, 4), "scale": (4,)}),
+        ("GroupNormalization <num_groups=2>", {"x": (2, 4, 3), "scale": (4,), "bias": (4,)}),
+        ("RotaryEmbedding", {"x": (2, 3, 4, 6), "cos": (2, 4, 3), "sin": (2, 4, 3)}),
+    ],
+)
+def test_bodies_fetch_nothing_from_a_device(node, shapes, rng, monkeypatch) -> None:
+    """Their shapes are computed on the host."""
+    monkeypatch.setattr(session, "node_runners", boxes.runners)
+    x = {n: a.astype(np.float32) for n, a in drawn(rng, **shapes).items()}
+    if "bools" in x:
+        x["bools"] = x["bools"] > 0
+    device = boxes.Device()
+    found = cto.onnx.Session(model_of(node, x), device).run(x)["y"]
+    np.testing.assert_array_equal(boxes.opened(found), run(node, x))
+    assert not device.fetched
+    assert len(device.sent) <= len(x) + 12, "numbers and masks of shapes"

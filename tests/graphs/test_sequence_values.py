@@ -116,13 +116,16 @@ def test_an_empty_sequence_is_filled_and_joined(rng) -> None:
 
 def test_a_map_over_sequences(arrays, rng) -> None:
     """Of a second sequence the element of the same place, of an array the whole."""
-    text = """(seq(float[N]) s, seq(float[N]) t, float x) => (seq(float[N]) y, seq(int64[1]) n) {
+    text = """(seq(float[N]) s, seq(float[N]) t, float x)
+        => (seq(float[N]) y, seq(int64[1]) n, float[N] first) <int64 zero = {0}> {
+        first = SequenceAt (y, zero)
         y, n = SequenceMap (s, t, x) <body = b (float[N] a, float[N] c, float d) =>
             (float[N] e, int64[1] f) { g = Mul (a, c) e = Add (g, d) f = Shape (a) }> }"""
     others = [rng.standard_normal(len(a)).astype(np.float32) for a in arrays]
     found = run(text, s=arrays, t=others, x=np.float32(2))
     same(found[0], [a * b + np.float32(2) for a, b in zip(arrays, others, strict=True)])
     assert [int(n[0]) for n in found[1]] == [2, 3, 2]
+    np.testing.assert_array_equal(found[2], found[0][0])
     with pytest.raises(cto.ArgumentError, match="expected sequences of 3 arrays, got one of 2"):
         run(text, s=arrays, t=others[:2], x=np.float32(2))
 
