@@ -21,11 +21,12 @@ import numpy as np
 from ..codecs.atomic_file import write_together
 from ..codecs.numpy_file import StrPath
 from ..declare.schema import finite
-from ..dtypes import FLOAT32, Dtype, dtype_name
+from ..dtypes import FLOAT32, FLOATS, Dtype, dtype_name
 from ..errors import ArgumentError, cut, pass_on, refuse, shown
 from ..registry import get_op
 from .checkpoint import FILES, Checkpoint, checkpoint_files
 from .checks import BUFFER
+from .folding import fold
 from .gradients import add_gradients, in_evaluation, in_training
 from .gradients.rules import INT64, MICROSOFT
 from .graph import Graph, Node, Value
@@ -40,6 +41,7 @@ BOOL = np.dtype(bool)
 FIXED = {  # inputs that are not trained, by operator
     "BatchNormalization": slice(3, 5),
     "NegativeLogLikelihoodLoss": slice(2, 3),
+    "Resize": slice(1, 3),
     "SoftmaxCrossEntropyLoss": slice(2, 3),
 }
 NO_INPUTS = slice(0)
@@ -129,7 +131,8 @@ def make(
 ) -> Artifacts:
     """The artifacts of an inference model; arguments as of `TrainingSession.from_model`."""
     graph, initializers = _untied(*read_inferred(model, OPSET))
-    graph = with_loss(graph, loss)
+    real = {name for name in initializers if graph.constants[name].dtype.kind not in "biu"}
+    graph = with_loss(fold(graph, real), loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
     parameters = _parameters(graph, initializers, wanted)
     names = _trained(parameters, wanted, unwanted)
@@ -195,7 +198,7 @@ def _parameters(
     graph: Graph, initializers: Collection[str], named: Collection[str] | None
 ) -> list[str]:
     """The initializers that can be trained: real ones, single numbers if they are named, but no
-    running statistics, and no weights of classes."""
+    running statistics, weights of classes or scales of pictures."""
     fixed = {
         name for node in graph.nodes for name in node.inputs[FIXED.get(node.op_type, NO_INPUTS)]
     }
@@ -205,7 +208,7 @@ def _parameters(
         if name in initializers
         and (array.ndim or name in (named or ()))
         and array.size
-        and array.dtype.kind not in "biuc"
+        and array.dtype in FLOATS
         and name not in fixed
     ]
 

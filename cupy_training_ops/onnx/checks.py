@@ -21,13 +21,14 @@ import numpy as np
 from ..call import checks as call_checks
 from ..call.op import Op
 from ..declare.schema import Input
-from ..dtypes import FLOAT32, Dtype, HostArray, element_type, to_dtype
+from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
 from .graph import Extent, Graph, Node, Problems, may_repeat_to
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS
 from .runner import Run, Runner, declared_places
 from .standard.elementwise import refuse_zeros
+from .stored import BY_DTYPE, graph_dtype, type_name
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "SparseSoftmaxCrossEntropy")
 CLASSES_LAST = LOSSES[2:]
@@ -236,8 +237,13 @@ _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
 Known = Mapping[str, Dtype]
 
 
-def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems) -> None:
-    """Follow types from inputs and constants on; values of unknown type are not refused."""
+def check_types(
+    graph: Graph, runners: Mapping[int, Runner], problems: Problems, on_host: bool = True
+) -> None:
+    """Follow types from inputs and constants on; values of unknown type are not refused.
+
+    on_host: False if a device computes, which has no array of some types.
+    """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
     known |= {name: array.dtype for name, array in graph.constants.items()}
     for i, node in enumerate(graph.nodes):
@@ -253,10 +259,13 @@ def check_types(graph: Graph, runners: Mapping[int, Runner], problems: Problems)
             dtype = dtype or graph.types.get(name)
             if dtype is not None and name:
                 known[name] = dtype
+    for name, dtype in () if on_host else known.items():
+        if dtype in BY_DTYPE:
+            problems.add(f"value {cut(name)!r}", f"elements of {type_name(dtype)} need NumPy")
     for item in graph.outputs:
         dtype = known.get(item.name)
         if item.dtype and dtype and item.dtype != dtype:
-            names = element_type(item.dtype).name, element_type(dtype).name
+            names = type_name(item.dtype), type_name(dtype)
             problems.add(f"output {cut(item.name)!r}", f"expected {names[0]}, got {names[1]}")
 
 
@@ -336,12 +345,12 @@ def _bind(
     name, variable, is_one = schema.input(k)
     kinds = schema.allowed.get(variable, {variable})
     if _type_string(dtype) not in kinds and f"seq({_type_string(dtype)})" not in kinds:
-        got = element_type(dtype).name
+        got = type_name(dtype)
         raise DtypeError(f"{name}: {got} is not among what {node.op_type} takes")
     if variable in schema.allowed and is_one:
         earlier = bound.setdefault(variable, dtype) or dtype
         if earlier != dtype:
-            names = element_type(earlier).name, element_type(dtype).name
+            names = type_name(earlier), type_name(dtype)
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
@@ -349,8 +358,8 @@ def _bind(
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:
-    if "to" in node.attributes and node.op_type == "Cast":
-        return to_dtype(node.attributes["to"])
+    if "to" in node.attributes and node.op_type in ("Cast", "BitCast"):
+        return graph_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":
         return getattr(node.attributes.get("value"), "dtype", FLOAT32)
     if not schema.outputs:
@@ -377,7 +386,7 @@ def _schema(op_type: str, version: int) -> _Schema | None:
 
 
 def _type_string(dtype: Dtype) -> str:
-    name = element_type(dtype).name
+    name = type_name(dtype)
     return f"tensor({_NAMES.get(name, name)})"
 
 

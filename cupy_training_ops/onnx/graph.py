@@ -17,7 +17,7 @@ STANDARD = ("", "ai.onnx")  # two names of one domain
 MOST_SHOWN = 30  # problems in a message
 Extent = int | str | None  # of a dimension: a number, a name, or nothing is said
 _WORDS = {int: "an integer", bool: "an integer", float: "a float", str: "text"}
-_LISTS = {int: "a list of integers", float: "a list of floats"}
+_LISTS = {int: "a list of integers", float: "a list of floats", str: "a list of texts"}
 
 
 @dataclass(frozen=True, slots=True)

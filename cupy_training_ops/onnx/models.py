@@ -20,11 +20,12 @@ import numpy as np
 
 from .. import limits
 from ..codecs.atomic_file import atomic_write
-from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
+from ..dtypes import BFLOAT16, Dtype, HostArray, element_type
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse, shown
 from .graph import STANDARD, Extent, Graph, Node, Problems, Value, sort_nodes
 from .passes import STATE, without_constants
 from .standard import NEWEST
+from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
 MOST_BYTES = 1 << 31  # of a protobuf
 MOST_NODES = 1 << 20
@@ -273,7 +274,7 @@ def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = No
     """
     dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
     limits.refuse(limits.of_shape(shape))
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = nbytes_of(dtype, math.prod(shape))
     if tensor.data_location == type(tensor).EXTERNAL:
         data = external(tensor, folder, nbytes, Counter() if read is None else read)
     elif tensor.HasField("raw_data"):
@@ -285,9 +286,11 @@ def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = No
 
 def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
     """An array of little-endian elements; 16 bytes aligned, and its own."""
-    expected = math.prod(shape) * dtype.itemsize
+    expected = nbytes_of(dtype, math.prod(shape))
     if len(data) != expected:
         raise ArgumentError(f"expected {expected} bytes for shape {shape}, got {len(data)}")
+    if dtype in BY_DTYPE:
+        return unpack(np.frombuffer(data, np.uint8), dtype, math.prod(shape)).reshape(shape)
     array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
     return array if np.little_endian or dtype.itemsize == 1 else array.byteswap()
@@ -295,13 +298,18 @@ def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
 
 def _dtype(number: int) -> Dtype:
     try:
-        return to_dtype(int(number))
+        return graph_dtype(int(number))
     except DtypeError:
         raise DtypeError(f"elements of ONNX type {int(number)} are not computed here") from None
 
 
 def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
     """The elements that stand in fields by type; half types as bits in integers."""
+    if dtype in BY_DTYPE:
+        codes = np.array(tensor.int32_data, np.int64)
+        if codes.size != nbytes_of(dtype, math.prod(shape)) or np.any(codes >> 8):
+            raise ArgumentError(f"expected bytes of {math.prod(shape)} elements in int32_data")
+        return from_bytes(codes.astype(np.uint8).tobytes(), dtype, shape)
     names = {"float32": "float_data", "float64": "double_data", "int64": "int64_data"}
     names |= {"uint64": "uint64_data", "uint32": "uint64_data"}
     names |= {"complex64": "float_data", "complex128": "double_data"}
@@ -395,7 +403,7 @@ def _check_types(items: Iterable[Proto], problems: Problems) -> None:
 def dtype_or_none(name: str | int) -> Dtype | None:
     """A dtype by its name or ONNX's number; None of types that are not computed here."""
     try:
-        return to_dtype(name)
+        return graph_dtype(name)
     except DtypeError:
         return None
 

@@ -65,12 +65,12 @@ def runner_of(node: Node) -> Runner:
     cls = _operator(node)
     if cls is not None:
         return _operator_runner(node, cls)
-    if node.domain in _CONTRIB:
-        item = find(node.op_type, node.version if node.is_standard else NEWEST)
-        if item is not None:
-            return _table_runner(node, item)
-        if node.op_type in TABLE:
-            raise ArgumentError(f"not in opset {node.version}")
+    name = node.op_type if node.domain in _CONTRIB else f"{node.domain}.{node.op_type}"
+    item = find(name, node.version if node.is_standard else NEWEST)
+    if item is not None:
+        return _table_runner(node, item)
+    if name in TABLE:
+        raise ArgumentError(f"not in opset {node.version}")
     domain = f"domain {cut(node.domain)!r}" if node.domain else "ONNX's own domain"
     raise ArgumentError(f"unknown operator {cut(node.op_type)} of {domain}")
 
@@ -369,7 +369,7 @@ def reference_ops() -> list[type]:
     """A class of each operator of upstream's domain, for ReferenceEvaluator(new_ops=...)."""
     has = onnx_package().defs.has
     names = {name for domain, name, _ in REGISTRY if domain == "com.microsoft"}
-    names |= {name for name in TABLE if not has(name)}
+    names |= {name for name in TABLE if "." not in name and not has(name)}
     return [_reference(name) for name in sorted(names)]
 
 

@@ -70,7 +70,7 @@ class Session:
             graph = graph.with_attributes(TAKE_TF32, allow_tf32=1)
         runners = node_runners(graph, problems)
         first = graph
-        check_types(graph, runners, problems)
+        check_types(graph, runners, problems, xp is np)
         check_divisors(graph, problems)
         problems.refuse()
         graph = schedule(fuse_products(graph))

@@ -34,14 +34,16 @@ def model_of(
     """A model whose inputs `in0`, `in1`, ... are initializers, and whose outputs are weighted, but
     for `n_others` behind these.
 
-    is_dynamic: each real input is that initializer behind a Reshape, so that no shape is known, but
-    ranks if it `has_ranks`.
+    is_dynamic: each input of float64 is that initializer behind a Reshape, so that no shape is
+    known, but ranks if it `has_ranks`.
     """
     names = ["" if array is None else f"in{i}" for i, array in enumerate(inputs)]
     arrays = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
+    real = next(a.dtype for a in arrays.values() if a.dtype.kind == "f")
+    dtype = helper.np_dtype_to_tensor_dtype(real)
     nodes, given = [], []
     for name, array in arrays.items():
-        if is_dynamic and array.dtype.kind == "f":
+        if is_dynamic and array.dtype == np.float64:
             n = array.ndim if has_ranks else None
             given.append(helper.make_tensor_value_info(f"{name}_shape", TensorProto.INT64, (n,)))
             nodes.append(helper.make_node("Reshape", [name, f"{name}_shape"], [f"{name}_same"]))
@@ -54,9 +56,9 @@ def model_of(
             helper.make_node("Mul", [y, f"{y}_weights"], [f"{y}_weighted"]),
             helper.make_node("ReduceSum", [f"{y}_weighted"], [f"{y}_sum"], keepdims=0),
         ]
-        given.append(helper.make_tensor_value_info(f"{y}_weights", TensorProto.DOUBLE, None))
+        given.append(helper.make_tensor_value_info(f"{y}_weights", dtype, None))
     nodes.append(helper.make_node("Sum", [f"{y}_sum" for y in outputs], ["loss"]))
-    loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
+    loss = helper.make_tensor_value_info("loss", dtype, ())
     initial = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "one operator", given, [loss], initial)
     opsets = [helper.make_opsetid(d, 1 if d else opset) for d in {"", domain}]
@@ -80,12 +82,13 @@ def check_gradients(
     Elements are moved one by one where an input has at most 40, else along 40 random directions.
     """
     real = [i for i, a in enumerate(inputs) if a is not None and np.asarray(a).dtype.kind == "f"]
+    doubles = [i for i in real if np.asarray(inputs[i]).dtype == np.float64]
     names = [f"in{i}" for i in (real if trainable is None else trainable)]
     model = model_of(op_type, inputs, is_dynamic=is_dynamic, n_outputs=n_outputs, **options)
     session = cto.onnx.TrainingSession.from_model(
         model, loss="loss", trainable=names, optimizer="SGD"
     )
-    feeds = {f"in{i}_shape": np.array(np.shape(inputs[i]), np.int64) for i in real if is_dynamic}
+    feeds = {f"in{i}_shape": np.array(np.shape(inputs[i]), np.int64) for i in doubles if is_dynamic}
     plain = cto.onnx.Session(part(model, [f"y{i}" for i in range(n_outputs)]))
     for name, y in plain.run(feeds).items():
         feeds[f"{name}_weights"] = rng.standard_normal(y.shape)
@@ -105,6 +108,37 @@ def check_gradients(
             scale = max(1.0, abs(expected))
             assert abs(actual - expected) <= tolerance * scale, (op_type, name, actual, expected)
     return session
+
+
+def check_types(
+    op_type: str,
+    inputs: Sequence[np.ndarray | None],
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    **options: Any,
+) -> None:
+    """Compare gradients in float32 and float16 with those in float64; shape: that of the output."""
+    for dtype, tolerance in ((np.float32, 1e-5), (np.float16, 1e-2)):
+        rounded = [a.astype(dtype) if is_double(a) else a for a in inputs]
+        weights = rng.standard_normal(shape).astype(dtype)
+        exact = [
+            a.astype(np.float64) if is_double(b) else a
+            for a, b in zip(rounded, inputs, strict=True)
+        ]
+        pairs = []
+        for arrays, w in ((rounded, weights), (exact, weights.astype(np.float64))):
+            model = model_of(op_type, arrays, **options)
+            session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+            session.accumulate(**{name: w for name in session.inputs})
+            pairs.append(session.gradients)
+        for name, expected in pairs[1].items():
+            assert pairs[0][name].dtype == dtype
+            distance = np.abs(pairs[0][name] - expected).max()
+            assert distance <= tolerance * np.abs(expected).max(), (op_type, name, dtype)
+
+
+def is_double(array: np.ndarray | None) -> bool:
+    return array is not None and array.dtype == np.float64
 
 
 def needs(op_type: str, inputs: Sequence[np.ndarray | None], **options: Any) -> None:

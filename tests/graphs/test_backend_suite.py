@@ -125,6 +125,7 @@ def test_the_suite_for_backends(suite) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

@@ -327,14 +327,63 @@ def test_cast_like_gives_the_gradient_in_the_type_of_its_input(rng) -> None:
     np.testing.assert_allclose(session.gradients["x"], 2 * x, rtol=1e-6)
 
 
-def trained_x(nodes, x, **constants):
-    """A session that has added up the gradients of `x`; the loss is a double."""
+def trained_x(nodes, x, trainable=("x",), **constants):
+    """A session that has added up the gradients of `x` or others; the loss is a double."""
     loss = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, ())
     initial = [onnx.numpy_helper.from_array(a, n) for n, a in {"x": x, **constants}.items()]
     graph = helper.make_graph(nodes, "g", [], [loss], initial)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     session = cto.onnx.TrainingSession.from_model(
-        model, loss="loss", trainable=["x"], optimizer="SGD"
+        model, loss="loss", trainable=trainable, optimizer="SGD"
     )
     session.accumulate()
     return session
+
+
+# ---- half types ----------------------------------------------------------------------------------
+
+NARROW = [TensorProto.FLOAT, TensorProto.FLOAT16]
+OWN = [item for item in UNARY if item[2].keys().isdisjoint({"opset", "domain"})]
+
+
+def check_narrow(op_type, x, others, to, **options):
+    """The gradient of a narrow x is near that in float64: constants are of its type, too."""
+    constants = {f"c{i}": array for i, array in enumerate(others)}
+    narrow = ["x", *(name for name, array in constants.items() if array.dtype == np.float64)]
+    nodes = [helper.make_node("Cast", [name], [f"{name}_narrow"], to=to) for name in narrow]
+    read = [f"{name}_narrow" if name in narrow else name for name in ("x", *constants)]
+    nodes += [
+        helper.make_node(op_type, read, ["y"], **options),
+        helper.make_node("Cast", ["y"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("ReduceSum", ["wide"], ["loss"], keepdims=0),
+    ]
+    expected = gradients(op_type, [x, *others], **options)[0]
+    rtol = {TensorProto.FLOAT: 1e-5, TensorProto.FLOAT16: 2e-2}[to]
+    actual = trained_x(nodes, x, **constants).gradients["x"]
+    np.testing.assert_allclose(actual, expected, rtol, rtol)
+
+
+@pytest.mark.parametrize("to", NARROW)
+@pytest.mark.parametrize(("op_type", "bounds", "options"), OWN)
+def test_gradients_of_narrow_types_are_near_those_in_float64(
+    op_type, bounds, options, to, rng
+) -> None:
+    skip_without_forward(op_type, options)
+    x = np.float64(np.float16(rng.uniform(*bounds, 50)))
+    check_narrow(op_type, x[np.abs(x) > 0.01], [], to, **options)
+
+
+@pytest.mark.parametrize("to", NARROW)
+@pytest.mark.parametrize(
+    "op_type", ["Clip", "Div", "Max", "Mean", "Min", "Mod", "Mul", "PRelu", "Pow"]
+)
+def test_gradients_of_two_narrow_arrays_are_near_those_in_float64(op_type, to, rng) -> None:
+    x, b = (np.float64(np.float16(rng.uniform(*bounds, 20))) for bounds in ((0.5, 2), (0.4, 1)))
+    others = [np.array(0.75), np.array(1.5)] if op_type == "Clip" else [b]
+    check_narrow(op_type, x, others, to, **({"fmod": 1} if op_type == "Mod" else {}))
+
+
+@pytest.mark.parametrize("to", NARROW)
+@pytest.mark.parametrize("b", [-1.0, 0.5, 2.0, 2.5])
+def test_gradients_of_narrow_powers_are_near_those_in_float64(b, to, rng) -> None:
+    check_narrow("Pow", np.float64(np.float16(rng.uniform(0.5, 2, 20))), [np.array(b)], to)

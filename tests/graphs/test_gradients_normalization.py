@@ -15,7 +15,7 @@ from cupy_training_ops.onnx.graph import Value
 from cupy_training_ops.onnx.models import read_inferred
 from cupy_training_ops.onnx.writing import model_of as written
 
-from .one_operator import check_gradients, model_of, needs
+from .one_operator import check_gradients, check_types, model_of, needs
 
 torch = pytest.importorskip("torch")
 
@@ -135,3 +135,12 @@ def test_a_gradient_of_statistics_is_refused(rng) -> None:
     model = model_of("LayerNormalization", [rng.standard_normal(s) for s in shapes], n_outputs=2)
     with pytest.raises(cto.ArgumentError, match="output 'y1' is not known"):
         cto.onnx.TrainingSession.from_model(model, loss="loss")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_narrow_types(name, rng) -> None:
+    op_type, shapes, options = CASES[name]
+    inputs = [rng.standard_normal(shape) for shape in shapes]
+    options = {k: v for k, v in options.items() if k != "stash_type"}
+    needs(op_type, inputs, **options)
+    check_types(op_type, inputs, shapes[0], rng, **options)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from .one_operator import check_gradients
-from .test_gradients_elementwise import by_torch, gradients, trained_x
+from .test_gradients_elementwise import NARROW, by_torch, check_narrow, gradients, trained_x
 
 torch = pytest.importorskip("torch")
 INF, NAN = math.inf, math.nan
@@ -190,3 +190,10 @@ def test_nothing_moves_behind_a_place(op_type, rng) -> None:
     x = rng.standard_normal(5)
     place = x.argmax() if op_type == "ArgMax" else x.argmin()
     np.testing.assert_array_equal(trained_x(nodes, x).gradients["x"], np.full(5, place))
+
+
+@pytest.mark.parametrize("to", NARROW)
+@pytest.mark.parametrize("op_type", REDUCTIONS)
+def test_gradients_of_narrow_reductions_are_near_those_in_float64(op_type, to, rng) -> None:
+    x = np.float64(np.float16(rng.uniform(0.5, 1.5, (3, 4))))
+    check_narrow(op_type, x, [np.array([1])], to, keepdims=0)

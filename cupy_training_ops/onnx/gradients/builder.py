@@ -14,8 +14,8 @@ import numpy as np
 from ...dtypes import FLOAT32
 from ...errors import ArgumentError
 from ..graph import Graph, Node, Problems
-from .rules import RULES, UNDEFINED, ZERO, Rule, Site
-from .writer import Writer
+from .rules import BOOL, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
+from .writer import Writer, is_real
 
 SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
 
@@ -100,18 +100,24 @@ class _Backward:
 
 
 def _dependents(graph: Graph, names: Collection[str]) -> set[str]:
-    """The values that move with those of `names`, these included; whole numbers do not move."""
-    moving = set(names)
+    """The values that move with those of `names`, these included.
+
+    Whole numbers do not move, but for those that stand for real ones.
+    """
+    moving, straight = set(names), set[str]()
     for node in graph.nodes:
         if moving.isdisjoint(node.inputs) or node.op_type in ZERO:
             continue
-        moving.update(name for name in node.outputs if name and _is_real(graph, name))
+        outputs = set(filter(None, node.outputs))
+        if node.op_type in STRAIGHT or not straight.isdisjoint(node.inputs):
+            outputs -= {name for name in outputs if graph.types.get(name) == BOOL}
+            straight |= {name for name in outputs if not is_real(graph.types.get(name))}
+            moving |= outputs
+        elif node.op_type in UNDEFINED:
+            moving |= outputs
+        else:
+            moving |= {name for name in outputs if is_real(graph.types.get(name))}
     return moving
-
-
-def _is_real(graph: Graph, name: str) -> bool:
-    dtype = graph.types.get(name)
-    return dtype is None or dtype.kind not in "biu"
 
 
 def _rule_of(node: Node) -> Rule:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from .rules import MICROSOFT, RULES, ZERO, Rule, Site, Term, gradient
+from .writer import is_real
 
 ZERO |= {"Ceil", "Floor", "Round", "Sign", "Not", "IsInf", "IsNaN", "BitwiseNot"}
 ZERO |= {"And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
@@ -191,8 +192,9 @@ def fake_quant(site: Site) -> Sequence[Term | None]:
 
 @gradient("Cast", "CastLike")
 def cast(site: Site) -> Sequence[Term | None]:
-    """dx = dy in the type of x."""
-    return [site.cast(site.dys[0], site.dtype(site.inputs[0]))]
+    """dx = dy in the type of x, or as it is if x are whole numbers that stand for real ones."""
+    dtype = site.dtype(site.inputs[0])
+    return [site.cast(site.dys[0], dtype) if is_real(dtype) else site.dys[0]]
 
 
 # ---- of two and more arrays ----------------------------------------------------------------------

@@ -3,9 +3,20 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
-from .rules import MICROSOFT, Site, Term, gradient
+import numpy as np
+
+from .rules import INT64, MICROSOFT, UNDEFINED, Site, Term, gradient
+
+DOTS = "..."
+_WHOLE = "it computes with whole numbers: train the model before it is quantized"
+UNDEFINED |= dict.fromkeys(
+    ["ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"], _WHOLE
+)
+UNDEFINED |= dict.fromkeys(["QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"], _WHOLE)
+UNDEFINED["Det"] = "it needs the inverse of a matrix, which no operator of ONNX computes"
 
 
 @gradient("Gemm")
@@ -28,32 +39,69 @@ def gemm(site: Site) -> Sequence[Term | None]:
     return [da, db, dc]
 
 
-@gradient("MatMul")
+@gradient("FusedMatMul", "MatMul", "TransposeMatMul")
 def matmul(site: Site) -> Sequence[Term | None]:
-    """dA = dY B^T, dB = A^T dY, each summed over the batches that repeat it.
+    """Y = alpha A B: dA = alpha dY B^T, dB = alpha A^T dY, each summed over the batches that repeat
+    it.
 
-    A vector is a row on the left and a column on the right.
+    A vector is a row on the left and a column on the right. Where A or B is taken transposed, so is
+    its gradient.
     """
     (dy,), (a, b) = site.dys, site.inputs
     ranks = site.rank(a), site.rank(b)
-    left = site.op("Unsqueeze", a, site.ints(0)) if ranks[0] == 1 else a
-    right = site.op("Unsqueeze", b, site.ints(1)) if ranks[1] == 1 else b
+    flip_a, flip_b = (
+        site.attribute(name, 0) if rank > 1 else 0
+        for name, rank in zip(("transA", "transB"), ranks, strict=True)
+    )
+    left, right = (_with_batches_first(site, x, i) for i, x in enumerate((a, b)))
+    left = site.op("Unsqueeze", left, site.ints(0)) if ranks[0] == 1 else left
+    right = site.op("Unsqueeze", right, site.ints(1)) if ranks[1] == 1 else right
     left_out = [axis for axis, rank in zip((-2, -1), ranks, strict=True) if rank == 1]
     if left_out:
         dy = site.op("Unsqueeze", dy, site.ints(*left_out))
     da = db = None
     if site.wanted[0]:
-        da = site.own("FusedMatMul", dy, right, transB=1)
+        da = (
+            _product(site, right, dy, flip_b, 1)
+            if flip_a
+            else _product(site, dy, right, 0, 1 - flip_b)
+        )
+        da = _batches_back(site, da, 0)
         da = _sum_batches(site, da, a, ranks[0], ranks[1])
-    if site.wanted[1] and ranks[0] > 2 and ranks[1] == 2:  # one product of all batches' rows
-        rows, dy_rows = (site.op("Flatten", x, axis=ranks[0] - 1) for x in (a, dy))
-        db = site.op("Gemm", rows, dy_rows, transA=1)
+    if site.wanted[1] and ranks[0] > 2 and ranks[1] == 2 and not flip_a:
+        rows, dy_rows = (site.op("Flatten", x, axis=ranks[0] - 1) for x in (left, dy))
+        factors = (dy_rows, rows) if flip_b else (rows, dy_rows)  # of all batches in one product
+        db = site.op("Gemm", *factors, alpha=site.attribute("alpha", 1.0), transA=1)
     elif site.wanted[1]:
-        db = site.own("FusedMatMul", left, dy, transA=1)
-        if ranks[1] == 1:
-            db = site.op("Squeeze", db, site.ints(-1))
-        db = _sum_batches(site, db, b, ranks[1], ranks[0])
+        db = (
+            _product(site, dy, left, 1, flip_a)
+            if flip_b
+            else _product(site, left, dy, 1 - flip_a, 0)
+        )
+        db = site.op("Squeeze", db, site.ints(-1)) if ranks[1] == 1 else db
+        db = _sum_batches(site, _batches_back(site, db, 1), b, ranks[1], ranks[0])
     return [da, db]
+
+
+def _product(site: Site, left: Term, right: Term, flip_left: int, flip_right: int) -> Term:
+    values = {"alpha": site.attribute("alpha", 1.0), "transA": flip_left, "transB": flip_right}
+    return site.own("FusedMatMul", left, right, **values)
+
+
+def _with_batches_first(site: Site, x: Term, place: int) -> Term:
+    """A factor (M, batch, K) as (batch, M, K), where the node says that it is the former."""
+    rank = site.rank(x)
+    if not site.attribute(("transBatchA", "transBatchB")[place], 0) or rank < 3:
+        return x
+    return site.op("Transpose", x, perm=(*range(1, rank - 1), 0, rank - 1))
+
+
+def _batches_back(site: Site, dx: Term, place: int) -> Term:
+    """The gradient of such a factor in its own form."""
+    rank = site.rank(site.inputs[place])
+    if not site.attribute(("transBatchA", "transBatchB")[place], 0) or rank < 3:
+        return dx
+    return site.op("Transpose", dx, perm=(rank - 2, *range(rank - 2), rank - 1))
 
 
 def _sum_batches(site: Site, dx: Term, x: Term, own: int, other: int) -> Term:
@@ -83,3 +131,79 @@ def _by_one_node(site: Site, op_type: str) -> Sequence[Term]:
     operands = site.dys[0], *site.inputs[:2]
     results = site.ops(3, op_type, *operands, domain=MICROSOFT, **site.node.attributes)
     return results[: len(site.inputs)]
+
+
+# ---- einsum --------------------------------------------------------------------------------------
+
+
+@gradient("Einsum")
+def einsum(site: Site) -> Sequence[Term | None]:
+    """An operand's gradient is the sum over dy and the other operands.
+
+    ij,jk->ik    dA = ik,jk->ij, dB = ij,ik->jk
+    ij->i        what no other has is repeated: dA = dy[i, 1]
+    ii->i        a diagonal is put back by a unit matrix: dA = i,ij->ij
+    """
+    terms, result = _read_equation(site)
+    return [
+        _of_operand(site, place, terms, result) if is_wanted else None
+        for place, is_wanted in enumerate(site.wanted)
+    ]
+
+
+def _read_equation(site: Site) -> tuple[list[str], str]:
+    """The letters of operands and of the result, with letters of their own for what ... covers."""
+    left, arrow, result = site.node.attributes["equation"].replace(" ", "").partition("->")
+    terms = left.split(",")
+    free = [letter for letter in string.ascii_letters if letter not in left]
+    counts = [
+        site.rank(x) - len(term) + len(DOTS) if DOTS in term else 0
+        for term, x in zip(terms, site.inputs, strict=True)
+    ]
+    covered = "".join(free[: max(counts)])
+    if not arrow:
+        letters = left.replace(",", "").replace(DOTS, "")
+        result = DOTS + "".join(c for c in sorted(set(letters)) if letters.count(c) == 1)
+    each = [
+        term.replace(DOTS, covered[len(covered) - n :])
+        for term, n in zip(terms, counts, strict=True)
+    ]
+    return each, result.replace(DOTS, covered)
+
+
+def _of_operand(site: Site, place: int, terms: Sequence[str], result: str) -> Term:
+    x, own = site.inputs[place], terms[place]
+    free = (c for c in string.ascii_letters if not any(c in term for term in (*terms, result)))
+    operands = [(site.dys[0], result)]
+    operands += [(site.inputs[i], term) for i, term in enumerate(terms) if i != place]
+    letters: list[str] = []
+    for axis, letter in enumerate(own):
+        if letter in letters:
+            other = next(free)
+            operands.append((_unit_matrix(site, x, axis), letter + other))
+            letter = other
+        letters.append(letter)
+    there = "".join(letter for letter in letters if any(letter in term for _, term in operands))
+    dx: Term = operands[0][0]
+    if [term for _, term in operands] != [there]:
+        equation = ",".join(term for _, term in operands) + "->" + there
+        dx = site.op("Einsum", *(operand for operand, _ in operands), equation=equation)
+    missing = [axis for axis, letter in enumerate(letters) if letter not in there]
+    if missing:
+        dx = site.op("Unsqueeze", dx, site.ints(*missing))
+        dx = site.op("Expand", dx, site.shape(x))
+    if DOTS not in site.node.attributes["equation"]:
+        return dx
+    extents = site.extents(site.outputs[0])  # what the dots cover may be repeated
+    is_known = extents is not None and set(own) <= set(result)
+    by_letter = dict(zip(result, extents, strict=True)) if extents is not None else {}
+    return site.sum_from(dx, [by_letter[c] for c in own] if is_known else None, x)
+
+
+def _unit_matrix(site: Site, x: Term, axis: int) -> Term:
+    """1 on the diagonal, of the extent of an axis."""
+    shape = site.op("Shape", x, dtype=INT64)
+    zero, one = (site.constant(np.array(n, INT64)) for n in (0, 1))
+    n = site.op("Gather", shape, site.constant(np.array(axis, INT64)), axis=0)
+    values = site.constant(np.array([0, 1], site.dtype(x)))
+    return site.op("OneHot", site.op("Range", zero, n, one), n, values, dtype=site.dtype(x))

@@ -35,6 +35,7 @@ ZERO: set[str] = set()  # operators whose results do not move with their inputs
 UNDEFINED: dict[str, str] = {}  # operators without a gradient, and why
 # Operators that are differentiated by the nodes that ONNX itself computes them by:
 BY_BODY: set[str] = set()
+STRAIGHT: set[str] = set()  # operators whose whole numbers have the gradient of what they round
 
 
 def gradient(*names: str) -> Callable[[Rule], Rule]:

@@ -14,6 +14,11 @@ from ..graph import Graph, Node
 OPSET = 17  # of ONNX's own operators where the model has none
 
 
+def is_real(dtype: Dtype | None) -> bool:
+    """Return True of a type of real numbers, and of one that is not known."""
+    return dtype is None or dtype.kind == "f" or "float" in dtype.name
+
+
 class Writer:
     """Adds nodes behind those of a graph, `forward`, which may be changed as well.
 
@@ -37,7 +42,7 @@ class Writer:
         infers none behind an operator that is not its own."""
         for node in self.forward:
             known = (self.types[name] for name in node.inputs if name in self.types)
-            dtype = next((dtype for dtype in known if dtype.kind not in "biu"), None)
+            dtype = next(filter(is_real, known), None)
             if dtype is not None and node.outputs[0]:
                 self.types.setdefault(node.outputs[0], dtype)
 

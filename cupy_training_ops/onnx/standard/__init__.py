@@ -3,7 +3,39 @@
 
 from __future__ import annotations
 
-from . import elementwise, reductions, shapes
+from . import (
+    bits,
+    boxes,
+    elementwise,
+    old_opsets,
+    optimizers,
+    pools,
+    quantization,
+    recurrent,
+    reductions,
+    sampling,
+    shapes,
+    signals,
+    slices,
+)
 from .table import NEWEST, TABLE, Standard, find
 
-__all__ = ["NEWEST", "TABLE", "Standard", "elementwise", "find", "reductions", "shapes"]
+__all__ = [
+    "NEWEST",
+    "TABLE",
+    "Standard",
+    "bits",
+    "boxes",
+    "elementwise",
+    "find",
+    "old_opsets",
+    "optimizers",
+    "pools",
+    "quantization",
+    "recurrent",
+    "reductions",
+    "sampling",
+    "shapes",
+    "signals",
+    "slices",
+]

@@ -20,8 +20,11 @@ _SMALL = 1e-3  # below it two terms of erf's series are enough for float64
 UNARY = {
     "Abs": "abs",
     "Acos": "arccos",
+    "Acosh": "arccosh",
     "Asin": "arcsin",
+    "Asinh": "arcsinh",
     "Atan": "arctan",
+    "Atanh": "arctanh",
     "BitwiseNot": "invert",
     "Ceil": "ceil",
     "Cos": "cos",
@@ -219,6 +222,11 @@ def softsign(xp: Module, x: Array) -> Array:
 @standard("Mish")
 def mish(xp: Module, x: Array) -> Array:
     return x * xp.tanh(softplus(xp, x))
+
+
+@standard("ai.onnx.ml.Binarizer")
+def binarizer(xp: Module, x: Array, *, threshold: float = 0.0) -> Array:
+    return (x > scalar(x, threshold)).astype(x.dtype)
 
 
 @standard("Erf")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import FLOATS
+from ...errors import ArgumentError
 from ...registry import get_op
 from .elementwise import refuse_mixed, scalar
 from .table import HALVES, Array, Module, axis_of, dense, in_float32, standard, wide
@@ -170,13 +171,27 @@ standard("ArgMin")(_arg("argmin"))
 def cum_sum(
     xp: Module, x: Array, axis: Any, *, exclusive: bool = False, reverse: bool = False
 ) -> Array:
-    place, shape = int(axis.reshape(-1)[0]), x.shape
+    return _accumulate(xp.cumsum, xp, x, axis, exclusive, reverse, 0)
+
+
+@standard("CumProd", host=(1,))
+@in_float32
+def cum_prod(
+    xp: Module, x: Array, axis: Any, *, exclusive: bool = False, reverse: bool = False
+) -> Array:
+    return _accumulate(xp.cumprod, xp, x, axis, exclusive, reverse, 1)
+
+
+def _accumulate(
+    function: Any, xp: Module, x: Array, axis: Any, exclusive: bool, reverse: bool, first: int
+) -> Array:
+    place, shape = axis_of(int(axis.reshape(-1)[0]), x.ndim), x.shape
     x = xp.flip(x, place) if reverse else x
     if exclusive:  # what is before each element: to take it off again would cost it its bits
         x = xp.moveaxis(x, place, 0)[:-1]
-        before = xp.zeros((min(1, shape[place]), *x.shape[1:]), x.dtype)
+        before = xp.full((min(1, shape[place]), *x.shape[1:]), first, x.dtype)
         x = xp.moveaxis(xp.concatenate([before, x]), 0, place)
-    total = xp.cumsum(x, axis=place, dtype=x.dtype)
+    total = function(x, axis=place, dtype=x.dtype)
     return xp.flip(total, place) if reverse else total
 
 
@@ -333,6 +348,14 @@ def _of_vectors(xp: Module, a: Array, b: Array, alpha: float, tf32: bool) -> Arr
     y = product(xp, rows, columns, alpha, tf32)
     y = y[..., 0, :] if a.ndim == 1 else y
     return y[..., 0] if b.ndim == 1 else y
+
+
+@standard("Det", since=11)
+@in_float32
+def det(xp: Module, x: Array) -> Array:
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ArgumentError(f"expected square matrices, got shape {x.shape}")
+    return xp.linalg.det(x)
 
 
 @standard("Gemm")

@@ -4,16 +4,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import limits
-from ...dtypes import FLOAT32, HostArray, to_dtype
-from ...errors import ArgumentError, shown
+from ...dtypes import FLOAT32, FLOATS, HostArray, dtype_names, to_dtype
+from ...errors import ArgumentError, DtypeError, shown
 from ...registry import get_op
+from ..stored import convert, graph_dtype
 from .reductions import Axes, places
+from .resampling import (
+    CROP,
+    ROUND,
+    TRANSFORMATIONS,
+    fit_sizes,
+    positions,
+    positions_in_crop,
+    weigh,
+    within,
+)
 from .table import Array, Module, axis_of, standard, wide
 
 VECTOR = np.dtype(np.complex128)  # moved as a whole
@@ -199,12 +210,14 @@ def slice_(
 
 @standard("Cast", since=6, view=True)
 def cast(xp: Module, x: Array, *, to: int, saturate: bool = True, round_mode: str = "up") -> Array:
-    return x.astype(to_dtype(to), copy=False)
+    return convert(xp, x, graph_dtype(to), saturate=saturate, round_mode=round_mode)
 
 
 @standard("CastLike", since=15, view=True)
-def cast_like(xp: Module, x: Array, like: Array, *, saturate: bool = True) -> Array:
-    return x.astype(like.dtype, copy=False)
+def cast_like(
+    xp: Module, x: Array, like: Array, *, saturate: bool = True, round_mode: str = "up"
+) -> Array:
+    return convert(xp, x, like.dtype, saturate=saturate, round_mode=round_mode)
 
 
 @standard("ConstantOfShape", host=(0,), grows=True)
@@ -409,48 +422,7 @@ def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
     return arrays[int(place)]
 
 
-# ---- Resize: each output is a sum of a few pixels, whose places are made on the host -------------
-
-ROUND: dict[str, Callable[[HostArray], HostArray]] = {
-    "round_prefer_floor": lambda s: np.ceil(s - 0.5),
-    "round_prefer_ceil": lambda s: np.floor(s + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-TRANSFORMATIONS = (
-    "half_pixel",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "half_pixel_symmetric",
-)
-
-
-def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
-    """Where the m outputs of an axis lie among its n pixels."""
-    o = np.arange(m, dtype=np.float64)
-    if transformation == "align_corners":
-        return o * ((n - 1) / (m - 1) if m > 1 else 0)
-    if transformation == "asymmetric":
-        return o / scale
-    if transformation == "pytorch_half_pixel" and m <= 1:
-        return np.zeros_like(o)
-    if transformation in ("half_pixel", "pytorch_half_pixel"):
-        return (o + 0.5) / scale - 0.5
-    return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
-
-
-def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
-    """The pixels of each output, and their weights: arrays of (taps, outputs)."""
-    low = np.floor(s)
-    t = s - low
-    if mode == "linear":
-        return np.stack([low, low + 1]), np.stack([1 - t, t])
-    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
-    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
-    weights = [far[0], near[0], near[1], far[1]]
-    return low + np.arange(-1, 3)[:, None], np.stack(weights)
-
+# ---- Resize --------------------------------------------------------------------------------------
 
 _ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
 _MOST = 4096
@@ -468,11 +440,11 @@ def on_device(xp: Module, array: HostArray) -> Array:
 
 
 ONLY = {
-    "antialias": (False,),
-    "keep_aspect_ratio_policy": ("stretch",),
+    "antialias": (False, True),
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     "mode": ("nearest", "linear", "cubic"),
     "nearest_mode": tuple(ROUND),
-    "coordinate_transformation_mode": TRANSFORMATIONS,
+    "coordinate_transformation_mode": (*TRANSFORMATIONS, CROP),
 }
 
 
@@ -494,39 +466,56 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
-    has_sizes = sizes is not None and len(sizes) > 0
-    for i, axis in enumerate(chosen):
+    """Each output is a sum of a few pixels along each axis."""
+    if mode != "nearest" and x.dtype not in FLOATS:
+        raise DtypeError(f"X: expected {dtype_names(FLOATS)} for mode={mode}, got {x.dtype}")
+    chosen = list(range(x.ndim)) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
+    is_crop = coordinate_transformation_mode == CROP
+    parts = _parts_of(roi, len(chosen)) if is_crop else [(0.0, 1.0)] * len(chosen)
+    old = [x.shape[axis] for axis in chosen]
+    if sizes is not None and len(sizes) > 0:
+        new, factors = fit_sizes([int(n) for n in sizes], old, keep_aspect_ratio_policy)
+    else:
+        factors = [float(scale) for scale in scales]
+        lengths = [n * (end - start) for n, (start, end) in zip(old, parts, strict=True)]
+        pairs = zip(lengths, factors, strict=True)
+        new = [int(np.floor(length * np.float32(scale))) for length, scale in pairs]
+    outside = np.zeros((1,) * x.ndim, bool)
+    for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
         n = x.shape[axis]
-        scale = int(sizes[i]) / max(n, 1) if has_sizes else float(scales[i])
-        m = int(sizes[i]) if has_sizes else int(np.floor(n * np.float32(scale)))
-        if m == n and scale == 1:
+        if is_crop:
+            s = positions_in_crop(n, m, start, end)
+            outside = outside | ((s < 0) | (s > n - 1)).reshape(_on_axis(axis, x.ndim))
+        elif m == n and scale == 1:
             continue
-        s = positions(n, m, scale, coordinate_transformation_mode)
-        if mode == "nearest":
-            x = xp.take(x, on_device(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
-            x = _sum_taps(xp, x, axis, *_weigh(mode, s, n, cubic_coeff_a, exclude_outside))
+            s = positions(n, m, scale, coordinate_transformation_mode)
+        if mode == "nearest":
+            x = xp.take(x, on_device(xp, within(ROUND[nearest_mode](s), n)), axis=axis)
+        else:
+            width = scale if antialias else 1.0
+            pixels, weights = weigh(mode, s, n, cubic_coeff_a, exclude_outside, width)
+            x = _sum_taps(xp, x, axis, pixels, weights)
+    if outside.any():
+        return xp.where(on_device(xp, outside), x.dtype.type(extrapolation_value), x)
     return x
 
 
-def _within(pixels: HostArray, n: int) -> HostArray:
-    return np.clip(pixels, 0, n - 1).astype(np.int64)
+def _parts_of(roi: Any, n: int) -> list[tuple[float, float]]:
+    """The start and the end of a crop on each of n axes."""
+    ends = [] if roi is None else [float(end) for end in roi]
+    if len(ends) != 2 * n:
+        raise ArgumentError(f"roi: expected {2 * n} numbers, got {len(ends)}")
+    return list(zip(ends[:n], ends[n:], strict=True))
 
 
-def _weigh(
-    mode: str, s: HostArray, n: int, a: float, exclude_outside: int
-) -> tuple[HostArray, HostArray]:
-    """Pixels beyond an end are the last one's, or have no weight."""
-    pixels, weights = taps(mode, s, a)
-    if exclude_outside:
-        weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
-        weights = weights / weights.sum(axis=0)
-    return _within(pixels, n), weights
+def _on_axis(axis: int, rank: int) -> list[int]:
+    """A shape in which one axis has all elements."""
+    return [-1 if i == axis else 1 for i in range(rank)]
 
 
 def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
-    each = [-1 if i == axis else 1 for i in range(x.ndim)]
+    each = _on_axis(axis, x.ndim)
     total = None
     for rows, weight in zip(pixels, weights, strict=True):
         part = xp.take(x, on_device(xp, rows), axis=axis)

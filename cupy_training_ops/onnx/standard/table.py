@@ -44,6 +44,7 @@ class Standard(NamedTuple):
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
+    refuse: Callable[[Mapping[str, Any]], None] | None = None  # attributes that do not fit another
 
     def check(
         self, given: Sequence[bool], attributes: Mapping[str, object]
@@ -62,6 +63,8 @@ class Standard(NamedTuple):
             if name not in attributes:
                 raise ArgumentError(f"its attribute {name} is missing")
         _check_inputs(declared, given)
+        if self.refuse is not None:
+            self.refuse(result)
         return result
 
 
@@ -100,7 +103,10 @@ def _check_inputs(declared: _Signature, given: Sequence[bool]) -> None:
 
 
 def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
-    """Put a function into the table, under these operators' names."""
+    """Put a function into the table, under these operators' names.
+
+    One of another domain has the domain and a dot before its name.
+    """
 
     def register(function: Function) -> Function:
         for name in names:

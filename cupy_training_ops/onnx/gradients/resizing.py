@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""The gradient of Resize.
+
+y[o] = sum over taps of weight[o] x[pixel[o]] along each axis
+x_grad[pixel[o]] += weight[o] y_grad[o]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...dtypes import HostArray
+from ...errors import ArgumentError, shown
+from ..standard.resampling import ROUND, TRANSFORMATIONS, positions, weigh, within
+from .rules import Site, Term, gradient
+
+PLAIN = {  # the values of attributes that have a gradient here
+    "coordinate_transformation_mode": TRANSFORMATIONS,
+    "keep_aspect_ratio_policy": ("stretch",),
+    "mode": ("nearest", "linear", "cubic"),
+}
+
+
+class _Axis(NamedTuple):
+    """An axis that is resized: from n pixels to m; None where the model does not say them."""
+
+    place: int
+    n: int | None
+    m: int | None
+    scale: float | None
+
+
+@gradient("Resize")
+def resize(site: Site) -> Sequence[Term | None]:
+    """Of planes and linear by one node, of pixels that are repeated by sums, else by indices."""
+    for name, values in PLAIN.items():
+        value = site.attribute(name, values[0])
+        if name in site.node.attributes and value not in values:
+            raise ArgumentError(f"its gradient is not known for {name}={shown(value)}")
+    axes = list(_axes(site))
+    if _is_bilinear(site, axes):
+        return [_by_one_node(site)]
+    repeats = [_repeats(site, axis) for axis in axes]
+    if all(repeats):
+        return [_sum_repeats(site, {a.place: r for a, r in zip(axes, repeats, strict=True)})]
+    dx = site.dy
+    for axis in axes:
+        dx = _add_taps(site, dx, axis)
+    return [dx]
+
+
+def _axes(site: Site) -> Iterator[_Axis]:
+    """The axes along which something changes, as far as is known."""
+    x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
+    rank = site.rank(x)
+    chosen = [axis % rank for axis in site.attribute("axes", None) or range(rank)]
+    has_sizes = sizes is not None
+    factors = None if has_sizes else site.value(scales)
+    for i, axis in enumerate(chosen):
+        n, m = (site.extent(each, axis) for each in (x, site.outputs[0]))
+        if n == m and n is not None and (has_sizes or (factors is not None and factors[i] == 1)):
+            continue
+        if factors is not None and factors[i] == 1:
+            continue
+        n, m = (length if isinstance(length, int) else None for length in (n, m))
+        scale = None if factors is None else float(factors[i])
+        if m is None and n is not None and scale is not None:
+            m = int(np.floor(n * np.float32(scale)))
+        if has_sizes and n is not None and m is not None:
+            scale = m / max(n, 1)
+        yield _Axis(axis, n, m, scale)
+
+
+def _is_bilinear(site: Site, axes: Sequence[_Axis]) -> bool:
+    """Return True for what ResizeGrad computes."""
+    mode = site.attribute("coordinate_transformation_mode", "half_pixel")
+    same = mode in ("half_pixel", "align_corners")
+    same |= mode == "pytorch_half_pixel" and all(
+        (axis.m or 0) > 1 or (axis.scale or 0) >= 1 for axis in axes
+    )
+    is_linear = site.attribute("mode", "nearest") == "linear"
+    is_linear &= not (site.attribute("exclude_outside", 0) or site.attribute("antialias", 0))
+    of_planes = site.rank(site.inputs[0]) == 4 and all(axis.place >= 2 for axis in axes)
+    return same and is_linear and of_planes
+
+
+def _by_one_node(site: Site) -> Term:
+    x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
+    mode = site.attribute("coordinate_transformation_mode", "half_pixel").removeprefix("pytorch_")
+    factors = None if sizes or site.attribute("axes", None) else scales
+    operands = (site.dy, x, *([None, factors] if factors else []))
+    return site.own("ResizeGrad", *operands, mode="linear", coordinate_transformation_mode=mode)
+
+
+# ---- pixels that are repeated --------------------------------------------------------------------
+
+
+def _repeats(site: Site, axis: _Axis) -> int:
+    """How often each pixel is repeated; 0 where it is otherwise."""
+    if site.attribute("mode", "nearest") != "nearest" or axis.scale is None:
+        return 0
+    times = int(axis.scale)
+    if times != axis.scale or times < 1:
+        return 0
+    pixels = _pixels(site, 3, 3 * times, axis.scale)
+    return times if np.array_equal(pixels, np.arange(3).repeat(times)) else 0
+
+
+def _sum_repeats(site: Site, times: dict[int, int]) -> Term:
+    """dy as (n_0, n_1, times, ...), summed over the repeats of each pixel."""
+    x = site.inputs[0]
+    dims: list[int | tuple[Term, int]] = []
+    sums = []
+    for axis in range(site.rank(x)):
+        dims.append((x, axis))
+        if axis in times:
+            sums.append(len(dims))
+            dims.append(times[axis])
+    if not sums:
+        return site.dy
+    return site.op("ReduceSum", site.reshape(site.dy, *dims), site.ints(*sums), keepdims=0)
+
+
+# ---- pixels by index -----------------------------------------------------------------------------
+
+
+def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
+    """dx[pixel[o]] += weight[o] dy[o] along an axis, for each tap."""
+    place, n, m, scale = axis
+    if n is None or m is None or scale is None:
+        raise ArgumentError(
+            f"its gradient needs the extents of x and y along axis {place} and constant scales: "
+            "else it is known for nearest pixels that are repeated, and for linear ones of planes"
+        )
+    mode = site.attribute("mode", "nearest")
+    if mode == "nearest":
+        return site.add_along(dy, site.constant(_pixels(site, n, m, scale)), place, site.ints(n))
+    s = positions(n, m, scale, site.attribute("coordinate_transformation_mode", "half_pixel"))
+    a, outside = site.attribute("cubic_coeff_a", -0.75), site.attribute("exclude_outside", 0)
+    each = [-1 if i == place else 1 for i in range(site.rank(site.inputs[0]))]
+    parts = []
+    width = scale if site.attribute("antialias", 0) else 1.0
+    for rows, weights in zip(*weigh(mode, s, n, a, bool(outside), width), strict=True):
+        factor = site.constant(weights.reshape(each).astype(site.dtype(dy)))
+        parts.append(site.add_along(dy * factor, site.constant(rows), place, site.ints(n)))
+    return site.op("Sum", *parts)
+
+
+def _pixels(site: Site, n: int, m: int, scale: float) -> HostArray:
+    """The nearest pixel of each output."""
+    s = positions(n, m, scale, site.attribute("coordinate_transformation_mode", "half_pixel"))
+    return within(ROUND[site.attribute("nearest_mode", "round_prefer_floor")](s), n)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Operators of early opsets that have other attributes since: `broadcast` and `axis`, scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import ArgumentError
+from .elementwise import prelu
+from .reductions import batch_normalization
+from .shapes import resize
+from .table import Array, Function, Module, find, standard
+
+BROADCASTING = ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")
+UPSAMPLED = {"mode": ("nearest", "linear")}
+
+
+def _with_axis(name: str) -> Function:
+    """The function of two arrays, the second of which is repeated only if the node says so."""
+    item = find(name, 7)
+    assert item is not None
+
+    def run(
+        xp: Module, x: Array, y: Array, *, broadcast: bool = False, axis: int | None = None
+    ) -> Array:
+        if not broadcast and x.shape != y.shape:
+            raise ArgumentError(f"B: expected shape {x.shape}, got {y.shape}: broadcast is 0")
+        return item.function(xp, x, _before(y, x.shape, axis) if broadcast else y)
+
+    return run
+
+
+def _before(y: Array, shape: tuple[int, ...], axis: int | None) -> Array:
+    """An array with ones behind its extents, which begin at an axis of `shape`."""
+    first = len(shape) - y.ndim if axis is None else axis
+    if y.size == 1:
+        return y.reshape(())
+    own = shape[max(first, 0) :][: y.ndim]
+    if len(own) < y.ndim or any(n not in (1, m) for n, m in zip(y.shape, own, strict=True)):
+        raise ArgumentError(f"B: expected a part of shape {shape} from {first} on, got {y.shape}")
+    return y.reshape(y.shape + (1,) * (len(shape) - first - y.ndim))
+
+
+for _operator in BROADCASTING:
+    standard(_operator, until=6)(_with_axis(_operator))
+
+
+@standard("PRelu", until=6)
+def prelu_1(xp: Module, x: Array, slope: Array) -> Array:
+    """One slope, or one for each channel."""
+    if slope.size == 1:
+        return prelu(xp, x, slope.reshape(()))
+    if x.ndim < 2 or slope.shape != x.shape[1:2]:
+        raise ArgumentError(f"slope: expected one, or one for each channel, got {slope.shape}")
+    return prelu(xp, x, slope.reshape(-1, *[1] * (x.ndim - 2)))
+
+
+@standard("BatchNormalization", until=6, only={"is_test": (True,), "spatial": (True,)})
+def batch_normalization_1(
+    xp: Module,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    var: Array,
+    *,
+    is_test: bool,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: bool = True,
+) -> Any:
+    return batch_normalization(xp, x, scale, bias, mean, var, epsilon=epsilon)
+
+
+@standard("Upsample", since=7, until=8, grows=True, view=True, only=UPSAMPLED)
+def upsample_7(xp: Module, x: Array, *, scales: Sequence[float], mode: str = "nearest") -> Array:
+    return resize_10(xp, x, scales, mode=mode)
+
+
+@standard("Resize", host=(1,), since=10, until=10, grows=True, view=True, only=UPSAMPLED)
+@standard("Upsample", host=(1,), since=9, until=9, grows=True, view=True, only=UPSAMPLED)
+def resize_10(xp: Module, x: Array, scales: Any, *, mode: str = "nearest") -> Array:
+    """Output i is at i / scale."""
+    return resize(
+        xp,
+        x,
+        scales=scales,
+        mode=mode,
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Steps of optimizers as ONNX's preview of training has them: new arrays for old ones.
+
+The inputs are a rate, the number of steps before, and lists one behind the other: variables, their
+gradients, and what is kept of earlier gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...dtypes import FLOAT64
+from ...errors import ArgumentError
+from .elementwise import scalar
+from .table import Array, Module, standard
+
+PREVIEW = "ai.onnx.preview.training"
+
+
+def _update(
+    function: Callable[..., Sequence[Array]],
+    rate: Array,
+    count: Array,
+    arrays: Sequence[Array],
+    n_lists: int,
+) -> tuple[Array, ...]:
+    """The lists of new arrays; `function` makes those of one variable."""
+    if rate.size != 1 or count.size != 1:
+        raise ArgumentError(f"R, T: expected one number, got {rate.shape} and {count.shape}")
+    n = len(arrays) // n_lists
+    if n * n_lists != len(arrays):
+        raise ArgumentError(f"inputs: expected {n_lists} for each variable, got {len(arrays)}")
+    rows = []
+    for k in range(n):
+        own = arrays[k::n]
+        for array in own[1:]:
+            if array.shape != own[0].shape or array.dtype != own[0].dtype:
+                expected = f"{own[0].dtype} {own[0].shape} as the variable"
+                raise ArgumentError(f"inputs: expected {expected}, got {array.dtype} {array.shape}")
+        rows.append(function(rate.reshape(()).astype(own[0].dtype), count.reshape(()), *own))
+    return tuple(array for column in zip(*rows, strict=True) for array in column)
+
+
+def _add_penalty(x: Array, gradient: Array, coefficient: float) -> Array:
+    return x * scalar(x, coefficient) + gradient if coefficient else gradient
+
+
+@standard(f"{PREVIEW}.Momentum", only={"mode": ("nesterov", "standard")})
+def momentum(
+    xp: Module,
+    rate: Array,
+    count: Array,
+    *arrays: Array,
+    alpha: float,
+    beta: float,
+    mode: str,
+    norm_coefficient: float,
+) -> tuple[Array, ...]:
+    def step(rate: Array, count: Array, x: Array, gradient: Array, v: Array) -> Sequence[Array]:
+        gradient = _add_penalty(x, gradient, norm_coefficient)
+        share = xp.where(count > 0, scalar(x, beta), scalar(x, 1))
+        v = v * scalar(x, alpha) + gradient * share
+        direction = gradient + v * scalar(x, alpha) if mode == "nesterov" else v
+        return x - direction * rate, v
+
+    return _update(step, rate, count, arrays, 3)
+
+
+@standard(f"{PREVIEW}.Adagrad")
+def adagrad(
+    xp: Module,
+    rate: Array,
+    count: Array,
+    *arrays: Array,
+    decay_factor: float = 0.0,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+) -> tuple[Array, ...]:
+    def step(rate: Array, count: Array, x: Array, gradient: Array, h: Array) -> Sequence[Array]:
+        gradient = _add_penalty(x, gradient, norm_coefficient)
+        h = h + gradient * gradient
+        slower = count.astype(x.dtype) * scalar(x, decay_factor) + scalar(x, 1)
+        return x - gradient / (xp.sqrt(h) + scalar(x, epsilon)) * (rate / slower), h
+
+    return _update(step, rate, count, arrays, 3)
+
+
+@standard(f"{PREVIEW}.Adam")
+def adam(
+    xp: Module,
+    rate: Array,
+    count: Array,
+    *arrays: Array,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+    norm_coefficient_post: float = 0.0,
+) -> tuple[Array, ...]:
+    def step(
+        rate: Array, count: Array, x: Array, gradient: Array, v: Array, h: Array
+    ) -> Sequence[Any]:
+        gradient = _add_penalty(x, gradient, norm_coefficient)
+        v = v * scalar(x, alpha) + gradient * scalar(x, 1 - alpha)
+        h = h * scalar(x, beta) + gradient * gradient * scalar(x, 1 - beta)
+        t = xp.maximum(count, 1).astype(FLOAT64)
+        correction = xp.sqrt(1 - FLOAT64.type(beta) ** t) / (1 - FLOAT64.type(alpha) ** t)
+        correction = xp.where(count > 0, correction, FLOAT64.type(1)).astype(x.dtype)
+        new = x - v / (xp.sqrt(h) + scalar(x, epsilon)) * (rate * correction)
+        return new * scalar(x, 1 - norm_coefficient_post), v, h
+
+    return _update(step, rate, count, arrays, 4)

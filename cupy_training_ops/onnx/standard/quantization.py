@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: MIT
+"""Operators on quantized numbers q, which stand for (q - zero_point) scale."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import FLOAT32, FLOAT64, FLOATS, UINT8, Dtype, dtype_name
+from ...errors import ArgumentError, DtypeError
+from ...registry import get_op
+from ..stored import BY_DTYPE, convert, graph_dtype, n_bits, type_name
+from .reductions import Axes, product
+from .table import Array, Module, axis_of, dense, standard
+
+INT32 = np.dtype(np.int32)
+BYTES = (UINT8, np.dtype(np.int8))
+WHOLE = ("uint8", "int8", "uint16", "int16", "uint4", "int4", "uint2", "int2")
+
+
+@standard("QuantizeLinear", since=10)
+def quantize_linear(
+    xp: Module,
+    x: Array,
+    scale: Array,
+    zero: Array = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: bool = True,
+) -> Array:
+    """x / scale + zero, rounded to the nearest numbers, in the precision that the scale has."""
+    dtype = graph_dtype(output_dtype) if output_dtype else UINT8
+    if zero is not None:
+        if output_dtype and zero.dtype != dtype:
+            names = type_name(dtype), type_name(zero.dtype)
+            raise DtypeError(f"y_zero_point: expected {names[0]} as output_dtype, got {names[1]}")
+        dtype = zero.dtype
+    exact = graph_dtype(precision) if precision else scale.dtype
+    exact = exact if exact in FLOATS else FLOAT32
+    factor = _spread(xp, scale, x.shape, axis, block_size, "y_scale")
+    quotient = _in_float32(xp, x, exact) / _in_float32(xp, factor, exact)
+    quotient = _in_float32(xp, quotient, exact)
+    if type_name(dtype) in WHOLE:
+        return _saturate(xp, quotient, zero, dtype, x.shape, axis, block_size)
+    if zero is not None:
+        places = _spread(xp, zero, x.shape, axis, block_size, "y_zero_point")
+        quotient = quotient + places.astype(FLOAT32)
+    return convert(xp, quotient, dtype, saturate=saturate)
+
+
+def _in_float32(xp: Module, x: Array, exact: Dtype) -> Array:
+    """An array rounded to a type, in float32, or in float64 if it is that."""
+    return x.astype(exact).astype(FLOAT64 if exact == FLOAT64 else FLOAT32, copy=False)
+
+
+def _spread(
+    xp: Module, array: Array, shape: tuple[int, ...], axis: int, block_size: int, name: str
+) -> Array:
+    """Scales or zero points so that they broadcast: one, one for an axis's index, or for blocks."""
+    if array.size == 1 and array.ndim < 2:
+        return array.reshape(())
+    place = axis_of(axis, len(shape))
+    if array.ndim == 1 and not block_size:
+        if array.size != shape[place]:
+            raise ArgumentError(f"{name}: expected {shape[place]} elements, got {array.size}")
+        return array.reshape([-1 if i == place else 1 for i in range(len(shape))])
+    blocks = [-(-n // max(block_size, 1)) if i == place else n for i, n in enumerate(shape)]
+    if block_size < 1 or array.shape != tuple(blocks):
+        expected = f"shape {tuple(blocks)} for a block_size of {block_size}"
+        raise ArgumentError(f"{name}: expected {expected}, got {array.shape}")
+    cut = tuple(slice(0, n) for n in shape)
+    return xp.repeat(array, block_size, axis=place)[cut]
+
+
+def _saturate(
+    xp: Module,
+    quotient: Array,
+    zero: Array,
+    dtype: Dtype,
+    shape: tuple[int, ...],
+    axis: int = 1,
+    block_size: int = 0,
+) -> Array:
+    """Whole numbers nearest to quotients, moved by the zero point and cut to the type."""
+    whole = xp.rint(quotient)
+    if zero is not None:
+        places = _spread(xp, zero, shape, axis, block_size, "y_zero_point")
+        whole = whole + places.astype(whole.dtype)
+    n = n_bits(dtype)
+    is_signed = type_name(dtype).startswith("int")
+    least, most = (-(2 ** (n - 1)), 2 ** (n - 1) - 1) if is_signed else (0, 2**n - 1)
+    whole = xp.minimum(xp.maximum(whole, whole.dtype.type(least)), whole.dtype.type(most))
+    return convert(xp, whole, dtype)
+
+
+@standard("DequantizeLinear", since=10)
+def dequantize_linear(
+    xp: Module,
+    x: Array,
+    scale: Array,
+    zero: Array = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Array:
+    """(x - zero) scale."""
+    dtype = graph_dtype(output_dtype) if output_dtype else scale.dtype
+    wide = FLOAT64 if x.dtype == INT32 else FLOAT32
+    whole = x.astype(wide)
+    if zero is not None:
+        if zero.dtype != x.dtype:
+            names = type_name(x.dtype), type_name(zero.dtype)
+            raise DtypeError(f"x_zero_point: expected {names[0]} as x, got {names[1]}")
+        whole = whole - _spread(xp, zero, x.shape, axis, block_size, "x_zero_point").astype(wide)
+    factor = _spread(xp, scale, x.shape, axis, block_size, "x_scale").astype(wide)
+    return convert(xp, whole * factor, dtype)
+
+
+@standard("DynamicQuantizeLinear", since=11)
+def dynamic_quantize_linear(xp: Module, x: Array) -> tuple[Array, Array, Array]:
+    """Codes of 8 bits for the range of x, which is made to have 0."""
+    nothing = xp.zeros(1, x.dtype)
+    flat = xp.concatenate([x.reshape(-1), nothing])
+    least, most = flat.min(), flat.max()
+    scale = (most - least) / x.dtype.type(255)
+    start = xp.where(scale == 0, nothing[0], -least / scale)
+    zero = xp.rint(xp.minimum(xp.maximum(start, x.dtype.type(0)), x.dtype.type(255)))
+    quotient = xp.where(scale == 0, nothing[0], x / scale)
+    zero = xp.asarray(zero.astype(UINT8))
+    return _saturate(xp, quotient, zero, UINT8, x.shape), xp.asarray(scale), zero
+
+
+# ---- products: whole numbers below 2^53 are exact in float64 -------------------------------------
+
+
+@standard("MatMulInteger", since=10)
+def matmul_integer(
+    xp: Module, a: Array, b: Array, a_zero: Array = None, b_zero: Array = None
+) -> Array:
+    return _to_int32(_product_of_codes(xp, a, a_zero, b, b_zero))
+
+
+def _to_int32(whole: Array) -> Array:
+    """Sums in 32 bits, of which those that are larger lose their high bits."""
+    return whole.astype(np.int64).astype(INT32)
+
+
+def _product_of_codes(xp: Module, a: Array, a_zero: Array, b: Array, b_zero: Array) -> Array:
+    return product(xp, _centre(a, a_zero, -2, "a"), _centre(b, b_zero, -1, "b"))
+
+
+def _centre(x: Array, zero: Array, axis: int, name: str) -> Array:
+    """x - zero in float64; a vector has a zero for each index of the axis."""
+    _refuse_other_codes(x, name)
+    if zero is None:
+        return x.astype(FLOAT64)
+    if zero.dtype != x.dtype:
+        names = dtype_name(x.dtype), dtype_name(zero.dtype)
+        raise DtypeError(f"{name}_zero_point: expected {names[0]} as {name}, got {names[1]}")
+    places = _each_along(zero, x.shape, axis, f"{name}_zero_point")
+    return x.astype(FLOAT64) - places.astype(FLOAT64)
+
+
+def _refuse_other_codes(x: Array, name: str) -> None:
+    if x.dtype not in BYTES:
+        got = type_name(x.dtype) if x.dtype in BY_DTYPE else dtype_name(x.dtype)
+        raise DtypeError(f"{name}: expected uint8 or int8, got {got}")
+
+
+def _each_along(array: Array, shape: tuple[int, ...], axis: int, name: str) -> Array:
+    """One number, one for each index of an axis from behind, or an array that says so itself."""
+    if array.size == 1:
+        return array.reshape(())
+    each = [1] * len(shape)
+    if len(shape) >= -axis:
+        each[axis] = shape[axis]
+    if array.ndim == 1 and array.size == math.prod(each):
+        return array.reshape(each)
+    expected = (*shape[:-2], *each[-2:])
+    if array.ndim != len(shape) or array.shape != expected:
+        raise ArgumentError(f"{name}: expected shape {expected}, got {array.shape}")
+    return array
+
+
+@standard("QLinearMatMul", since=10)
+def qlinear_matmul(
+    xp: Module,
+    a: Array,
+    a_scale: Array,
+    a_zero: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero: Array,
+    y_scale: Array,
+    y_zero: Array,
+) -> Array:
+    _refuse_other_codes(y_zero, "y_zero_point")
+    whole = _product_of_codes(xp, a, a_zero, b, b_zero).astype(FLOAT32)
+    rows = _each_along(a_scale, a.shape, -2, "a_scale").astype(FLOAT32)
+    columns = _each_along(b_scale, b.shape, -1, "b_scale").astype(FLOAT32)
+    if y_scale.size != 1 or y_zero.size != 1:
+        raise ArgumentError(f"y_scale: expected one for the whole result, got {y_scale.shape}")
+    factor = rows * columns / y_scale.reshape(()).astype(FLOAT32)
+    return _saturate(xp, whole * factor, y_zero.reshape(()), y_zero.dtype, whole.shape)
+
+
+def _conv(xp: Module, x: Array, w: Array, attributes: dict[str, Any]) -> Array:
+    chosen = {name: value for name, value in attributes.items() if value is not None}
+    return get_op("Conv").shared(**chosen)(dense(xp, x), dense(xp, w))
+
+
+def _by_filter(array: Array, rank: int, n: int, name: str) -> Array:
+    """One number, or one for each filter, to go with filters."""
+    if array.size == 1:
+        return array.reshape(())
+    if array.shape != (n,):
+        raise ArgumentError(f"{name}: expected one, or one for each of {n}, got {array.shape}")
+    return array.reshape(n, *[1] * (rank - 1))
+
+
+def _centre_filters(w: Array, zero: Array) -> Array:
+    _refuse_other_codes(w, "w")
+    if zero is None:
+        return w.astype(FLOAT64)
+    zeros = _by_filter(zero, w.ndim, w.shape[0], "w_zero_point")
+    return w.astype(FLOAT64) - zeros.astype(FLOAT64)
+
+
+def _centre_input(x: Array, zero: Array) -> Array:
+    _refuse_other_codes(x, "x")
+    if zero is None:
+        return x.astype(FLOAT64)
+    if zero.size != 1:
+        raise ArgumentError(f"x_zero_point: expected one for the whole input, got {zero.shape}")
+    return x.astype(FLOAT64) - zero.reshape(()).astype(FLOAT64)
+
+
+@standard("ConvInteger", since=10)
+def conv_integer(
+    xp: Module,
+    x: Array,
+    w: Array,
+    x_zero: Array = None,
+    w_zero: Array = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Axes = None,
+    group: int = 1,
+    kernel_shape: Axes = None,
+    pads: Axes = None,
+    strides: Axes = None,
+) -> Array:
+    """What is around x is the zero point."""
+    attributes = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
+    attributes |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    y = _conv(xp, _centre_input(x, x_zero), _centre_filters(w, w_zero), attributes)
+    return _to_int32(y)
+
+
+@standard("QLinearConv", since=10)
+def qlinear_conv(
+    xp: Module,
+    x: Array,
+    x_scale: Array,
+    x_zero: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero: Array,
+    y_scale: Array,
+    y_zero: Array,
+    bias: Array = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Axes = None,
+    group: int = 1,
+    kernel_shape: Axes = None,
+    pads: Axes = None,
+    strides: Axes = None,
+) -> Array:
+    _refuse_other_codes(y_zero, "y_zero_point")
+    attributes = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
+    attributes |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    whole = _conv(xp, _centre_input(x, x_zero), _centre_filters(w, w_zero), attributes)
+    each = (-1, *[1] * (x.ndim - 2))
+    if bias is not None:
+        whole = whole + bias.astype(FLOAT64).reshape(each)
+    scales = _by_filter(w_scale, x.ndim - 1, w.shape[0], "w_scale")
+    factor = x_scale.reshape(()) * scales / y_scale.reshape(())
+    quotient = whole.astype(FLOAT32) * factor
+    return _saturate(xp, quotient, y_zero.reshape(()), y_zero.dtype, whole.shape)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Places and weights of the pixels that the outputs of Resize are sums of, made on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...dtypes import HostArray
+
+ROUND: dict[str, Callable[[HostArray], HostArray]] = {
+    "round_prefer_floor": lambda s: np.ceil(s - 0.5),
+    "round_prefer_ceil": lambda s: np.floor(s + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+TRANSFORMATIONS = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "half_pixel_symmetric",
+)
+CROP = "tf_crop_and_resize"
+
+
+def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
+    """Where the m outputs of an axis lie among its n pixels."""
+    o = np.arange(m, dtype=np.float64)
+    if transformation == "align_corners":
+        return o * ((n - 1) / (m - 1) if m > 1 else 0)
+    if transformation == "asymmetric":
+        return o / scale
+    if transformation == "pytorch_half_pixel" and m <= 1:
+        return np.zeros_like(o)
+    if transformation in ("half_pixel", "pytorch_half_pixel"):
+        return (o + 0.5) / scale - 0.5
+    return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
+
+
+def positions_in_crop(n: int, m: int, start: float, end: float) -> HostArray:
+    """Where the m outputs lie in a part of an axis, from its start to its end, shares of n - 1."""
+    if m == 1:
+        return np.array([(start + end) / 2 * (n - 1)])
+    return (start + np.arange(m) * ((end - start) / max(m - 1, 1))) * (n - 1)
+
+
+def taps(mode: str, s: HostArray, a: float, scale: float = 1.0) -> tuple[HostArray, HostArray]:
+    """The pixels of each output, and their weights: arrays of (taps, outputs).
+
+    A scale below 1 widens the windows, so that each pixel has its share in some output.
+    """
+    low = np.floor(s)
+    t = s - low
+    if scale < 1:
+        return _wide_taps(mode, s, a, scale)
+    if mode == "linear":
+        return np.stack([low, low + 1]), np.stack([1 - t, t])
+    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
+    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
+    weights = [far[0], near[0], near[1], far[1]]
+    return low + np.arange(-1, 3)[:, None], np.stack(weights)
+
+
+def _wide_taps(mode: str, s: HostArray, a: float, scale: float) -> tuple[HostArray, HostArray]:
+    radius = (1 if mode == "linear" else 2) / scale
+    first = np.floor(s - radius) + 1
+    pixels = first + np.arange(int(np.ceil(2 * radius)))[:, None]
+    d = np.abs(pixels - s) * scale
+    if mode == "linear":
+        weights = np.maximum(1 - d, 0)
+    else:
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        weights = np.where(d <= 1, near, np.where(d < 2, far, 0))
+    return pixels, weights / weights.sum(axis=0)
+
+
+def within(pixels: HostArray, n: int) -> HostArray:
+    """The pixels of an axis of n; beyond an end they are the last one."""
+    return np.clip(pixels, 0, n - 1).astype(np.int64)
+
+
+def weigh(
+    mode: str, s: HostArray, n: int, a: float, exclude_outside: bool, scale: float
+) -> tuple[HostArray, HostArray]:
+    """Taps within an axis. Pixels beyond an end are the last one's, or have no weight."""
+    pixels, weights = taps(mode, s, a, scale)
+    if exclude_outside:
+        weights = np.where((pixels >= 0) & (pixels < n), weights, 0)
+        weights = weights / weights.sum(axis=0)
+    return within(pixels, n), weights
+
+
+def fit_sizes(sizes: list[int], extents: list[int], policy: str) -> tuple[list[int], list[float]]:
+    """Lengths and scales for wanted sizes; the scales are one if the policy is not "stretch"."""
+    scales = [size / max(n, 1) for size, n in zip(sizes, extents, strict=True)]
+    if policy == "stretch" or not scales:
+        return sizes, scales
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [int(np.floor(scale * n + 0.5)) for n in extents], [scale] * len(scales)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Fourier transforms of signals, windows, and weights of mel bands.
+
+Complex numbers are two real ones along a last dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import HostArray, to_dtype
+from ...errors import ArgumentError
+from .shapes import extents, on_device
+from .table import Array, Module, axis_of, in_float32, standard
+
+
+@standard("DFT", since=17, until=19, host=(1,))
+@in_float32
+def dft_17(
+    xp: Module,
+    x: Array,
+    length: Any = None,
+    *,
+    axis: int = 1,
+    inverse: bool = False,
+    onesided: bool = False,
+) -> Array:
+    return _dft(xp, x, length, axis, inverse, onesided)
+
+
+@standard("DFT", since=20, host=(1, 2))
+@in_float32
+def dft(
+    xp: Module,
+    x: Array,
+    length: Any = None,
+    axis: Any = None,
+    *,
+    inverse: bool = False,
+    onesided: bool = False,
+) -> Array:
+    place = -2 if axis is None else int(axis.reshape(-1)[0])
+    return _dft(xp, x, length, place, inverse, onesided)
+
+
+def _dft(
+    xp: Module, x: Array, length: Any, axis: int, is_inverse: bool, is_onesided: bool
+) -> Array:
+    """The spectrum of a signal, or the signal of a spectrum; of either only the half that says
+    all, if the signal is real."""
+    place = axis_of(axis, x.ndim)
+    if x.ndim < 2 or x.shape[-1] not in (1, 2) or place == x.ndim - 1:
+        raise ArgumentError(f"expected (..., 1) or (..., 2) and an axis before, got {x.shape}")
+    n = x.shape[place]
+    if is_onesided and is_inverse:
+        n = 2 * (n - 1)
+    if length is not None:
+        (n,) = extents(length.reshape(-1))
+    if n < 1:
+        raise ArgumentError(f"dft_length: expected at least 1, got {n}")
+    if is_onesided and x.shape[-1] != (2 if is_inverse else 1):
+        word = "complex" if is_inverse else "real"
+        raise ArgumentError(f"onesided: expected a {word} input, got shape {x.shape}")
+    numbers = x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
+    if is_onesided and is_inverse:
+        return xp.fft.irfft(numbers, n, place)[..., None].astype(x.dtype, copy=False)
+    functions = {(False, False): "fft", (False, True): "rfft", (True, False): "ifft"}
+    y = getattr(xp.fft, functions[bool(is_inverse), bool(is_onesided)])(numbers, n, place)
+    return _in_two(xp, y, x.dtype)
+
+
+def _in_two(xp: Module, y: Array, dtype: Any) -> Array:
+    return xp.stack([y.real, y.imag], axis=-1).astype(dtype, copy=False)
+
+
+@standard("STFT", since=17, host=(1, 3), grows=True)
+@in_float32
+def stft(
+    xp: Module,
+    x: Array,
+    step: Any,
+    window: Array = None,
+    length: Any = None,
+    *,
+    onesided: bool = True,
+) -> Array:
+    """The spectra of parts of a signal, each `step` behind the one before, under a window."""
+    if x.ndim != 3 or x.shape[2] not in (1, 2):
+        raise ArgumentError(f"signal: expected (batch, length, 1 or 2), got {x.shape}")
+    if onesided and x.shape[2] == 2:
+        raise ArgumentError(f"onesided: expected a real signal, got shape {x.shape}")
+    n = x.shape[1] if window is None else window.shape[0]
+    if length is not None:
+        n = int(length.reshape(-1)[0])
+    if window is not None and window.shape != (n,):
+        raise ArgumentError(f"window: expected shape ({n},), got {window.shape}")
+    hop = int(step.reshape(-1)[0])
+    if hop < 1 or not 1 <= n <= x.shape[1]:
+        expected = f"a step of at least 1 and frames of 1 to {x.shape[1]}"
+        raise ArgumentError(f"expected {expected}, got {hop} and {n}")
+    starts = np.arange((x.shape[1] - n) // hop + 1) * hop
+    frames = x[:, on_device(xp, starts[:, None] + np.arange(n))]
+    if window is not None:
+        frames = frames * window[:, None]
+    return _dft(xp, frames, None, 2, False, onesided)
+
+
+# ---- made of numbers on the host -----------------------------------------------------------------
+
+WINDOWS = {  # a0 - a1 cos(2 pi i / n) + a2 cos(4 pi i / n)
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+    "HammingWindow": (25 / 46, 21 / 46, 0.0),
+    "HannWindow": (0.5, 0.5, 0.0),
+}
+
+
+def _register_window(name: str, terms: tuple[float, float, float]) -> None:
+    @standard(name, since=17, host=(0,), grows=True)
+    def window(xp: Module, size: Any, *, output_datatype: int = 1, periodic: bool = True) -> Array:
+        (n,) = extents(size.reshape(-1))
+        period = n if periodic else n - 1
+        places = np.arange(n) * (2 * math.pi / max(period, 1))
+        y = terms[0] - terms[1] * np.cos(places) + terms[2] * np.cos(2 * places)
+        return on_device(xp, y.astype(to_dtype(output_datatype)))
+
+
+for _name, _terms in WINDOWS.items():
+    _register_window(_name, _terms)
+
+
+@standard("MelWeightMatrix", since=17, host=(0, 1, 2, 3, 4), grows=True)
+def mel_weight_matrix(
+    xp: Module,
+    n_bands: Any,
+    length: Any,
+    rate: Any,
+    low: Any,
+    high: Any,
+    *,
+    output_datatype: int = 1,
+) -> Array:
+    """The weight of each bin of a spectrum in each band: triangles between whole bins."""
+    n, bins, hertz = (int(a.reshape(-1)[0]) for a in (n_bands, length, rate))
+    ends = [2595 * math.log10(1 + float(a.reshape(-1)[0]) / 700) for a in (low, high)]
+    extents((bins // 2 + 1, n))
+    mels = ends[0] + np.arange(n + 2) * ((ends[1] - ends[0]) / (n + 2))
+    corners = (bins + 1) * 700 * (10 ** (mels / 2595) - 1) // max(hertz, 1)
+    weights = _triangles(corners.astype(np.int64), bins // 2 + 1)
+    return on_device(xp, weights.astype(to_dtype(output_datatype)))
+
+
+def _triangles(corners: HostArray, n: int) -> HostArray:
+    """Columns that rise from corner k to k + 1 and fall to k + 2; rows are bins."""
+    if corners.min() < 0 or corners[:-1].max() >= n:
+        expected = f"edges within {n} bins"
+        raise ArgumentError(f"lower_edge_hertz, upper_edge_hertz: expected {expected}")
+    start, top, end = (corners[k : len(corners) - 2 + k] for k in range(3))
+    i = np.arange(n)[:, None]
+    rise, fall = np.maximum(top - start, 1), np.maximum(end - top, 1)
+    up = np.where((i >= start) & (i <= top), (i - start) / rise, 0)
+    down = np.where((i > top) & (i < end), (end - i) / fall, 0)
+    return np.where(i == top, 1.0, up + down)

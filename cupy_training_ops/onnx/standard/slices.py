@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""Operators that select, reverse or write slices along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT32
+from ...errors import ArgumentError
+from .shapes import extents
+from .table import Array, Module, axis_of, standard
+
+
+@standard("Compress", since=9)
+def compress(xp: Module, x: Array, condition: Array, *, axis: int | None = None) -> Array:
+    """The slices whose condition is true; those behind the last condition are left out."""
+    if condition.ndim != 1:
+        raise ArgumentError(f"condition: expected 1 dimension, got {condition.ndim}")
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    place = axis_of(axis, x.ndim)
+    if condition.size > x.shape[place]:
+        raise ArgumentError(
+            f"condition: expected at most {x.shape[place]} elements, got {condition.size}"
+        )
+    return xp.take(x, xp.nonzero(condition)[0], axis=place)
+
+
+@standard("Unique", since=11)
+def unique(
+    xp: Module, x: Array, *, axis: int | None = None, sorted: bool = True
+) -> tuple[Array, ...]:
+    """The slices without repeats, their first places, which of them each slice is, and counts."""
+    dtype = x.dtype
+    if axis is None:
+        x, place = x.reshape(-1), 0
+    else:
+        place = axis_of(axis, x.ndim)
+    flat = x.astype(FLOAT32) if dtype == BFLOAT16 else x
+    y, first, inverse, counts = xp.unique(
+        flat,
+        return_index=True,
+        return_inverse=True,
+        return_counts=True,
+        axis=None if axis is None else place,
+    )
+    inverse = inverse.reshape(-1)
+    if not sorted:
+        order = xp.argsort(first)
+        y, first, counts = xp.take(y, order, axis=place), first[order], counts[order]
+        inverse = xp.argsort(order)[inverse]
+    return y.astype(dtype, copy=False), *(a.astype(np.int64) for a in (first, inverse, counts))
+
+
+@standard("ReverseSequence", since=10, only={"batch_axis": (1, 0), "time_axis": (0, 1)})
+def reverse_sequence(
+    xp: Module, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0
+) -> Array:
+    """The first elements of each sequence in reverse, as many as its length says."""
+    if batch_axis == time_axis:
+        raise ArgumentError(f"batch_axis: expected another than time_axis, got {batch_axis}")
+    n, batch = x.shape[time_axis], x.shape[batch_axis]
+    if lengths.shape != (batch,):
+        raise ArgumentError(f"sequence_lens: expected shape ({batch},), got {lengths.shape}")
+    refuse_beyond("sequence_lens", lengths, n)
+    time = xp.arange(n)[:, None]
+    places = xp.where(time < lengths, lengths - 1 - time, time)
+    rows = xp.moveaxis(x, (time_axis, batch_axis), (0, 1))
+    y = rows[places, xp.arange(batch)]
+    return xp.moveaxis(y, (0, 1), (time_axis, batch_axis))
+
+
+def refuse_beyond(name: str, values: Array, most: int) -> None:
+    """Refuse values that are not from 0 to `most`, where they are on the host."""
+    if isinstance(values, np.ndarray) and values.size:
+        wrong = values[(values < 0) | (values > most)]
+        if wrong.size:
+            raise ArgumentError(f"{name}: expected from 0 to {most}, got {int(wrong.flat[0])}")
+
+
+@standard("TensorScatter", since=24, only={"mode": ("linear", "circular")})
+def tensor_scatter(
+    xp: Module,
+    cache: Array,
+    update: Array,
+    starts: Any = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Array:
+    """The cache with the update from a start on, one for each row of the batch."""
+    place = axis_of(axis, cache.ndim)
+    if place == 0:
+        raise ArgumentError(f"axis: expected another than that of the batch, got {axis}")
+    n, room, batch = update.shape[place], cache.shape[place], cache.shape[0]
+    expected = (*cache.shape[:place], n, *cache.shape[place + 1 :])
+    if update.shape != expected or n > room:
+        raise ArgumentError(
+            f"update: expected {cache.shape}, or less along axis {place}, got {update.shape}"
+        )
+    places = xp.broadcast_to(xp.arange(n), (batch, n))
+    if starts is not None:
+        if starts.shape != (batch,):
+            raise ArgumentError(f"write_indices: expected shape ({batch},), got {starts.shape}")
+        if mode == "linear":
+            refuse_beyond("write_indices", starts, room - n)
+        places = places + starts[:, None]
+    if mode == "circular":
+        places = places % max(room, 1)
+    y = cache.copy()
+    xp.moveaxis(y, place, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, place, 1)
+    return y
+
+
+@standard("CenterCropPad", since=18, host=(1,), grows=True)
+def center_crop_pad(
+    xp: Module, x: Array, shape: Any, *, axes: Sequence[int] | None = None
+) -> Array:
+    """The middle of x, or x in the middle of zeros; of an odd rest more is behind."""
+    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
+    if len(set(chosen)) != len(chosen) or len(shape) != len(chosen):
+        raise ArgumentError(f"shape: expected an extent for each axis, got {len(shape)}")
+    whole = list(x.shape)
+    for axis, n in zip(chosen, shape, strict=True):
+        whole[axis] = int(n)
+    y = xp.zeros(extents(whole), x.dtype)
+    pairs = list(zip(x.shape, whole, strict=True))
+    source = tuple(slice(max(n - m, 0) // 2, max(n - m, 0) // 2 + min(n, m)) for n, m in pairs)
+    target = tuple(slice(max(m - n, 0) // 2, max(m - n, 0) // 2 + min(n, m)) for n, m in pairs)
+    y[target] = x[source]
+    return y
+
+
+@standard("ai.onnx.ml.ArrayFeatureExtractor")
+def array_feature_extractor(xp: Module, x: Array, places: Array) -> Array:
+    """Elements of the last axis; a vector becomes a row."""
+    rows = x.reshape(1, -1) if x.ndim == 1 else x
+    return xp.take(rows, places.reshape(-1), axis=-1)

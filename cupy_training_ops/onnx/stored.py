@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Types that graphs store numbers in and nothing is computed of: 8-bit and 4-bit floats, integers
+of 4 and 2 bits. NumPy alone has them, by ml_dtypes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray, dtype_name, element_type, to_dtype
+from ..errors import ArgumentError
+
+
+class StoredType(NamedTuple):
+    """One type as ONNX and NumPy have it; several elements may share a byte of a file."""
+
+    name: str
+    dtype: Dtype
+    onnx: int  # TensorProto.DataType
+    n_bits: int
+
+
+STORED_TYPES = (
+    StoredType("float8e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn), 17, 8),
+    StoredType("float8e4m3fnuz", np.dtype(ml_dtypes.float8_e4m3fnuz), 18, 8),
+    StoredType("float8e5m2", np.dtype(ml_dtypes.float8_e5m2), 19, 8),
+    StoredType("float8e5m2fnuz", np.dtype(ml_dtypes.float8_e5m2fnuz), 20, 8),
+    StoredType("uint4", np.dtype(ml_dtypes.uint4), 21, 4),
+    StoredType("int4", np.dtype(ml_dtypes.int4), 22, 4),
+    StoredType("float4e2m1", np.dtype(ml_dtypes.float4_e2m1fn), 23, 4),
+    StoredType("float8e8m0", np.dtype(ml_dtypes.float8_e8m0fnu), 24, 8),
+    StoredType("uint2", np.dtype(ml_dtypes.uint2), 25, 2),
+    StoredType("int2", np.dtype(ml_dtypes.int2), 26, 2),
+)
+BY_DTYPE = {row.dtype: row for row in STORED_TYPES}
+POWERS = STORED_TYPES[7].dtype  # of two, from 2^-127 to 2^127
+SATURATED = tuple(row.dtype for row in STORED_TYPES[:4])
+_BY_NUMBER = {row.onnx: row for row in STORED_TYPES}
+_BY_NAME = {row.name: row for row in STORED_TYPES}
+_NAN_OF_POWERS = 255
+
+
+def graph_dtype(value: Any) -> Dtype:
+    """The dtype of ONNX's number or name, of types that are computed and of those here."""
+    row = _BY_NUMBER.get(value) or _BY_NAME.get(value)
+    return row.dtype if row else to_dtype(value)
+
+
+def type_name(dtype: Dtype) -> str:
+    """The name of a dtype of `graph_dtype`."""
+    return BY_DTYPE[dtype].name if dtype in BY_DTYPE else element_type(dtype).name
+
+
+def n_bits(dtype: Dtype) -> int:
+    """The bits of an element."""
+    return BY_DTYPE[dtype].n_bits if dtype in BY_DTYPE else 8 * dtype.itemsize
+
+
+def nbytes_of(dtype: Dtype, n: int) -> int:
+    """The bytes of n elements in a file."""
+    return -(-n * n_bits(dtype) // 8)
+
+
+def unpack(data: HostArray, dtype: Dtype, n: int) -> HostArray:
+    """n elements of a file's bytes, in each of which the first element has the lowest bits."""
+    bits = n_bits(dtype)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (data[:, None] >> shifts & np.uint8(2**bits - 1)).reshape(-1)[:n]
+    return of_codes(codes, dtype)
+
+
+def of_codes(codes: HostArray, dtype: Dtype) -> HostArray:
+    """Elements by their bits, each the lowest ones of a byte."""
+    row = BY_DTYPE[dtype]
+    if not row.name.startswith("int"):
+        return codes.view(dtype)
+    sign = 1 << (row.n_bits - 1)
+    return ((codes.astype(np.int16) ^ sign) - sign).astype(np.int8).astype(dtype)
+
+
+def convert(xp: Any, x: Any, dtype: Dtype, *, saturate: bool = True, round_mode: str = "up") -> Any:
+    """An array of another dtype. 8-bit floats have no infinity if they saturate."""
+    if dtype not in BY_DTYPE and x.dtype not in BY_DTYPE:
+        return x.astype(dtype, copy=False)
+    if xp is not np:
+        name = dtype_name(dtype if dtype in BY_DTYPE else x.dtype)
+        raise ArgumentError(f"elements of {name} are on the host alone")
+    if x.dtype == dtype:
+        return x
+    if dtype in SATURATED or dtype == POWERS:
+        is_wide = x.dtype == FLOAT64 or x.dtype.kind in "iu"
+        x = x.astype(FLOAT64 if is_wide else FLOAT32, copy=False)
+    if dtype in SATURATED and saturate:
+        most = float(ml_dtypes.finfo(dtype).max)
+        x = np.clip(x, -most, most)
+    if dtype == POWERS:
+        return _to_powers(x, saturate, round_mode)
+    return (_to_odd(x) if x.dtype == FLOAT64 else x).astype(dtype)
+
+
+def _to_odd(x: HostArray) -> HostArray:
+    """Numbers of float64 in float32, cut, with the last bit set if anything was cut off, so that
+    they are rounded once: ml_dtypes goes by float32 itself."""
+    y = x.astype(FLOAT32)
+    y = np.where(np.abs(y) > np.abs(x), np.nextafter(y, FLOAT32.type(0)), y)
+    bits = y.view(np.uint32)
+    bits |= np.isfinite(x) & (y != x)
+    return y
+
+
+def _to_powers(x: HostArray, saturate: bool, round_mode: str) -> HostArray:
+    """The powers of two above, below or next to positive numbers; NaN of negative ones."""
+    share, exponent = np.frexp(x)  # x = share 2^exponent, 1/2 <= share < 1
+    above = {"up": share > 0.5, "down": share > 1, "nearest": share >= 0.75}
+    if round_mode not in above:
+        raise ArgumentError(f"round_mode: expected one of {sorted(above)}, got {round_mode!r}")
+    code = exponent - 1 + above[round_mode] + 127
+    code = np.where(x == 0, -1, code)
+    if saturate:
+        code = np.where(np.isposinf(x), _NAN_OF_POWERS - 1, np.clip(code, 0, _NAN_OF_POWERS - 1))
+    is_number = (x >= 0) & (code >= 0) & (code < _NAN_OF_POWERS) & (saturate | np.isfinite(x))
+    codes = np.where(is_number, code, _NAN_OF_POWERS).astype(np.uint8)
+    return codes.view(POWERS)
