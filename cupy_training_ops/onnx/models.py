@@ -481,10 +481,23 @@ def write_part(
     sync: bool,
 ) -> None:
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
-    onnx = onnx_package()
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
     nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
     inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
+    try:
+        data = _part(model, names, inside, arrays).SerializeToString()
+    except Exception as error:  # of ONNX's C++ code, or of protobuf
+        pass_on(error)
+        raise ArgumentError(f"export: a model of at most 2 GiB is written: {error}") from None
+    with atomic_write(path, sync) as stream:
+        stream.write(data)
+
+
+def _part(
+    model: Any, names: Sequence[str], inside: set[str], arrays: Mapping[str, HostArray]
+) -> Proto:
+    """A copy of the model with the nodes that make `inside`, and `names` as its outputs."""
+    onnx = onnx_package()
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
@@ -500,9 +513,7 @@ def write_part(
     for name, array in arrays.items():
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(_tensor(onnx, name, array))
-    data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
-    with atomic_write(path, sync) as stream:
-        stream.write(data)
+    return onnx.shape_inference.infer_shapes(copy, data_prop=True)
 
 
 def _cut_statistics(nodes: Iterable[Any]) -> None:

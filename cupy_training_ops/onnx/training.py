@@ -148,7 +148,7 @@ class TrainingSession(Transactional):
         arrays = NUMBERS if graph else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
         self._load_checkpoint(checkpoint)
-        self.properties = checkpoint.properties
+        self.properties = dict(checkpoint.properties)
         self._training.extents.names_hold = True  # extents of one name have to be equal
         if self._eval is not None:
             self._eval.extents.names_hold = True

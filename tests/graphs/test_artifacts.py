@@ -468,7 +468,7 @@ def test_shapes_are_inferred_without_the_elements_of_large_arrays(opset, rng, mo
 
 
 @pytest.mark.large
-def test_a_model_above_2_gib() -> None:
+def test_a_model_above_2_gib(tmp_path) -> None:
     from cupy_training_ops.onnx import models
 
     n = 23_200
@@ -481,6 +481,9 @@ def test_a_model_above_2_gib() -> None:
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = n
     graph, _ = models.read_inferred(model, 17)
     assert graph.constants["w"].nbytes > 1 << 31
+    with pytest.raises(cto.ArgumentError, match="export: a model of at most 2 GiB is written"):
+        models.write_part(graph, model, {}, ["y"], tmp_path / "model.onnx", sync=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_functions_of_the_model_are_put_in_place_before_shapes_are_inferred(rng) -> None:
