@@ -20,7 +20,8 @@ from ..errors import ArgumentError, cut, refuse, shown
 from .checkpoint import FILES, Checkpoint, Group, checkpoint_files, read_checkpoint
 from .checks import BUFFER, refuse_unsummed
 from .graph import Graph
-from .models import Source, model_outputs, part_of, write_part
+from .models import Source
+from .parts import model_outputs, part_of, write_part
 from .session import Notes, Session
 from .training_state import Point, Transactional, exclusive, read_state, write_state
 

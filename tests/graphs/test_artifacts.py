@@ -469,7 +469,7 @@ def test_shapes_are_inferred_without_the_elements_of_large_arrays(opset, rng, mo
 
 @pytest.mark.large
 def test_a_model_above_2_gib(tmp_path) -> None:
-    from cupy_training_ops.onnx import models
+    from cupy_training_ops.onnx import models, parts
 
     n = 23_200
     model = product(np.zeros((0, 3)), kind=TensorProto.FLOAT)
@@ -482,7 +482,7 @@ def test_a_model_above_2_gib(tmp_path) -> None:
     graph, _ = models.read_inferred(model, 17)
     assert graph.constants["w"].nbytes > 1 << 31
     with pytest.raises(cto.ArgumentError, match="export: a model of at most 2 GiB is written"):
-        models.write_part(graph, model, {}, ["y"], tmp_path / "model.onnx", sync=False)
+        parts.write_part(graph, model, {}, ["y"], tmp_path / "model.onnx", sync=False)
     assert not list(tmp_path.iterdir())
 
 
