@@ -25,7 +25,7 @@ from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, pass_on, refuse
 from .graph import Extent, Graph, Node, Problems, may_repeat_to
 from .models import dtype_or_none, onnx_package
-from .passes import ACCUMULATORS
+from .passes import ACCUMULATORS, STATE
 from .runner import Run, Runner, declared_places
 from .standard.elementwise import refuse_zeros
 from .stored import BY_DTYPE, graph_dtype, type_name
@@ -252,6 +252,9 @@ def check_types(
             _check_outputs(node)
             op = runners[i].op if i in runners else None
             dtypes = _by_declaration(op, node, known) if op is not None else _by_schema(node, known)
+            refuse_types = runners[i].refuse_types if i in runners else None
+            if refuse_types is not None:
+                refuse_types([known.get(name) for name in node.inputs])
         except OpError as error:
             problems.add(node.title, error)
         for k, name in enumerate(node.outputs):
@@ -332,7 +335,7 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
         return []
     bound: dict[str, Dtype | None] = {}
     for k, name in enumerate(node.inputs if schema.inputs else ()):
-        if name in known:
+        if name in known and not name.endswith(STATE):
             _bind(node, schema, k, known[name], bound)
     only = {name: _dtype_of(*kinds) for name, kinds in schema.allowed.items() if len(kinds) == 1}
     return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]

@@ -22,6 +22,7 @@ from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
 from .graph import Graph, Node, Problems, check_attributes
+from .standard.randoms import DRAWN, seed_bits
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # pools by their gradients
 N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
@@ -89,13 +90,21 @@ def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
 
 def _seed_of(node: Node, key: int) -> int:
     """A node's own seed, or else the session's."""
-    if node.op_type not in DRAWING or "seed" not in node.attributes:
+    is_drawn = node.is_standard and node.op_type in DRAWN
+    if "seed" not in node.attributes or not (is_drawn or node.op_type in DRAWING):
         return key
+    if is_drawn:
+        return seed_bits(
+            check_attributes({"seed": node.attributes["seed"]}, {"seed": float})["seed"]
+        )
     return int(check_attributes({"seed": node.attributes["seed"]}, {"seed": int})["seed"]) % 2**64
 
 
 def _state_place(node: Node) -> int | None:
     """The place of the state among a node's inputs; None of nodes that draw nothing."""
+    if node.is_standard and node.op_type in DRAWN and node.outputs:
+        place = DRAWN[node.op_type]
+        return place if len(node.inputs) <= place else None
     if node.op_type not in DRAWING or not node.outputs or (node.is_standard and node.version < 12):
         return None
     cls = next(cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type)

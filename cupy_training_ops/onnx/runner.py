@@ -17,6 +17,7 @@ import numpy as np
 
 from ..call.op import Op
 from ..declare.schema import Input, gives
+from ..dtypes import Dtype
 from ..errors import ArgumentError, OpError, cut, pass_on, refuse, shown
 from ..registry import REGISTRY
 from .graph import Node, check_attributes
@@ -30,6 +31,7 @@ Run = Callable[..., Sequence[Any]]
 COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
 _APART = ("collective", "interop")  # they wait for others, or run the caller's functions
 _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
+_OTHER = frozenset({"Unique"})  # there they are other operators than ONNX's
 _NAMES = {"ai.onnx": "", "": ""}
 _BY_NAME: dict[str, list[type[Op]]] = {}
 for _key, _cls in REGISTRY.items():
@@ -57,6 +59,7 @@ class Runner:
     updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
     keeps: bool = False
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
+    refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs
     op: Op | None = None
 
 
@@ -65,7 +68,8 @@ def runner_of(node: Node) -> Runner:
     cls = _operator(node)
     if cls is not None:
         return _operator_runner(node, cls)
-    name = node.op_type if node.domain in _CONTRIB else f"{node.domain}.{node.op_type}"
+    is_ours = node.domain in _CONTRIB and (node.is_standard or node.op_type not in _OTHER)
+    name = node.op_type if is_ours else f"{node.domain}.{node.op_type}"
     item = find(name, node.version if node.is_standard else NEWEST)
     if item is not None:
         return _table_runner(node, item)
@@ -101,12 +105,14 @@ def _table_runner(node: Node, item: Standard) -> Runner:
         lambda xp: partial(_run_function, partial(item.function, xp, **attributes)),
         host=frozenset(item.host),
         makes_host=frozenset({0} if item.shapes_only and not item.grows else ()),
-        follows=not item.shapes_only,
+        follows=not (item.shapes_only or item.updates),
         shapes_only=item.shapes_only,
         grows=item.grows,
         views=dict.fromkeys(range(len(node.outputs)), 0) if item.view else {},
         keeps=item.keeps,
         overwrites=item.overwrites,
+        updates=frozenset(item.updates),
+        refuse_types=partial(item.refuse_types, attributes) if item.refuse_types else None,
     )
 
 

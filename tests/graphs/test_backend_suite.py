@@ -27,6 +27,11 @@ OTHERWISE = {
     "training_dropout_default": "the same",
     "training_dropout_mask": "the same",
     "training_dropout_default_mask": "the same",
+    **{
+        f"bernoulli{kind}{form}": "the same"
+        for kind in ("", "_double", "_seed")
+        for form in ("", "_expanded")
+    },
     "resize_downsample_scales_linear_align_corners": "extents are whole, as in ONNX Runtime",
     "resize_downsample_scales_cubic_align_corners": "the same",
     "attention_4d_causal_fp16_expanded": "a unit in the last place of float16, as in ONNX Runtime",

@@ -111,6 +111,7 @@ REFUSED = (
 )
 OTHERWISE = {
     "test_training_dropout": "random numbers of our own",
+    "test_bernoulli": "random numbers of our own",
     "test_einsum": "NumPy has no einsum of bfloat16",
     "test_identity_sequence": "a sequence where an array is said",
     "test_identity_opt": "an optional value",

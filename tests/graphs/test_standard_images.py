@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 import cupy_training_ops as cto
 
 from .nodes import result, results
 
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
 F = np.float32
 TORCH_MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
 
@@ -65,6 +65,10 @@ def test_grids_over_other_types(rng) -> None:
     near = result("GridSample", x.astype(float), grid, mode="nearest")
     found = result("GridSample", x + 2**60, grid, mode="nearest", padding_mode="border")
     np.testing.assert_array_equal(found - 2**60, near)
+    for mode in ("nearest", "cubic"):
+        both = result("GridSample", x + 1j * x[:, ::-1], grid, mode=mode)
+        parts = [result("GridSample", y.astype(float), grid, mode=mode) for y in (x, x[:, ::-1])]
+        np.testing.assert_allclose(both, parts[0] + 1j * parts[1])
     halves = result("GridSample", x.astype(np.float16), grid.astype(np.float16))
     assert halves.dtype == np.float16
     far = np.array([np.inf, -np.inf, 1e30, -1e30]).reshape(1, 1, 2, 2)
@@ -152,6 +156,10 @@ def test_old_regions_are_not_shifted(rng) -> None:
     with pytest.raises(cto.ArgumentError, match="batch_indices: expected from 0 to 0, got 1"):
         result("RoiAlign", x, rois, images + 1)
     assert result("RoiAlign", x, rois[:0], images[:0], output_height=2).shape == (0, 2, 2, 1)
+    with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
+        result("RoiAlign", x, rois, images, output_height=-2)
+    with pytest.raises(cto.ArgumentError, match="sampling_ratio: expected at least 0, got -1"):
+        result("RoiAlign", x, rois, images, sampling_ratio=-1)
 
 
 def test_the_maxima_of_regions(rng) -> None:
@@ -331,6 +339,16 @@ def test_the_best_boxes_one_by_one(by_centre: int, most: int, rng) -> None:
     )  # fmt: skip
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, best_boxes(boxes, scores, most, 0.25, F(0.3)))
+
+
+def test_a_box_that_is_left_out_hides_none() -> None:
+    """Each overlaps the next one alone."""
+    boxes = F([[[0, 0, 4, 4], [2, 0, 6, 4], [4, 0, 8, 4]]])
+    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8, 0.7]]]), np.array([9]), F([0.25]))
+    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0, 2]])
+    boxes = F([[[0, 0, 1, 5], [0, 3, 1, 8]]])  # 2 of 8 in common
+    found = result("NonMaxSuppression", boxes, F([[[0.9, 0.8]]]), np.array([9]), F([0.25]))
+    assert len(found) == 2
 
 
 def test_no_boxes_are_wanted_unless_said(rng) -> None:

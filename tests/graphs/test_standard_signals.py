@@ -6,14 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-import torch
 from onnx import helper
 
 import cupy_training_ops as cto
 
 from .nodes import expected, result
 
+torch = pytest.importorskip("torch")
 F = np.float32
 PREVIEW = "ai.onnx.preview.training"
 
@@ -126,6 +127,9 @@ def test_mel_bands_are_those_of_the_reference(bands: int) -> None:
     np.testing.assert_allclose(result("MelWeightMatrix", *numbers), exact, atol=1e-6)
     numbers[4] = np.array(30_000, F)
     with pytest.raises(cto.ArgumentError, match="edges within 129 bins"):
+        result("MelWeightMatrix", *numbers)
+    numbers[4] = np.array(10, F)
+    with pytest.raises(cto.ArgumentError, match=r"edges in order, got 8192, 20\.0 and 10\.0"):
         result("MelWeightMatrix", *numbers)
 
 
@@ -259,4 +263,10 @@ def test_whole_numbers_have_no_values_between(rng) -> None:
     x = rng.integers(0, 9, (1, 1, 3, 3))
     with pytest.raises(cto.DtypeError, match="for mode=linear, got int64"):
         result("Resize", x, None, F([1, 1, 2, 2]), mode="linear")
+    text = """<ir_version: 10, opset_import: ["" : 19]>
+    g (uint8[1, 4] x, float[2] s) => (uint8[1, 8] y) { y = Resize <mode = "cubic"> (x, , s) }"""
+    with pytest.raises(cto.ArgumentError, match="for mode=cubic, got uint8"):
+        cto.onnx.Session(onnx.parser.parse_model(text))
     assert result("Resize", x, None, F([1, 1, 2, 2])).shape == (1, 1, 6, 6)
+    with pytest.raises(cto.ArgumentError, match="extents of at least 0"):
+        result("Resize", x, None, None, np.array([1, 1, -2, 2]))

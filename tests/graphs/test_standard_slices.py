@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import cupy_training_ops as cto
 
@@ -89,6 +88,11 @@ def test_unique_slices(dtype: type, axis: int | None, is_sorted: int, rng) -> No
     assert is_sorted == 1 or list(first) == sorted(first)
 
 
+def test_upstreams_own_unique_is_another_operator() -> None:
+    with pytest.raises(cto.ArgumentError, match="unknown operator Unique of domain"):
+        results("Unique", np.arange(3.0), n=3, domain="com.microsoft")
+
+
 def test_unique_slices_of_nothing_and_of_nan() -> None:
     y, first, inverse, counts = results("Unique", np.array([np.nan, 1, np.nan, 1]), n=4)
     np.testing.assert_array_equal(y, [1, np.nan])
@@ -114,6 +118,7 @@ def test_reversed_sequences(time_axis: int, rng) -> None:
 
 
 def test_determinants_are_those_of_torch(rng) -> None:
+    torch = pytest.importorskip("torch")
     x = rng.standard_normal((2, 3, 4, 4))
     np.testing.assert_allclose(result("Det", x), torch.linalg.det(torch.tensor(x)), rtol=1e-10)
     assert result("Det", x[0, 0].astype(np.float16)).dtype == np.float16
@@ -162,6 +167,16 @@ def test_early_arrays_that_do_not_fit_are_refused(rng) -> None:
         attributes = {} if axis is None else {"axis": axis}
         with pytest.raises(cto.ArgumentError, match="B: expected a part of shape"):
             result("Add", x, np.ones(shape), version=6, broadcast=1, **attributes)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1])
+def test_an_early_hardmax_is_over_all_dimensions_behind(axis: int, rng) -> None:
+    x = rng.integers(0, 3, (2, 3, 4)).astype(np.float32)
+    found = result("Hardmax", x, version=11, axis=axis)
+    rows = x.reshape(int(np.prod(x.shape[:axis])), -1)
+    exact = np.zeros_like(rows)
+    exact[np.arange(len(rows)), rows.argmax(axis=1)] = 1
+    np.testing.assert_array_equal(found, exact.reshape(x.shape))
 
 
 def test_early_slopes_and_statistics_are_by_channel(rng) -> None:

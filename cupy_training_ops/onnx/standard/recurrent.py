@@ -108,7 +108,7 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 class Layer:
-    """What the layers share: extents, gates, directions, and sequences of several lengths."""
+    """Code that the layers share: extents, gates, directions, and sequences of several lengths."""
 
     def __init__(
         self,
@@ -121,6 +121,8 @@ class Layer:
         clip: float | None,
     ) -> None:
         x, w, r, bias = arrays
+        if x.ndim != 3 or r.ndim != 3:
+            raise ArgumentError(f"X, R: expected 3 dimensions, got {x.shape} and {r.shape}")
         self.xp, self.dtype, self._layout, self._clip = xp, x.dtype, layout, clip
         self.x = wide(x.swapaxes(0, 1) if layout else x)
         self.w, self.r, self.bias = wide(w), wide(r), wide(bias)
@@ -148,7 +150,7 @@ class Layer:
         return wide(state)
 
     def bound(self, x: Array) -> Array:
-        """What an activation is given."""
+        """Cut off what an activation is given."""
         if self._clip is None:
             return x
         return self.xp.minimum(self.xp.maximum(x, scalar(x, -self._clip)), scalar(x, self._clip))

@@ -222,6 +222,14 @@ def _row_axes(x: Array, axis: int) -> tuple[int, ...]:
     return tuple(range(axis_of(axis, x.ndim), x.ndim)) if x.ndim else ()
 
 
+@standard("Hardmax", until=12)
+def hardmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    """Over all dimensions from the axis on."""
+    place = axis if axis == x.ndim else axis_of(axis, x.ndim)
+    rows = x.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:]))
+    return hardmax(xp, rows).reshape(x.shape)
+
+
 @standard("Hardmax", since=13)
 def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
     if not x.size:
