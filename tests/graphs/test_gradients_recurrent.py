@@ -205,7 +205,7 @@ def test_gates_of_lstm_are_those_of_its_equations(rng) -> None:
     inputs = layer_inputs("LSTM", rng, peepholes=False)
     y, y_h, y_c, cells, gates = node("LSTMTraining", *inputs, n=5, hidden_size=H)
     for one, other in zip((y, y_h, y_c), node("LSTM", *inputs, n=3), strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-14)
     let_in, out, forget, new = np.split(gates, 4, axis=-1)
     before = np.concatenate([inputs[6][None], cells[:-1]])
     np.testing.assert_allclose(cells, forget * before + let_in * new, rtol=1e-12)
@@ -223,7 +223,7 @@ def test_gates_of_gru_are_those_of_its_equations(linear, rng) -> None:
     options = {"hidden_size": H, "linear_before_reset": linear}
     y, y_h, gates = node("GRUTraining", *inputs, n=3, **options)
     for one, other in zip((y, y_h), node("GRU", *inputs, n=2, **options), strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-14)
     update, reset, new = np.split(gates, 3, axis=-1)
     before = np.concatenate([inputs[5][None], y[:-1]])
     np.testing.assert_allclose(y, (1 - update) * new + update * before, rtol=1e-10, atol=1e-12)
@@ -334,6 +334,11 @@ def test_inputs_that_are_refused(rng) -> None:
     inputs = layer_inputs("LSTM", rng)
     with pytest.raises(cto.ArgumentError, match="P: expected none"):
         node("LSTMTraining", *inputs, n=5)
+    for op_type in ("LSTMTraining", "GRUTraining"):
+        others = layer_inputs(op_type.removesuffix("Training"), rng, peepholes=False)
+        others[4] = np.full(N, T, np.int32)
+        with pytest.raises(cto.ArgumentError, match="sequence_lens: expected none"):
+            node(op_type, *others, n=3)
     _, operands = gradients("LSTM", inputs, rng)
     operands[7:9] = node("LSTMTraining", *inputs[:7], n=5)[3:]
     with pytest.raises(cto.ArgumentError, match="CAll, iofc"):

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .elementwise import scalar
-from .recurrent import DIRECTIONS, Floats, Names, activations_checker, activations_of, gru
-from .recurrent_gradients import ONE_WAY, Way, are_defaults, refuse_others, rows_of
+from .elementwise import scalar, sigmoid
+from .recurrent import DIRECTIONS, Floats, Layer, Names, activations_checker, activations_of
+from .recurrent_gradients import ONE_WAY, Way, are_defaults, refuse_lengths, refuse_others, rows_of
 from .recurrent_slopes import sigmoid_slope, tanh_slope
 from .reductions import product
 from .table import Array, Module, standard
@@ -69,13 +69,26 @@ def gru_training(
     linear_before_reset: bool = False,
 ) -> tuple[Array, ...]:
     """GRU's results, and its gates update, reset and new in all steps."""
-    y, y_h = gru(xp, x, w, r, bias, lengths, h, linear_before_reset=linear_before_reset)
-    way = Way(xp, (x, w, r, bias), 3, y, lengths, hidden_size, direction, 0, None)
-    functions = activations_of(DEFAULTS, None, None)
-    before = way.before(0, way.states[:, 0], way.start("initial_h", h)[0])
-    gates = _gru_gates(way, 0, functions, before, None, linear_before_reset)
-    stored = xp.concatenate([gates.both, gates.new], axis=-1)[:, None]
-    return y, y_h, stored.astype(y.dtype, copy=False)
+    refuse_lengths(lengths)
+    layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, 0, None)
+    m, hidden = layer.n_hidden, layer.start("initial_h", h)[0]
+    own = xp.zeros(6 * m, layer.x.dtype) if layer.bias is None else layer.bias[0]
+    of_both, new_bias = own[: 2 * m] + own[3 * m : 5 * m], own[5 * m :]
+    inputs = layer.times(layer.x, layer.w[0]) + xp.concatenate([of_both, own[2 * m : 3 * m]])
+    gates = xp.empty(inputs.shape, inputs.dtype)
+    states = xp.empty((*inputs.shape[:2], m), inputs.dtype)
+    for t in range(len(inputs)):
+        both = sigmoid(xp, inputs[t, :, : 2 * m] + layer.times(hidden, layer.r[0, : 2 * m]))
+        update, reset = both[:, :m], both[:, m:]
+        if linear_before_reset:
+            of_states = reset * (layer.times(hidden, layer.r[0, 2 * m :]) + new_bias)
+        else:
+            of_states = layer.times(reset * hidden, layer.r[0, 2 * m :]) + new_bias
+        new = xp.tanh(inputs[t, :, 2 * m :] + of_states)
+        hidden = (scalar(update, 1) - update) * new + update * hidden
+        gates[t, :, : 2 * m], gates[t, :, 2 * m :], states[t] = both, new, hidden
+    results = states[:, None], hidden[None], gates[:, None]
+    return tuple(array.astype(x.dtype, copy=False) for array in results)
 
 
 @standard("GRUGrad", only={"direction": DIRECTIONS}, refuse=activations_checker(*DEFAULTS))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import ArgumentError
-from .elementwise import scalar
-from .recurrent import DIRECTIONS, Floats, Names, activations_checker, activations_of, lstm
-from .recurrent_gradients import ONE_WAY, Way, are_defaults, refuse_others, rows_of
+from .elementwise import scalar, sigmoid
+from .recurrent import DIRECTIONS, Floats, Layer, Names, activations_checker, activations_of
+from .recurrent_gradients import ONE_WAY, Way, are_defaults, refuse_lengths, refuse_others, rows_of
 from .recurrent_slopes import sigmoid_slope, tanh_slope
 from .reductions import product
 from .table import Array, Module, standard, wide
@@ -51,9 +51,9 @@ def _memory(
     return _Memory(cells, way.before(d, cells, start), gates, slopes)
 
 
-def _by_gate(way: Way, x: Array) -> list[Array]:
+def _by_gate(layer: Layer, x: Array) -> list[Array]:
     """Views of what belongs to i, o, f and c."""
-    return [x[..., k * way.n_hidden : (k + 1) * way.n_hidden] for k in range(4)]
+    return [x[..., k * layer.n_hidden : (k + 1) * layer.n_hidden] for k in range(4)]
 
 
 def _inner(way: Way, function: Any, parts: Sequence[Array], input_forget: bool) -> Sequence[Array]:
@@ -107,15 +107,21 @@ def lstm_training(
     """LSTM's results, and its cells and gates i, o, f and c in all steps."""
     if peepholes is not None:
         raise ArgumentError("P: expected none, since LSTMGrad does not read peepholes beside gates")
-    y, y_h, y_c = lstm(xp, x, w, r, bias, lengths, h, c)
-    way = Way(xp, (x, w, r, bias), 4, y, lengths, hidden_size, direction, 0, None)
-    functions = activations_of(DEFAULTS, None, None)
-    before = way.before(0, way.states[:, 0], way.start("initial_h", h)[0])
-    start = way.start("initial_c", c)[0]
-    memory = _memory(way, 0, functions, before, start, None, False)
-    stored = memory.cells, xp.concatenate(memory.gates, axis=-1)
-    cells, gates = (array[:, None].astype(y.dtype, copy=False) for array in stored)
-    return y, y_h, y_c, cells, gates
+    refuse_lengths(lengths)
+    layer = Layer(xp, (x, w, r, bias), 4, hidden_size, direction, 0, None)
+    hidden, cell = layer.start("initial_h", h)[0], layer.start("initial_c", c)[0]
+    inputs, m = layer.times(layer.x, layer.w[0]) + sum(layer.biases(0)), layer.n_hidden
+    gates = xp.empty(inputs.shape, inputs.dtype)
+    states = xp.empty((2, *inputs.shape[:2], m), inputs.dtype)
+    let_in, out, forget, new = _by_gate(layer, gates)
+    for t in range(len(inputs)):
+        a = inputs[t] + layer.times(hidden, layer.r[0])
+        gates[t, :, : 3 * m], new[t] = sigmoid(xp, a[:, : 3 * m]), xp.tanh(a[:, 3 * m :])
+        cell = forget[t] * cell + let_in[t] * new[t]
+        hidden = out[t] * xp.tanh(cell)
+        states[0, t], states[1, t] = hidden, cell
+    results = states[0][:, None], hidden[None], cell[None], states[1][:, None], gates[:, None]
+    return tuple(array.astype(x.dtype, copy=False) for array in results)
 
 
 @standard("LSTMGrad", only={"direction": DIRECTIONS}, refuse=activations_checker(*DEFAULTS))

@@ -49,6 +49,12 @@ def refuse_others(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
     return check
 
 
+def refuse_lengths(lengths: Array) -> None:
+    """Refuse sequences of several lengths, as upstream's training operators do."""
+    if lengths is not None:
+        raise ArgumentError("sequence_lens: expected none, so that all sequences are as long as X")
+
+
 # ---- what the layers share -----------------------------------------------------------------------
 
 
