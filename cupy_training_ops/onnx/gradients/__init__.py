@@ -20,6 +20,7 @@ RULES_OF = (  # modules that fill the table
     "reductions",
     "resizing",
     "shapes",
+    "signals",
 )
 for _name in RULES_OF:
     importlib.import_module(f".{_name}", __name__)
