@@ -178,6 +178,18 @@ def test_gradients_of_cumulative_sums(axis, exclusive, reverse, rng) -> None:
     check_gradients("CumSum", inputs, rng, exclusive=exclusive, reverse=reverse)
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_gradients_of_cumulative_products(axis, exclusive, reverse, rng) -> None:
+    """With no 0, one, and two of them in a row."""
+    options = {"opset": 26, "exclusive": exclusive, "reverse": reverse}
+    x = rng.standard_normal((4, 5))
+    check_gradients("CumProd", [x, np.array(axis)], rng, **options)
+    x[1, 2] = x[3, 0] = x[3, 3] = x[0, 3] = 0
+    check_gradients("CumProd", [x, np.array(axis)], rng, **options)
+
+
 @pytest.mark.parametrize("op_type", ["ArgMax", "ArgMin"])
 def test_nothing_moves_behind_a_place(op_type, rng) -> None:
     """loss = sum of x, plus a place that is no function of x's small changes."""

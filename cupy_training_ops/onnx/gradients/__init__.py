@@ -21,6 +21,7 @@ RULES_OF = (  # modules that fill the table
     "resizing",
     "sampling",
     "shapes",
+    "signals",
 )
 for _name in RULES_OF:
     importlib.import_module(f".{_name}", __name__)
